@@ -1,0 +1,196 @@
+"""Settings: what a user may turn, where each value comes from, and how a wrong one is reported. No I/O but the toml.
+
+Precedence: command line, environment (`MIRROR_PUMP_*`), `mirror-pump.toml` (working directory, or --config), defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from mirror_pump.errors import UsageError
+
+CONFIG_FILE = "mirror-pump.toml"
+"""Read from the working directory when --config names no other."""
+
+ENV_PREFIX = "MIRROR_PUMP_"
+
+_MIB = 1024 * 1024
+
+Size = Annotated[ByteSize, Field(gt=0)]
+"""Bytes; `16MiB`, `256kB` and plain numbers are understood."""
+
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+
+
+class Settings(BaseSettings):
+    """One pump's settings. Frozen; secrets do not appear in `repr()`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
+    )
+
+    dsn: str = Field("", repr=False, description="Source database: a libpq URI or key=value string")
+    warehouse: str | None = Field(None, description="Root URI of the lake's files: a directory, file:// or s3://")
+    slot: str = Field("mirror_pump", description="Replication slot")
+    publication: str = Field("mirror_pump", description="Publication")
+    master: str = Field("local[*]", description="Spark master")
+
+    batch_age: Seconds = Field(1.0, description="Publish a batch this many seconds after its first change")
+    batch_bytes: Size = Field(ByteSize(16 * _MIB), description="Publish a batch when it holds this much WAL stream")
+    segment_bytes: Size = Field(ByteSize(4 * _MIB), description="Stream bytes that one Spark task decodes")
+    max_buffered_bytes: Size = Field(
+        ByteSize(256 * _MIB), description="Stop reading the stream while this much waits to be applied"
+    )
+    spool_dir: Path | None = Field(None, description="Where transactions larger than a batch are spooled [temporary]")
+
+    copy_chunk_bytes: Size = Field(ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
+    copy_workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default_factory=lambda: os.cpu_count() or 1, description="Copy chunks read at the same time [cores]"
+    )
+
+    idle_publish_bytes: Size = Field(
+        ByteSize(256 * 1024), description="When idle, publish F once this much foreign WAL has gone by"
+    )
+    idle_publish_interval: Seconds = Field(10.0, description="When idle, seconds between two such publishes, at least")
+    lock_timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
+        2.0, description="Seconds that register waits for a table's lock before it lets go and tries again"
+    )
+    publish_attempts: Annotated[int, Field(ge=1, le=1000)] = Field(16, description="Tries of one publish")
+    publish_backoff_max: Seconds = Field(10.0, description="Longest pause between two tries of a publish, in seconds")
+    reconnect_backoff_max: Seconds = Field(30.0, description="Longest pause between two reconnects, in seconds")
+
+    storage_endpoint: str | None = Field(None, description="S3 endpoint URL, for anything that is not AWS")
+    storage_region: str | None = Field(None, description="S3 region")
+    storage_access_key: str | None = Field(None, repr=False, description="S3 access key ID")
+    storage_secret_key: SecretStr | None = Field(None, description="S3 secret access key")
+    storage_session_token: SecretStr | None = Field(None, description="S3 session token")
+    storage_fsync: bool = Field(True, description="fsync local files before a publish may name them")
+
+    log_format: Literal["auto", "human", "json"] = Field(
+        "auto", description="Log lines on stderr: human, json, or auto (human on a terminal)"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged")
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_name(cls, value: str) -> str:
+        # ReplicationSlotValidateName: nothing else is allowed, and quoting does not help.
+        if not re.fullmatch(r"[a-z0-9_]{1,63}", value):
+            raise ValueError("a slot's name holds only a-z, 0-9 and _, 63 at most")
+        return value
+
+    @field_validator("publication")
+    @classmethod
+    def _publication_name(cls, value: str) -> str:
+        if not value or len(value.encode()) > 63:
+            raise ValueError("a publication's name has 1 to 63 bytes")
+        return value
+
+    @field_validator("warehouse")
+    @classmethod
+    def _warehouse_uri(cls, value: str | None) -> str | None:
+        return None if value is None else warehouse_uri(value)
+
+    def require_dsn(self) -> str:
+        """The DSN; UsageError when none was given."""
+        if not self.dsn:
+            raise UsageError(
+                "no database was named", f'give --dsn, set {ENV_PREFIX}DSN, or put dsn = "..." into {CONFIG_FILE}'
+            )
+        return self.dsn
+
+    def require_warehouse(self) -> str:
+        """The warehouse's URI, without a slash at its end; UsageError when none is known."""
+        if not self.warehouse:
+            raise UsageError("no warehouse is known", "run `mirror-pump init --warehouse URI` first")
+        return self.warehouse
+
+    @property
+    def storage_properties(self) -> dict[str, str]:
+        """The storage options under pyiceberg's FileIO names (`s3.endpoint` ...). Holds secrets: never print it."""
+        named = {
+            "s3.endpoint": self.storage_endpoint,
+            "s3.region": self.storage_region,
+            "s3.access-key-id": self.storage_access_key,
+            "s3.secret-access-key": _reveal(self.storage_secret_key),
+            "s3.session-token": _reveal(self.storage_session_token),
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _reveal(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def warehouse_uri(text: str) -> str:
+    """The URI of a warehouse given as a URI or as a directory; ValueError for a scheme that the lake can't write."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        # Not Path.as_uri(): it percent-encodes, and Hadoop, DuckDB and pyarrow disagree on who decodes.
+        return f"file://{Path(text).expanduser().resolve()}" if text else _refuse_warehouse(text)
+    if scheme == "file" and rest.startswith("/"):
+        return "file:///" + rest.strip("/")
+    if scheme == "s3" and rest.strip("/"):
+        return "s3://" + rest.strip("/")
+    return _refuse_warehouse(text)
+
+
+def _refuse_warehouse(text: str) -> str:
+    raise ValueError(f"{text!r} is no warehouse; give a directory, file:///absolute/path or s3://bucket/prefix")
+
+
+def load_settings(options: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Settings from all sources. `options` are the command line's, by field name; None means not given.
+
+    UsageError names the option, variable or key that is wrong, never its value (it may be a secret).
+    """
+    given = {name: value for name, value in (options or {}).items() if value is not None}
+    from_file = _read_toml(config)
+    from_environment = {
+        name: value for name, value in EnvSettingsSource(Settings)().items() if name in Settings.model_fields
+    }
+    try:
+        return Settings(**{**from_file, **from_environment, **given})
+    except ValidationError as error:
+        raise UsageError(_explain(error, given, from_environment, config)) from None
+
+
+def _read_toml(config: Path | None) -> dict[str, Any]:
+    path = Path(CONFIG_FILE) if config is None else config
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if config is None:
+            return {}
+        raise UsageError(f"{path}: no such file", "name an existing file with --config") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "it must be a TOML file of key = value lines") from None
+    unknown = sorted(set(values) - set(Settings.model_fields))
+    if unknown:
+        known = ", ".join(Settings.model_fields)
+        raise UsageError(f"{path}: unknown key{'s'[: len(unknown) != 1]} {', '.join(unknown)}", f"known keys: {known}")
+    return values
+
+
+def _explain(
+    error: ValidationError, given: Mapping[str, Any], environment: Mapping[str, Any], config: Path | None
+) -> str:
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+        name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        if name in given:
+            where = "--" + name.replace("_", "-")
+        elif name in environment:
+            where = ENV_PREFIX + name.upper()
+        else:
+            where = f"{name} in {config or CONFIG_FILE}"
+        lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)
