@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     storage_access_key: str | None = Field(None, repr=False, description="S3 access key ID")
     storage_secret_key: SecretStr | None = Field(None, description="S3 secret access key")
     storage_session_token: SecretStr | None = Field(None, description="S3 session token")
-    storage_fsync: bool = Field(True, description="fsync local files before a publish may name them")
+    storage_fsync: bool = Field(default=True, description="fsync local files before a publish may name them")
 
     log_format: Literal["auto", "human", "json"] = Field(
         "auto", description="Log lines on stderr: human, json, or auto (human on a terminal)"

@@ -1,0 +1,1 @@
+"""One module per command. Heavy imports happen inside the functions: `--help` and `status` answer at once."""

@@ -1,0 +1,34 @@
+"""`mirror-pump connect`: how to read the mirror from an engine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from mirror_pump.cli.options import SLOT, STORAGE, command
+from mirror_pump.cli.output import say
+from mirror_pump.config import Settings
+
+
+class Engine(StrEnum):
+    """The engines whose settings are known."""
+
+    SPARK = "spark"
+    DUCKDB = "duckdb"
+    PYICEBERG = "pyiceberg"
+    TRINO = "trino"
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "connect", (*SLOT, *STORAGE))
+    def connect(
+        settings: Settings,
+        engine: Annotated[Engine, typer.Option("--engine", case_sensitive=False, help="The engine that is to read")],
+    ) -> None:
+        """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders."""
+        from mirror_pump.ops.connect import snippet
+        from mirror_pump.ops.profile import complete
+
+        say(snippet(complete(settings), engine.value))

@@ -1,0 +1,27 @@
+"""`mirror-pump init`: prepare a database for the mirror."""
+
+from __future__ import annotations
+
+import typer
+
+from mirror_pump.cli.options import SLOT, STORAGE, command
+from mirror_pump.cli.output import say
+from mirror_pump.config import Settings
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "init", ("warehouse", *SLOT, *STORAGE))
+    def init(settings: Settings) -> None:
+        """Create or migrate schema modak, the publication and the slot; remember the warehouse.
+
+        Says what it did and can be repeated. Afterwards the DSN alone is enough for every other command.
+        Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a
+        schema and a publication.
+        """
+        from mirror_pump.ops.initialise import initialise
+
+        report = initialise(settings)
+        for action in report.actions:
+            say(action)
+        say(f"ready: slot {report.slot} at {report.position}, warehouse {report.warehouse}")
+        say("next: mirror-pump register TABLE... and mirror-pump run")

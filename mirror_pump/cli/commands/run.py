@@ -1,0 +1,81 @@
+"""`mirror-pump run`: the pump as a process, with signals and exit codes."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from mirror_pump.cli.options import SLOT, STORAGE, command
+from mirror_pump.cli.output import count_text, remark
+from mirror_pump.config import Settings
+from mirror_pump.errors import UsageError
+from mirror_pump.model import Lsn, format_lsn, parse_lsn
+
+TUNING = (
+    "master",
+    "batch_age",
+    "batch_bytes",
+    "segment_bytes",
+    "max_buffered_bytes",
+    "spool_dir",
+    "copy_workers",
+    "copy_chunk_bytes",
+    "idle_publish_bytes",
+    "idle_publish_interval",
+    "publish_attempts",
+    "publish_backoff_max",
+    "reconnect_backoff_max",
+    "storage_fsync",
+)
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "run", (*SLOT, *STORAGE, *TUNING))
+    def run(
+        settings: Settings,
+        once: Annotated[
+            bool, typer.Option("--once", help="Catch up with the WAL as it stands now, then exit 0")
+        ] = False,
+        until_lsn: Annotated[
+            str | None, typer.Option("--until-lsn", metavar="LSN", help="Stop once F has passed this WAL position")
+        ] = None,
+    ) -> None:
+        """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
+
+        Picks up tables registered meanwhile, and waits when there are none. Ctrl-C or SIGTERM finishes or abandons
+        the batch, says where it stopped and exits within seconds; the next run goes on from there. One pump leads a
+        database at a time. Lost connections are made anew.
+        """
+        if once and until_lsn is not None:
+            raise UsageError("--once and --until-lsn exclude each other", "give one of them")
+        until = None if until_lsn is None else lsn_argument(until_lsn, "--until-lsn")
+
+        from mirror_pump.ops.profile import complete
+        from mirror_pump.pipeline.pump import Pump
+
+        pump = Pump(complete(settings))
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            remark(f"mirror-pump: {signal.Signals(number).name}: stopping (once more to stop at once)")
+            # The next signal of the kind does what it does to any process: nothing is lost, the slot repeats it.
+            signal.signal(number, signal.SIG_DFL)
+            pump.request_stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        result = pump.run(until=until, once=once)
+        remark(
+            f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "
+            f"{count_text(result.commits)} commits, {count_text(result.changes)} changes"
+        )
+
+
+def lsn_argument(text: str, option: str) -> Lsn:
+    """The WAL position in an option's value; UsageError naming the option."""
+    try:
+        return parse_lsn(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

@@ -1,0 +1,152 @@
+"""Turns fields of Settings into command-line options, so that an option is described once, where it is typed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from pydantic_core import PydanticUndefined
+
+from mirror_pump.cli.output import one_line, remark, report_error
+from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, Settings, load_settings
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.telemetry import configure_logging
+
+SOURCE = ("dsn",)
+SLOT = ("slot", "publication")
+STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
+"""The secret key is not an option: everybody on a machine can read a process's command line."""
+LOGGING = ("log_format", "log_level")
+
+Command = Callable[..., int | None]
+
+_PANELS = dict.fromkeys((*SOURCE, *SLOT), "Source") | dict.fromkeys(STORAGE, "Lake storage")
+
+
+def command(
+    app: typer.Typer, name: str, fields: Sequence[str] = (), *, needs_dsn: bool = True
+) -> Callable[[Command], Command]:
+    """Registers `function(settings, ...)` as command `name`, with an option for the DSN and each of `fields`.
+
+    The function's result is the exit code (None is 0). A MirrorPumpError becomes its exit code and two lines at most.
+    """
+
+    def register(function: Command) -> Command:
+        hints = get_type_hints(function, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.name != "settings"
+        ]
+        offered = (*SOURCE, *fields, *LOGGING) if needs_dsn else (*fields, *LOGGING)
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            debug: bool = given.pop("debug")
+            config: Path | None = given.pop("config")
+            options = {field: given.pop(field) for field in offered}
+            raise typer.Exit(_run(function, options, config, debug, needs_dsn, given))
+
+        parameters = [*own, *(_setting(field) for field in offered), *_COMMON]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__
+        app.command(name, help=_reflow(function.__doc__ or ""))(run)
+        return function
+
+    return register
+
+
+def _run(
+    function: Command,
+    options: dict[str, Any],
+    config: Path | None,
+    debug: bool,
+    needs_dsn: bool,
+    arguments: dict[str, Any],
+) -> int:
+    try:
+        settings = load_settings(options, config)
+        configure_logging(settings.log_format, "debug" if debug else settings.log_level)
+        if needs_dsn:
+            settings.require_dsn()
+        return function(settings, **arguments) or 0
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        remark("mirror-pump: interrupted")
+        return 1
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has seen enough.
+        return 0
+    except MirrorPumpError as error:
+        if debug:
+            traceback.print_exc()
+        report_error(error)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the program's outermost edge: whatever it is, people get two lines
+        if debug:
+            traceback.print_exc()
+        remark(f"mirror-pump: {type(error).__name__}: {one_line(str(error))}")
+        remark("  what to do: run the command again with --debug for the traceback, and report it")
+        return 1
+
+
+def _reflow(docstring: str) -> str:
+    """A docstring's paragraphs, each on one line: the terminal decides where lines end."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _setting(field: str) -> inspect.Parameter:
+    """The option of one Settings field. Always text: Settings itself parses and judges it."""
+    info = Settings.model_fields[field]
+    default = "" if info.default in (None, "", PydanticUndefined) else f" [default: {_show(info.default)}]"
+    option = typer.Option(
+        "--" + field.replace("_", "-"),
+        help=f"{info.description}{default} [env: {ENV_PREFIX}{field.upper()}]".replace("[", r"\["),
+        metavar=_metavar(field),
+        rich_help_panel=_PANELS.get(field, "Logging" if field in LOGGING else "Tuning"),
+    )
+    return inspect.Parameter(
+        field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _show(value: object) -> str:
+    size = getattr(value, "human_readable", None)
+    return str(size()) if size else str(value)
+
+
+def _metavar(field: str) -> str:
+    if field == "dsn":
+        return "DSN"
+    kind = str(Settings.model_fields[field].annotation)
+    for marker, name in (("ByteSize", "SIZE"), ("float", "SECONDS"), ("int", "N"), ("Literal", "WORD")):
+        if marker in kind:
+            return name
+    return "URI" if field == "warehouse" else "TEXT"
+
+
+_COMMON = (
+    inspect.Parameter(
+        "config",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Path | None,
+            typer.Option("--config", help=f"Read settings from this file instead of ./{CONFIG_FILE}", metavar="FILE"),
+        ],
+    ),
+    inspect.Parameter(
+        "debug",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, typer.Option("--debug", help="Log everything; show tracebacks")],
+    ),
+)

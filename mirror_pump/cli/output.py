@@ -1,0 +1,84 @@
+"""What a command says: results on stdout, everything else on stderr, figures as people write them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import orjson
+from rich.console import Console
+
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.telemetry import redact
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def stdout() -> Console:
+    """The console for results. Made per call, so that a test's captured stdout is the one that is used."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def stderr() -> Console:
+    """The console for progress and remarks."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def say(line: str) -> None:
+    """One plain line of result on stdout; no markup, so that a table called `[x]` survives."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def remark(line: str) -> None:
+    """One plain line on stderr."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def write_json(value: Any) -> None:
+    """`value` as indented JSON and a newline on stdout."""
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+    sys.stdout.flush()
+
+
+def report_error(error: MirrorPumpError) -> None:
+    """What happened and what to do, in one or two lines on stderr, without secrets."""
+    remark(f"mirror-pump: {one_line(str(error))}")
+    if error.remedy:
+        remark(f"  what to do: {redact(error.remedy)}")
+
+
+def one_line(text: str) -> str:
+    """`text` on one line, without secrets: server messages have several."""
+    return redact(" ".join(part.strip() for part in text.splitlines() if part.strip()))
+
+
+def bytes_text(count: int | None) -> str:
+    """`16.0 MiB`; a dash for None."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in _UNITS:
+        if abs(value) < 1024 or unit == _UNITS[-1]:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("the last unit takes every value")
+
+
+def count_text(count: int | None) -> str:
+    """`1,000,000`; a dash for None."""
+    return "-" if count is None else f"{count:,}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """`0.4 s`, `3 min 20 s`, `2 h 5 min`; a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

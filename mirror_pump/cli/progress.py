@@ -1,0 +1,95 @@
+"""Progress of copies on stderr: bars on a terminal, a log line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from mirror_pump.cli.output import count_text, stderr
+from mirror_pump.telemetry import get_logger
+
+LOG_INTERVAL = 5.0
+"""Seconds between two log lines of one table's progress: readable in a journal, and a sign of life."""
+
+
+class TableProgress(Protocol):
+    """What is shown of one table's copy (mirror_pump.pipeline.registration.CopyProgress)."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def chunks_done(self) -> int: ...
+    @property
+    def chunks_total(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+
+Show = Callable[[Sequence[TableProgress]], None]
+
+
+@contextmanager
+def copy_progress() -> Iterator[Show]:
+    """Yields the function that shows the present state of all copies; it may be called as often as one likes."""
+    if sys.stderr.isatty():
+        with _bars() as show:
+            yield show
+    else:
+        yield _Lines().show
+
+
+@contextmanager
+def _bars() -> Iterator[Show]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[state]:<8}"),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr()) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(tables: Sequence[TableProgress]) -> None:
+            for table in tables:
+                if table.table not in tasks:
+                    tasks[table.table] = progress.add_task(table.table, total=None, state="", rows="0")
+                progress.update(
+                    tasks[table.table],
+                    completed=table.chunks_done,
+                    total=table.chunks_total or None,
+                    state=table.state,
+                    rows=count_text(table.rows),
+                )
+
+        yield show
+
+
+class _Lines:
+    """Logs a table when its state changes, and every LOG_INTERVAL while chunks come in."""
+
+    def __init__(self) -> None:
+        self._log = get_logger("register")
+        self._last: dict[str, tuple[str, int, float]] = {}
+
+    def show(self, tables: Sequence[TableProgress]) -> None:
+        now = time.monotonic()
+        for table in tables:
+            state, chunks, at = self._last.get(table.table, ("", -1, 0.0))
+            if table.state != state or (table.chunks_done != chunks and now - at >= LOG_INTERVAL):
+                self._last[table.table] = (table.state, table.chunks_done, now)
+                self._log.info(
+                    "copy",
+                    table=table.table,
+                    state=table.state,
+                    chunks=f"{table.chunks_done}/{table.chunks_total}",
+                    rows=table.rows,
+                )

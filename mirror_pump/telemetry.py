@@ -1,0 +1,105 @@
+"""Logs and meters behind one door: structlog to stderr, OpenTelemetry's API for counters (no-op without an SDK).
+
+Stdout belongs to what a command was asked for; everything said along the way is a log line on stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, cast
+
+import structlog
+from opentelemetry import metrics
+
+LogFormat = Literal["auto", "human", "json"]
+
+_PASSWORD = re.compile(
+    r"(?P<uri>[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s@]*(?=@)"
+    r"|(?P<key>(?:password|secret[a-z_-]*|access[_-]key[a-z_-]*|session[_-]token)\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*'|[^\s'&,;]+)",
+    re.IGNORECASE,
+)
+
+
+def redact(text: str) -> str:
+    """`text` with the passwords of URIs and of key=value strings replaced by `***`."""
+    return _PASSWORD.sub(lambda found: (found["uri"] or found["key"]) + "***", text)
+
+
+def _redact_event(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = redact(value)
+    return event
+
+
+def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> None:
+    """Sends log lines to stderr: for people when `human` (or `auto` on a terminal), else one JSON object a line."""
+    human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
+    renderer: Any
+    if human:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+    else:
+        renderer = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
+            *([] if human else [structlog.processors.format_exc_info]),
+            _redact_event,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    # py4j and pyiceberg log through the standard library; their chatter is of interest only when something is wrong.
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger whose lines carry `component=name`."""
+    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(component=name))
+
+
+_meter = metrics.get_meter("mirror_pump")
+_publishes = _meter.create_counter("mirror_pump.publishes", "1", "Publish transactions that landed")
+_changes = _meter.create_counter("mirror_pump.changes", "1", "Row changes published")
+_wal = _meter.create_counter("mirror_pump.stream", "By", "Bytes of WAL stream published")
+_copied = _meter.create_counter("mirror_pump.copied_rows", "1", "Rows copied by register")
+_reconnects = _meter.create_counter("mirror_pump.reconnects", "1", "Connections to the source made anew")
+_conflicts = _meter.create_counter("mirror_pump.publish_retries", "1", "Publishes tried again")
+_publish_seconds = _meter.create_histogram("mirror_pump.publish.duration", "s", "Time of a publish transaction")
+_batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "From a batch's end to its publish")
+_lag_seconds = _meter.create_histogram("mirror_pump.lag", "s", "From a transaction's commit to its publish")
+
+
+def record_publish(
+    *, changes: int, stream_bytes: int, publish_seconds: float, batch_seconds: float, lag_seconds: float | None
+) -> None:
+    """Counts one landed publish. `lag_seconds` is that of the batch's last commit; None when the batch held none."""
+    _publishes.add(1)
+    _changes.add(changes)
+    _wal.add(stream_bytes)
+    _publish_seconds.record(publish_seconds)
+    _batch_seconds.record(batch_seconds)
+    if lag_seconds is not None:
+        _lag_seconds.record(lag_seconds)
+
+
+def record_copied(*, table: str, rows: int) -> None:
+    """Counts the rows of one copy chunk that a publish landed."""
+    _copied.add(rows, {"table": table})
+
+
+def record_reconnect() -> None:
+    """Counts one connection made anew after it was lost."""
+    _reconnects.add(1)
+
+
+def record_publish_retry() -> None:
+    """Counts one publish that failed and is tried again."""
+    _conflicts.add(1)
