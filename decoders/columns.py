@@ -1,0 +1,84 @@
+"""The column types that a mirrored value can have, and their Arrow form (design section 9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+
+
+class Kind(StrEnum):
+    """One per Iceberg type that the mirror uses; named as Iceberg names it."""
+
+    BOOLEAN = "boolean"
+    INT = "int"
+    LONG = "long"
+    FLOAT = "float"
+    DOUBLE = "double"
+    DECIMAL = "decimal"
+    STRING = "string"
+    BINARY = "binary"
+    UUID = "uuid"
+    DATE = "date"
+    TIME = "time"
+    TIMESTAMP = "timestamp"
+    TIMESTAMPTZ = "timestamptz"
+    LIST = "list"
+
+
+_ARROW: dict[Kind, pa.DataType] = {
+    Kind.BOOLEAN: pa.bool_(),
+    Kind.INT: pa.int32(),
+    Kind.LONG: pa.int64(),
+    Kind.FLOAT: pa.float32(),
+    Kind.DOUBLE: pa.float64(),
+    Kind.STRING: pa.string(),
+    Kind.BINARY: pa.binary(),
+    Kind.UUID: pa.binary(16),
+    Kind.DATE: pa.date32(),
+    Kind.TIME: pa.time64("us"),
+    Kind.TIMESTAMP: pa.timestamp("us"),
+    Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+}
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """A lake column's type. Frozen and picklable: it travels to tasks and, as JSON text, into the catalog."""
+
+    kind: Kind
+    precision: int = 0
+    """Digits in all; DECIMAL only, 1 to 38."""
+    scale: int = 0
+    """Digits after the point; DECIMAL only, 0 to precision."""
+    element: ColumnType | None = None
+    """LIST only."""
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type that both the stream and the copy produce for this column."""
+        if self.kind is Kind.DECIMAL:
+            return pa.decimal128(self.precision, self.scale)
+        if self.kind is Kind.LIST:
+            assert self.element is not None
+            return pa.list_(self.element.arrow)
+        return _ARROW[self.kind]
+
+    def __str__(self) -> str:
+        """Iceberg's notation: `decimal(14,2)`, `list<long>`."""
+        if self.kind is Kind.DECIMAL:
+            return f"decimal({self.precision},{self.scale})"
+        if self.kind is Kind.LIST:
+            return f"list<{self.element}>"
+        return self.kind.value
+
+    @classmethod
+    def parse(cls, text: str) -> ColumnType:
+        """The inverse of `str()`; ValueError for anything else."""
+        if text.startswith("decimal(") and text.endswith(")"):
+            precision, scale = text[len("decimal(") : -1].split(",")
+            return cls(Kind.DECIMAL, int(precision), int(scale))
+        if text.startswith("list<") and text.endswith(">"):
+            return cls(Kind.LIST, element=cls.parse(text[len("list<") : -1]))
+        return cls(Kind(text))

@@ -1,0 +1,125 @@
+"""Which lake type a Postgres type becomes (design section 9): a pure function of catalog facts."""
+
+from __future__ import annotations
+
+from decoders.columns import ColumnType, Kind
+
+_STRING = ColumnType(Kind.STRING)
+_NUMERIC = 1700
+
+_MAX_PRECISION = 38
+"""Digits that an Iceberg decimal, and Arrow's decimal128, can hold."""
+
+_VARHDRSZ = 4
+"""What Postgres adds to a type modifier so that 0 is never a valid one."""
+
+_SCALARS: dict[int, Kind] = {
+    16: Kind.BOOLEAN,
+    17: Kind.BINARY,
+    20: Kind.LONG,
+    21: Kind.INT,
+    23: Kind.INT,
+    26: Kind.LONG,  # oid is unsigned: it does not fit a 32-bit int
+    700: Kind.FLOAT,
+    701: Kind.DOUBLE,
+    1082: Kind.DATE,
+    1083: Kind.TIME,
+    1114: Kind.TIMESTAMP,
+    1184: Kind.TIMESTAMPTZ,
+    2950: Kind.UUID,
+}
+"""pg_type.oid of bool, bytea, int8, int2, int4, oid, float4, float8, date, time, timestamp, timestamptz, uuid."""
+
+_ARRAYS: dict[int, int] = {
+    1000: 16,
+    1001: 17,
+    1002: 18,
+    1003: 19,
+    1005: 21,
+    1007: 23,
+    1009: 25,
+    1014: 1042,
+    1015: 1043,
+    1016: 20,
+    1021: 700,
+    1022: 701,
+    1028: 26,
+    1041: 869,
+    1040: 829,
+    1115: 1114,
+    1182: 1082,
+    1183: 1083,
+    1185: 1184,
+    1187: 1186,
+    1231: 1700,
+    199: 114,
+    651: 650,
+    2951: 2950,
+    3807: 3802,
+    143: 142,
+    1270: 1266,
+    791: 790,
+    1561: 1560,
+    1563: 1562,
+    3905: 3904,
+    3907: 3906,
+    3909: 3908,
+    3911: 3910,
+    3913: 3912,
+    3927: 3926,
+    3643: 3614,
+}
+"""pg_type.typarray to its element type for the built-in types of the table (pg_type.dat). Absent on purpose:
+box[] (1020), whose text separates elements by a semicolon; int2vector and oidvector, whose text is no array."""
+
+_NEVER_LISTS = frozenset({22, 30, 1020})
+"""int2vector, oidvector and box[]: pg_type.typelem is set, but their text is not an array's with commas."""
+
+
+def column_type(
+    type_oid: int,
+    type_modifier: int = -1,
+    *,
+    typtype: str = "b",
+    base_oid: int = 0,
+    base_modifier: int = -1,
+    element_oid: int = 0,
+    delimiter: str = ",",
+) -> ColumnType:
+    """The lake type of a column whose type is `type_oid` with `type_modifier` (pg_attribute.atttypmod).
+
+    For a domain (`typtype` 'd') give `base_oid` and `base_modifier`: the type under it, down to the last that is no
+    domain. For an array type that is not built in, give `element_oid` (pg_type.typelem where typcategory is 'A'; the
+    base type's when the element is a domain) and the element's `delimiter` (pg_type.typdelim). Whatever is not in
+    design section 9's table is a string, as Postgres prints it: never an error.
+    """
+    if typtype == "d" and base_oid:
+        return column_type(base_oid, base_modifier, element_oid=element_oid, delimiter=delimiter)
+    if type_oid == _NUMERIC:
+        return _numeric(type_modifier)
+    if type_oid in _SCALARS:
+        return ColumnType(_SCALARS[type_oid])
+    if type_oid in _NEVER_LISTS or delimiter != ",":
+        return _STRING
+    # pg_type.typelem is set for types that are no arrays too (point, name): callers check the category first.
+    element = _ARRAYS.get(type_oid, element_oid)
+    if not element or element in _ARRAYS or element in _NEVER_LISTS:
+        return _STRING
+    return ColumnType(Kind.LIST, element=column_type(element, type_modifier))
+
+
+def _numeric(type_modifier: int) -> ColumnType:
+    """numeric(p,s) as a decimal, or a string where 38 digits are not enough or none were declared.
+
+    Modifier: precision in the upper half, scale in the lower 11 bits, signed since PostgreSQL 15 (numeric.c,
+    make_numeric_typmod). A negative scale means zeros before the point; a scale above the precision, zeros after it.
+    """
+    if type_modifier < _VARHDRSZ:
+        return _STRING
+    packed = type_modifier - _VARHDRSZ
+    precision = (packed >> 16) & 0xFFFF
+    scale = ((packed & 0x7FF) ^ 0x400) - 0x400
+    if scale < 0:
+        precision, scale = precision - scale, 0
+    precision = max(precision, scale)
+    return ColumnType(Kind.DECIMAL, precision, scale) if precision <= _MAX_PRECISION else _STRING

@@ -1,0 +1,208 @@
+"""Postgres text output to typed Arrow arrays: the one set of parsers that stream and copy share (design section 9).
+
+Expects the pinned session settings: DateStyle ISO, TimeZone UTC, extra_float_digits 1, bytea_output hex. Each parser
+has a vectorised way for what is usual, and looks closer only when that refuses.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from decoders.columns import ColumnType, Kind
+from decoders.text_array import split_arrays
+from decoders.text_time import parse_date, parse_time, parse_timestamp
+
+_SPECIAL_NUMERICS = pa.array(["NaN", "Infinity", "-Infinity"])
+_NUMERIC_PATTERN = r"^-?[0-9]+(\.[0-9]+)?$"
+_UUID_LENGTH = 36
+_UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_DASHES = (8, 13, 18, 23)
+_HEX_PLACES = np.array([place for place in range(_UUID_LENGTH) if place not in _DASHES])
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A parsed column."""
+
+    values: pa.Array
+    """Of the column type's Arrow type; as long as the input; NULL where the input is NULL or unrepresentable."""
+    unrepresentable: pa.Array | None
+    """bool, never NULL: True where a legal Postgres value cannot be held by the type (numeric NaN, infinite or far
+    away dates, 24:00:00, arrays of more dimensions). None when there is no such value."""
+
+
+def parse_text(values: pa.Array, type: ColumnType) -> Parsed:  # noqa: A002 - the word callers use
+    """Parse `values` (string, string_view or large_string: what Postgres printed) into `type`.
+
+    NULL stays NULL. Raises ValueError, naming the value, for text that is no legal value of the type.
+    """
+    if values.type != pa.string():
+        values = values.cast(pa.string())
+    parsed, flagged = _PARSERS[type.kind](values, type)
+    return Parsed(parsed, flagged)
+
+
+_Result = tuple[pa.Array, pa.Array | None]
+
+
+def _string(values: pa.Array, _: ColumnType) -> _Result:
+    return values, None
+
+
+def _cast(values: pa.Array, column: ColumnType) -> _Result:
+    try:
+        return values.cast(column.arrow), None
+    except pa.ArrowInvalid as error:
+        raise _illegal(_first_refused(values, lambda part: part.cast(column.arrow)), column) from error
+
+
+def _boolean(values: pa.Array, column: ColumnType) -> _Result:
+    true = pc.equal(values, "t")
+    legal = pc.or_(true, pc.equal(values, "f"))
+    if pc.all(legal).as_py() is False:
+        raise _illegal(values.filter(pc.invert(legal))[0].as_py(), column)
+    return true, None
+
+
+def _decimal(values: pa.Array, column: ColumnType) -> _Result:
+    try:
+        return values.cast(column.arrow), None
+    except pa.ArrowInvalid:
+        special = pc.is_in(values, value_set=_SPECIAL_NUMERICS)
+    plain = pc.if_else(special, pa.scalar(None, pa.string()), values)
+    try:
+        return plain.cast(column.arrow), special
+    except pa.ArrowInvalid:
+        legal = pc.match_substring_regex(plain, _NUMERIC_PATTERN)
+    if pc.all(legal).as_py() is False:
+        raise _illegal(plain.filter(pc.invert(legal))[0].as_py(), column)
+    # Legal digits, but some value has too many of them for the type.
+    numbers = [None if text is None else Decimal(text) for text in plain.to_pylist()]
+    fits = [number is not None and _fits(number, column) for number in numbers]
+    flagged = pc.or_(special, pa.array([n is not None and not fit for n, fit in zip(numbers, fits, strict=True)]))
+    return pc.if_else(pa.array(fits, pa.bool_()), plain, pa.scalar(None, pa.string())).cast(column.arrow), flagged
+
+
+def _fits(number: Decimal, column: ColumnType) -> bool:
+    _sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    while len(digits) > 1 and digits[-1] == 0 and exponent < -column.scale:
+        digits, exponent = digits[:-1], exponent + 1
+    significant = 0 if digits == (0,) else len(digits)
+    return exponent >= -column.scale and significant + exponent <= column.precision - column.scale
+
+
+def _binary(values: pa.Array, column: ColumnType) -> _Result:
+    """bytea in hex: one call decodes the digits of all values, which lie end to end once the prefixes are cut off."""
+    digits = pc.binary_slice(values.cast(pa.binary()), 2)
+    if digits.offset:
+        digits = pa.concat_arrays([digits])
+    count = len(digits)
+    validity, offsets, data = digits.buffers()
+    ends = np.frombuffer(offsets, np.int32, count + 1) if count else np.zeros(1, np.int32)
+    content = _unhex(memoryview(data)[: ends[-1]] if ends[-1] else b"")
+    if content is None or (ends & 1).any() or pc.all(pc.starts_with(values, "\\x")).as_py() is False:
+        raise _illegal(next(v for v in _present(values) if v[:2] != "\\x" or _unhex(v[2:]) is None), column)
+    halves = pa.py_buffer((ends // 2).astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), count, [validity, halves, pa.py_buffer(content)]), None
+
+
+def _uuid(values: pa.Array, column: ColumnType) -> _Result:
+    """Texts of 36 characters as a matrix, from which the columns of the dashes are left out."""
+    present = pa.concat_arrays([values.drop_null()])
+    count = len(present)
+    content: bytes | None = b""
+    if count:
+        _validity, offsets, data = present.buffers()
+        ends = np.frombuffer(offsets, np.int32, count + 1)
+        if (np.diff(ends) == _UUID_LENGTH).all():
+            text = np.frombuffer(data, np.uint8, _UUID_LENGTH * count, ends[0]).reshape(count, _UUID_LENGTH)
+            dashed = (text[:, _DASHES] == ord("-")).all()
+            content = _unhex(text[:, _HEX_PLACES].tobytes()) if dashed else None
+        else:
+            content = None
+    if content is None:
+        raise _illegal(next(v for v in _present(values) if _UUID.fullmatch(v) is None), column)
+    packed = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(content)])
+    if not values.null_count:
+        return packed, None
+    valid = pc.is_valid(values)
+    places = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
+    return packed.take(pc.if_else(valid, places, pa.scalar(None, pa.int64()))), None
+
+
+def _unhex(digits: bytes | memoryview | str) -> bytes | None:
+    """The bytes that hexadecimal digits stand for; None if they are not such."""
+    try:
+        return binascii.unhexlify(digits)
+    except ValueError:
+        return None
+
+
+def _list(values: pa.Array, column: ColumnType) -> _Result:
+    """Arrays: split by a loop over the values, their elements parsed at once by the element's own parser."""
+    assert column.element is not None
+    split = split_arrays(values)
+    elements = parse_text(pa.array(split.elements, pa.string()), column.element)
+    flagged = np.array(split.unrepresentable, bool)
+    if elements.unrepresentable is not None:
+        bad = np.concatenate([[0], np.cumsum(elements.unrepresentable.to_numpy(zero_copy_only=False))])
+        ends = np.array(split.offsets)
+        flagged |= (bad[ends[1:]] - bad[ends[:-1]]) > 0
+        # A NULL list must be empty in Arrow's Parquet writer: leave the flagged ones' elements out.
+        lengths = np.where(flagged, 0, np.diff(ends))
+        kept = np.repeat(~flagged, np.diff(ends))
+        items, offsets = elements.values.filter(pa.array(kept)), np.concatenate([[0], np.cumsum(lengths)])
+    else:
+        items, offsets = elements.values, np.array(split.offsets)
+    nulls = pc.or_(pc.is_null(values), pa.array(flagged))
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=column.arrow, mask=nulls)
+    return lists, pa.array(flagged) if flagged.any() else None
+
+
+_PARSERS: dict[Kind, Callable[[pa.Array, ColumnType], _Result]] = {
+    Kind.BOOLEAN: _boolean,
+    Kind.INT: _cast,
+    Kind.LONG: _cast,
+    Kind.FLOAT: _cast,
+    Kind.DOUBLE: _cast,
+    Kind.DECIMAL: _decimal,
+    Kind.STRING: _string,
+    Kind.BINARY: _binary,
+    Kind.UUID: _uuid,
+    Kind.DATE: lambda values, _: parse_date(values),
+    Kind.TIME: lambda values, _: parse_time(values),
+    Kind.TIMESTAMP: lambda values, _: parse_timestamp(values, with_zone=False),
+    Kind.TIMESTAMPTZ: lambda values, _: parse_timestamp(values, with_zone=True),
+    Kind.LIST: _list,
+}
+
+
+def _present(values: pa.Array) -> list[str]:
+    return [value for value in values.to_pylist() if value is not None]
+
+
+def _illegal(value: str, column: ColumnType) -> ValueError:
+    return ValueError(f"{value!r} is no Postgres text of a value that becomes {column}")
+
+
+def _first_refused(values: pa.Array, parse: Callable[[pa.Array], Any]) -> str:
+    """The first value that `parse` refuses, by bisection; only on the way to an error."""
+    while len(values) > 1:
+        half = len(values) // 2
+        try:
+            parse(values[:half])
+            values = values[half:]
+        except (pa.ArrowInvalid, ValueError):
+            values = values[:half]
+    text: str = values[0].as_py()
+    return text
