@@ -1,0 +1,193 @@
+-- The seam catalog, version 1, as consumers by others read it, and Iceberg's JDBC catalog beside it.
+-- Plain integers, text and jsonb only: foreign engines read these tables through Postgres scanners.
+
+CREATE TABLE modak.schema_meta (
+    version     int         NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.schema_meta IS 'One row: the version of the public seam catalog that these tables follow';
+INSERT INTO modak.schema_meta (version) VALUES (1);
+
+CREATE TABLE modak.storage_profiles (
+    profile_name    text        PRIMARY KEY,
+    lake_format     text,
+    warehouse       text        NOT NULL,
+    lake_config     jsonb,
+    credential_ref  text,
+    is_default      boolean     NOT NULL DEFAULT false,
+    created_at      timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.storage_profiles IS 'Warehouses by name; no secrets';
+CREATE UNIQUE INDEX modak_storage_profiles_default_idx ON modak.storage_profiles (is_default) WHERE is_default;
+INSERT INTO modak.storage_profiles (profile_name, warehouse, is_default) VALUES ('default', '', true);
+
+CREATE TABLE modak.tables (
+    table_id            bigint      PRIMARY KEY,
+    schema_name         text        NOT NULL,
+    table_name          text        NOT NULL,
+    primary_key_cols    text[]      NOT NULL,
+    tier_key_col        text        NOT NULL,
+    tier_key_type       text        NOT NULL DEFAULT 'bigint',
+    partition_scheme    jsonb       NOT NULL,
+    lake_format         text        NOT NULL,
+    lake_table_ref      text        NOT NULL,
+    storage_profile     text        NOT NULL DEFAULT 'default' REFERENCES modak.storage_profiles (profile_name),
+    mode                text        NOT NULL DEFAULT 'tiered' CHECK (mode IN ('tiered', 'mirrored')),
+    publication_name    text,
+    slot_name           text,
+    heap_retention_lag  bigint,
+    lake_retention_lag  bigint,
+    keep_heap           boolean     NOT NULL DEFAULT false,
+    maintenance_policy  jsonb,
+    created_at          timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (schema_name, table_name),
+    CONSTRAINT tables_mirror_columns
+        CHECK (mode = 'mirrored'
+               OR (publication_name IS NULL AND slot_name IS NULL AND heap_retention_lag IS NULL)),
+    CONSTRAINT tables_tiered_columns CHECK (mode = 'tiered' OR (lake_retention_lag IS NULL AND NOT keep_heap)),
+    CONSTRAINT tables_kept_heap CHECK (NOT keep_heap OR lake_retention_lag IS NULL)
+);
+COMMENT ON TABLE modak.tables IS 'Registered tables, by the OID of their relation; registration only, no run-time state';
+
+CREATE TABLE modak.cutline (
+    table_id            bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    tier_key_hi         bigint      NOT NULL,
+    lake_snapshot_id    bigint      NOT NULL,
+    replicated_lsn      bigint,
+    retention_line      bigint,
+    lake_props          jsonb,
+    updated_at          timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.cutline IS 'T, S and F of each table; they advance in one transaction';
+
+CREATE TABLE modak.partitions (
+    table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    partition_id    text        NOT NULL,
+    tier_key_lo     bigint      NOT NULL,
+    tier_key_hi     bigint      NOT NULL,
+    state           text        NOT NULL CHECK (state IN ('hot', 'sealing', 'tiering', 'tiered', 'dropped')),
+    updated_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (table_id, partition_id)
+);
+COMMENT ON TABLE modak.partitions IS 'Where each heap partition is in its life, with its tier key bounds';
+
+CREATE TABLE modak.delta (
+    table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    pk              text        NOT NULL,
+    op              smallint    NOT NULL,
+    tier_key        bigint      NOT NULL,
+    old_tier_key    bigint,
+    version         bigint      NOT NULL,
+    payload         jsonb,
+    updated_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (table_id, pk)
+);
+COMMENT ON TABLE modak.delta IS 'Corrections of rows below T (op 0 upsert, 1 tombstone), merged by readers until folded';
+CREATE INDEX modak_delta_tier_key_idx ON modak.delta (table_id, tier_key);
+CREATE SEQUENCE modak.delta_version;
+
+CREATE TABLE modak.read_pins (
+    pin_id                  bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    table_id                bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    pinned_lake_snapshot_id bigint      NOT NULL,
+    pinned_tier_key_hi      bigint      NOT NULL,
+    started_at              timestamptz NOT NULL DEFAULT now(),
+    expires_at              timestamptz NOT NULL
+);
+COMMENT ON TABLE modak.read_pins IS 'Readers at work; nothing that the oldest pin can see may be reclaimed';
+CREATE INDEX modak_read_pins_horizon_idx ON modak.read_pins (table_id, pinned_lake_snapshot_id);
+
+CREATE TABLE modak.op_log (
+    op_id               uuid        PRIMARY KEY,
+    table_id            bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    op_kind             text        NOT NULL
+        CHECK (op_kind IN ('tiering', 'compaction', 'maintenance', 'retention', 'ingest', 'load')),
+    phase               text        NOT NULL,
+    lake_snapshot_id    bigint,
+    details             jsonb,
+    updated_at          timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, for resuming and for not repeating them';
+CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
+
+CREATE TABLE modak.load_labels (
+    table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    label           text        NOT NULL,
+    state           text        NOT NULL CHECK (state IN ('staged', 'committed', 'failed')),
+    staged_files    jsonb,
+    result          jsonb,
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    updated_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (table_id, label)
+);
+COMMENT ON TABLE modak.load_labels IS 'Labelled bulk loads and their outcome';
+CREATE INDEX modak_load_labels_state_idx ON modak.load_labels (table_id, state);
+
+CREATE TABLE modak.copy_progress (
+    table_id            bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    consistent_point    bigint      NOT NULL,
+    last_pk             jsonb,
+    chunks_done         bigint      NOT NULL DEFAULT 0,
+    updated_at          timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.copy_progress IS 'Initial copies under way; a table without a row here is copied';
+
+CREATE TABLE modak.lake_stats (
+    table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    stats           jsonb       NOT NULL,
+    warnings        jsonb       NOT NULL DEFAULT '[]'::jsonb,
+    policy          jsonb,
+    collected_at    timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.lake_stats IS 'Health of the lake tables';
+
+CREATE TABLE modak.maintenance_requests (
+    table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    requested_at    timestamptz NOT NULL DEFAULT now(),
+    requested_by    text        NOT NULL
+);
+COMMENT ON TABLE modak.maintenance_requests IS 'Maintenance asked for; the pump takes a request by deleting it';
+
+CREATE VIEW modak.status AS
+SELECT t.table_id,
+       t.schema_name,
+       t.table_name,
+       t.mode,
+       c.tier_key_hi AS cutline_t,
+       c.lake_snapshot_id AS cutline_s,
+       c.replicated_lsn AS mirror_frontier,
+       c.retention_line,
+       c.updated_at AS cutline_updated_at,
+       (SELECT count(*) FROM modak.delta d WHERE d.table_id = t.table_id) AS delta_backlog,
+       (SELECT count(*) FROM modak.read_pins r WHERE r.table_id = t.table_id) AS read_pins,
+       (SELECT count(*) FROM modak.load_labels l WHERE l.table_id = t.table_id AND l.state = 'staged') AS staged_loads,
+       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = t.table_id) AS copying,
+       (SELECT jsonb_object_agg(p.state, p.partitions)
+          FROM (SELECT state, count(*) AS partitions
+                  FROM modak.partitions
+                 WHERE table_id = t.table_id
+                 GROUP BY state) p) AS partition_states
+  FROM modak.tables t
+  LEFT JOIN modak.cutline c ON c.table_id = t.table_id;
+COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
+
+-- The layout is fixed by Iceberg's JdbcCatalog (schema version V1); pyiceberg's SqlCatalog uses the same.
+CREATE TABLE modak.iceberg_tables (
+    catalog_name                varchar(255)    NOT NULL,
+    table_namespace             varchar(255)    NOT NULL,
+    table_name                  varchar(255)    NOT NULL,
+    metadata_location           varchar(1000),
+    previous_metadata_location  varchar(1000),
+    iceberg_type                varchar(5),
+    PRIMARY KEY (catalog_name, table_namespace, table_name)
+);
+COMMENT ON TABLE modak.iceberg_tables IS 'Iceberg''s JDBC catalog: the current metadata file of every lake table';
+
+CREATE TABLE modak.iceberg_namespace_properties (
+    catalog_name    varchar(255)    NOT NULL,
+    namespace       varchar(255)    NOT NULL,
+    property_key    varchar(255)    NOT NULL,
+    property_value  varchar(1000),
+    PRIMARY KEY (catalog_name, namespace, property_key)
+);
+COMMENT ON TABLE modak.iceberg_namespace_properties IS 'Iceberg''s JDBC catalog: its namespaces';

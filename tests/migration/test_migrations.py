@@ -1,0 +1,167 @@
+"""The migrations lead to sql/schema.sql, run once, and leave databases alone that they do not understand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+import sql
+from mirror_pump.errors import SourceError
+from mirror_pump.source.catalog_schema import installed_version, latest_version, migrate, require_current
+from mirror_pump.testing.database import Database
+
+# Everything that a schema consists of here, one line each, without OIDs. Names of constraints and indexes count:
+# later migrations refer to them.
+_CATALOG = """
+SELECT 'relation ' || relname || ' ' || relkind::text || coalesce(' # ' || obj_description(oid, 'pg_class'), '')
+       || coalesce(' ' || array_to_string(reloptions, ','), '')
+  FROM pg_class WHERE relnamespace = 'modak'::regnamespace AND relkind <> 't'
+UNION ALL
+SELECT format('column %s.%s #%s %s%s%s%s default %s', c.relname, a.attname, a.attnum,
+              format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' not null' END, a.attidentity,
+              a.attgenerated, pg_get_expr(d.adbin, d.adrelid))
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+ WHERE c.relnamespace = 'modak'::regnamespace AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'v', 'p')
+UNION ALL
+SELECT format('constraint %s.%s %s', conrelid::regclass, conname, pg_get_constraintdef(oid))
+  FROM pg_constraint WHERE connamespace = 'modak'::regnamespace
+UNION ALL
+SELECT 'index ' || indexdef FROM pg_indexes WHERE schemaname = 'modak'
+UNION ALL
+SELECT format('view %s %s', viewname, definition) FROM pg_views WHERE schemaname = 'modak'
+UNION ALL
+SELECT format('function %s %s', oid::regprocedure, pg_get_functiondef(oid))
+  FROM pg_proc WHERE pronamespace = 'modak'::regnamespace
+UNION ALL
+SELECT format('trigger %s', pg_get_triggerdef(t.oid)) FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+ WHERE c.relnamespace = 'modak'::regnamespace AND NOT t.tgisinternal
+UNION ALL
+SELECT format('sequence %s %s %s %s', sequencename, data_type, start_value, increment_by)
+  FROM pg_sequences WHERE schemaname = 'modak'
+ORDER BY 1
+"""
+
+_CONTENT = """
+SELECT 'meta', version::text FROM modak.schema_meta
+UNION ALL SELECT 'profile', profile_name || warehouse || is_default FROM modak.storage_profiles ORDER BY 1, 2
+"""
+
+
+def _migrate(database: Database) -> tuple[str, ...]:
+    with database.connect() as connection:
+        return migrate(connection).applied
+
+
+def test_migrations_lead_to_the_schema(new_database: Callable[[], Database]) -> None:
+    migrated, written = new_database(), new_database()
+    _migrate(migrated)
+    with written.connect() as connection:
+        connection.execute(sql.schema().encode())
+    assert len(migrated.rows(_CATALOG)) > 100
+    assert migrated.rows(_CATALOG) == written.rows(_CATALOG)
+    assert migrated.rows(_CONTENT) == written.rows(_CONTENT)
+
+
+def test_a_second_run_does_nothing(database: Database) -> None:
+    with database.connect() as connection:
+        first = migrate(connection)
+        assert (first.before, first.after) == (0, latest_version())
+        assert first.applied == tuple(f"{step.version:04d}_{step.name}" for step in sql.migrations())
+        catalog = database.rows(_CATALOG)
+        second = migrate(connection)
+        assert (second.before, second.after, second.applied) == (latest_version(), latest_version(), ())
+        require_current(connection)
+    assert database.rows(_CATALOG) == catalog
+
+
+def test_a_later_program_goes_on_where_an_earlier_one_stopped(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = sql.migrations()
+    monkeypatch.setattr(sql, "migrations", lambda: steps[:1])
+    assert _migrate(database) == ("0001_seam_catalog",)
+    database.execute("UPDATE modak.storage_profiles SET warehouse = 'file:///kept'")
+    monkeypatch.undo()
+    with database.connect() as connection, pytest.raises(SourceError) as caught:
+        require_current(connection)
+    assert "mirror-pump init" in caught.value.remedy
+    assert _migrate(database) == tuple(f"{step.version:04d}_{step.name}" for step in steps[1:])
+    assert database.rows("SELECT warehouse FROM modak.storage_profiles") == [("file:///kept",)]
+
+
+def test_a_failing_migration_leaves_nothing_behind(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = sql.Migration(len(sql.migrations()) + 1, "broken", "CREATE TABLE modak.half (a int); SELECT 1/0;")
+    monkeypatch.setattr(sql, "migrations", lambda steps=sql.migrations(): (*steps, broken))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        _migrate(database)
+    assert database.rows("SELECT to_regnamespace('modak')::text") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        "INSERT INTO modak.mirror_migrations (version, name) VALUES (9999, 'future')",
+        "UPDATE modak.schema_meta SET version = 2",
+    ],
+)
+def test_a_newer_database_is_refused(database: Database, newer: str) -> None:
+    _migrate(database)
+    with database.connect() as connection:
+        connection.execute(newer.encode())
+        for refuses in (migrate, require_current, installed_version):
+            with pytest.raises(SourceError, match="this mirror-pump knows") as caught:
+                refuses(connection)
+            assert "later" in caught.value.remedy
+
+
+def test_somebody_elses_catalog_is_refused(database: Database) -> None:
+    database.execute("CREATE SCHEMA modak", "CREATE TABLE modak.schema_meta (version int)")
+    with database.connect() as connection, pytest.raises(SourceError, match="another program"):
+        migrate(connection)
+
+
+def test_a_database_without_a_catalog_says_what_to_run(database: Database) -> None:
+    with database.connect() as connection:
+        assert installed_version(connection) is None
+        with pytest.raises(SourceError, match="no mirror catalog") as caught:
+            require_current(connection)
+    assert caught.value.remedy == "run: mirror-pump init"
+
+
+def test_two_programs_at_once_migrate_once(database: Database) -> None:
+    applied: list[tuple[str, ...]] = []
+    start = threading.Barrier(4)
+
+    def run() -> None:
+        start.wait(10)
+        applied.append(_migrate(database))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(map(len, applied)) == [0, 0, 0, len(sql.migrations())]
+
+
+def test_a_role_without_rights_is_told_what_to_ask_for(database: Database) -> None:
+    role = f"r_{database.name}"
+    with database.connect() as connection:
+        connection.execute(f'CREATE ROLE "{role}"'.encode())
+        try:
+            connection.execute(f'SET ROLE "{role}"'.encode())
+            with pytest.raises(SourceError, match="may not use or make schema modak") as caught:
+                migrate(connection)
+            assert "CREATE SCHEMA modak AUTHORIZATION" in caught.value.remedy
+            # With a schema of its own the role needs no right on the database.
+            connection.execute("RESET ROLE")
+            connection.execute(f'CREATE SCHEMA modak AUTHORIZATION "{role}"'.encode())
+            connection.execute(f'SET ROLE "{role}"'.encode())
+            assert migrate(connection).after == latest_version()
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute(f'DROP OWNED BY "{role}"'.encode())
+            connection.execute(f'DROP ROLE "{role}"'.encode())
