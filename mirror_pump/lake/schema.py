@@ -1,0 +1,157 @@
+"""The lake's side of a table's columns: Iceberg field IDs, Arrow schema for writing, and Iceberg's schema JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.errors import LakeError
+from mirror_pump.model import MirroredTable
+
+FIELD_ID = b"PARQUET:field_id"
+"""The Arrow field metadata key that pyarrow turns into the Parquet field ID, and back."""
+
+ELEMENT_IDS_FROM = 100_000
+"""A list column's element has the ID of its column plus this: fixed for ever without a counter, and out of reach of
+column IDs, since Postgres tables have at most 1,600 columns."""
+
+
+@dataclass(frozen=True)
+class LakeField:
+    """One column as Iceberg knows it."""
+
+    field_id: int
+    name: str
+    type: ColumnType
+    required: bool
+    element_id: int | None = None
+    """Field ID of a LIST's element where another engine chose it; None: this project's rule, see `list_element_id`."""
+
+    @property
+    def list_element_id(self) -> int:
+        """Field ID of the element; means something for a LIST only."""
+        return ELEMENT_IDS_FROM + self.field_id if self.element_id is None else self.element_id
+
+    @property
+    def leaf_id(self) -> int:
+        """Field ID of the one Parquet column that holds the values: the field itself, or a LIST's element."""
+        return self.list_element_id if self.type.kind is Kind.LIST else self.field_id
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The Arrow field, with field IDs, as decoders produce it."""
+        arrow_type = self.type.arrow
+        if self.type.kind is Kind.LIST:
+            arrow_type = pa.list_(pa.field("element", arrow_type.value_type, metadata=_id(self.list_element_id)))
+        return pa.field(self.name, arrow_type, nullable=not self.required, metadata=_id(self.field_id))
+
+
+@dataclass(frozen=True)
+class LakeSchema:
+    """An Iceberg schema of the types that the mirror uses. Frozen and picklable: it travels to tasks."""
+
+    schema_id: int
+    fields: tuple[LakeField, ...]
+    key_ids: tuple[int, ...]
+    """Iceberg's identifier-field-ids: the columns whose values an equality delete names, in column order."""
+
+    @classmethod
+    def of_table(cls, table: MirroredTable, schema_id: int = 0) -> LakeSchema:
+        """The lake schema of a registered table.
+
+        Only key columns are required: a value that the typed column cannot hold leaves it NULL even where
+        Postgres says NOT NULL (design section 9).
+        """
+        return cls(
+            schema_id,
+            tuple(
+                LakeField(column.field_id, column.name, column.type, required=column.name in table.key)
+                for column in table.columns
+            ),
+            tuple(column.field_id for column in table.key_columns),
+        )
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """Arrow schema with `PARQUET:field_id` metadata; types are each `ColumnType.arrow`."""
+        return pa.schema([field.arrow for field in self.fields])
+
+    @cached_property
+    def key(self) -> LakeSchema:
+        """The schema of an equality-delete file: the key columns alone."""
+        fields = tuple(field for field in self.fields if field.field_id in self.key_ids)
+        return LakeSchema(self.schema_id, fields, self.key_ids)
+
+    @property
+    def last_column_id(self) -> int:
+        """The highest field ID in use, elements included (Iceberg's last-column-id)."""
+        return max((max(field.field_id, field.leaf_id) for field in self.fields), default=0)
+
+    def to_iceberg_json(self) -> dict[str, Any]:
+        """The schema as table metadata holds it (Iceberg spec, appendix C)."""
+        return {
+            "type": "struct",
+            "schema-id": self.schema_id,
+            "identifier-field-ids": list(self.key_ids),
+            "fields": [
+                {"id": field.field_id, "name": field.name, "required": field.required, "type": _type_json(field)}
+                for field in self.fields
+            ],
+        }
+
+    @classmethod
+    def from_iceberg_json(cls, document: Mapping[str, Any]) -> LakeSchema:
+        """The inverse of `to_iceberg_json`, for schemas that other engines wrote too.
+
+        Raises LakeError for a column type that the mirror does not write.
+        """
+        fields = tuple(_field_from_json(field) for field in document["fields"])
+        return cls(document.get("schema-id", 0), fields, tuple(document.get("identifier-field-ids", ())))
+
+
+def _id(field_id: int) -> dict[bytes, bytes]:
+    return {FIELD_ID: str(field_id).encode()}
+
+
+def _scalar_name(column_type: ColumnType) -> str:
+    """Iceberg's name of a primitive type; the spec puts a space into `decimal(P, S)` and readers accept both."""
+    if column_type.kind is Kind.DECIMAL:
+        return f"decimal({column_type.precision}, {column_type.scale})"
+    return column_type.kind.value
+
+
+def _type_json(field: LakeField) -> str | dict[str, Any]:
+    element = field.type.element
+    if element is None:
+        return _scalar_name(field.type)
+    return {
+        "type": "list",
+        "element-id": field.list_element_id,
+        "element": _scalar_name(element),
+        "element-required": False,
+    }
+
+
+def _field_from_json(document: Mapping[str, Any]) -> LakeField:
+    described = document["type"]
+    element_id = None
+    try:
+        if isinstance(described, str):
+            column_type = ColumnType.parse(described)
+        elif described["type"] == "list" and isinstance(described["element"], str):
+            column_type = ColumnType(Kind.LIST, element=ColumnType.parse(described["element"]))
+            if described["element-id"] != ELEMENT_IDS_FROM + document["id"]:
+                element_id = described["element-id"]
+        else:
+            raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
+    except ValueError as error:
+        raise LakeError(
+            f"column {document['name']!r} of the Iceberg table has the type {described!r}, which no mirrored column has",
+            "drop the column with the engine that added it; a mirrored table's columns come from Postgres only",
+        ) from error
+    return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id)

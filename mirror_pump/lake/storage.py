@@ -1,0 +1,223 @@
+"""Bytes in and out of the lake's storage: local files that survive a crash, or any store that pyiceberg can open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mirror_pump.errors import LakeError
+
+_LOCAL = "file://"
+_PARALLEL_WRITES = 4
+"""A commit writes four small objects; in a remote store each costs a round trip of some 20 ms."""
+_REMEDY = "check that the location exists, that the process may write there and that the storage properties fit"
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """How to reach the storage. Picklable: it travels to tasks."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """pyiceberg FileIO properties, such as `s3.endpoint` and `s3.access-key-id`; none are needed for file:// URIs."""
+    fsync: bool = True
+    """Flush local files, and their directory's entry, to disk before they can be referred to: a publish that survives a
+    power failure must not point to files that did not. Measured on ext4: 0.3 ms for a small file (0.06 without)."""
+
+
+def join(base: str, *parts: str) -> str:
+    """`base` and `parts` as one URI."""
+    return "/".join([base.rstrip("/"), *parts])
+
+
+def local_path(location: str) -> Path | None:
+    """The local path that a URI (file:///a/b, file:/a/b) or an absolute path names; None for a remote location.
+
+    Iceberg locations are not percent-encoded, so nothing is decoded.
+    """
+    if location.startswith(_LOCAL):
+        return Path(location.removeprefix(_LOCAL))
+    if location.startswith("file:/"):
+        return Path(location.removeprefix("file:"))
+    return Path(location) if location.startswith("/") else None
+
+
+def read_bytes(location: str, storage: StorageOptions) -> bytes:
+    """The whole file. Raises LakeError if it is missing or cannot be read."""
+    with _lake_errors("read", location):
+        path = local_path(location)
+        if path is not None:
+            return path.read_bytes()
+        filesystem, key = _remote(location, storage)
+        with filesystem.open_input_file(key) as stream:
+            return bytes(stream.read())
+
+
+def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
+    """Writes one file so that a reader sees it whole or not at all. Raises LakeError."""
+    write_all([(location, content)], storage)
+
+
+def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> None:
+    """Writes several files as `write_bytes` does; remote ones in parallel. When it returns, all are durable."""
+    remote: list[tuple[str, bytes]] = []
+    directories: set[Path] = set()
+    for location, content in files:
+        path = local_path(location)
+        if path is None:
+            remote.append((location, content))
+            continue
+        with _lake_errors("write", location):
+            temporary = _temporary(path)
+            descriptor = _open_new(temporary)
+            try:
+                with os.fdopen(descriptor, "wb", buffering=0) as stream:
+                    stream.write(content)
+                    if storage.fsync:
+                        os.fsync(descriptor)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            directories.add(path.parent)
+    if storage.fsync:
+        for directory in directories:
+            _sync_directory(directory)
+    if len(remote) == 1:
+        _write_remote(remote[0], storage)
+    elif remote:
+        with ThreadPoolExecutor(_PARALLEL_WRITES) as pool:
+            for _ in pool.map(lambda item: _write_remote(item, storage), remote):
+                pass
+
+
+def exists(location: str, storage: StorageOptions) -> bool:
+    """Whether a file is there. Raises LakeError if the storage does not answer."""
+    with _lake_errors("look for", location):
+        path = local_path(location)
+        if path is not None:
+            return path.exists()
+        from pyarrow.fs import FileType
+
+        filesystem, key = _remote(location, storage)
+        return bool(filesystem.get_file_info(key).type == FileType.File)
+
+
+def delete(location: str, storage: StorageOptions) -> None:
+    """Removes a file; one that is gone already is no error. Raises LakeError."""
+    with _lake_errors("delete", location):
+        path = local_path(location)
+        if path is not None:
+            path.unlink(missing_ok=True)
+            return
+        filesystem, key = _remote(location, storage)
+        try:
+            filesystem.delete_file(key)
+        except FileNotFoundError:
+            return
+
+
+@contextmanager
+def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
+    """A pyarrow output stream for a new file, which appears under its name, durable, when the block ends well.
+
+    Raises LakeError. After an error in the block nothing is left under the name (a remote store may keep an object
+    that nothing refers to).
+    """
+    path = local_path(location)
+    if path is None:
+        with _lake_errors("write", location):
+            filesystem, key = _remote(location, storage)
+            with filesystem.open_output_stream(key) as stream:
+                yield stream
+        return
+    temporary = _temporary(path)
+    with _lake_errors("write", location):
+        os.close(_open_new(temporary))
+        try:
+            with pa.OSFile(str(temporary), "wb") as stream:
+                yield stream
+            if storage.fsync:
+                descriptor = os.open(temporary, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if storage.fsync:
+            _sync_directory(path.parent)
+
+
+@contextmanager
+def _lake_errors(verb: str, location: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, pa.ArrowInvalid):
+            raise
+        raise LakeError(f"cannot {verb} {location}: {error}", _REMEDY) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _open_new(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for made in (path.parent.parent, path.parent.parent.parent):
+            _sync_directory(made)  # Rare (a table's first file), hence without asking the option.
+        return os.open(path, flags, 0o644)
+
+
+def _sync_directory(path: Path) -> None:
+    with _lake_errors("flush", str(path)):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_remote(file: tuple[str, bytes], storage: StorageOptions) -> None:
+    location, content = file
+    with _lake_errors("write", location):
+        filesystem, key = _remote(location, storage)
+        with filesystem.open_output_stream(key) as stream:
+            stream.write(content)
+
+
+def _remote(location: str, storage: StorageOptions) -> tuple[Any, str]:
+    """The Arrow file system and the key in it. Raises LakeError for a URI scheme that nothing here can open."""
+    # Imported here: a task that writes local files does not pay half a second for pyiceberg.
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    if "://" not in location:
+        raise LakeError(
+            f"{location!r} is no storage location", "give a URI, such as file:///srv/lake or s3://bucket/lake"
+        )
+    scheme, host, key = PyArrowFileIO.parse_location(location)
+    return _filesystem(scheme, host, tuple(sorted(storage.properties.items()))), key
+
+
+@lru_cache(maxsize=16)
+def _filesystem(scheme: str, host: str, properties: tuple[tuple[str, str], ...]) -> Any:
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    try:
+        return PyArrowFileIO(dict(properties)).fs_by_scheme(scheme, host)
+    except ValueError as error:
+        raise LakeError(f"no storage is known for {scheme}:// locations: {error}", "use file:// or s3://") from error
