@@ -1,0 +1,313 @@
+"""What the mirror holds and how far behind it is: one look at the catalog, and each table's current snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import LakeError, SourceError
+from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.model import Lsn, TableState, format_lsn
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+
+# One statement, so that F, the slot and the WAL position belong to one moment. The slot's confirmed position counts
+# as reached: an idle pump acknowledges the slot without publishing F (design section 4).
+_MIRROR = """
+SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
+       s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch,
+       r.slot_name IS NOT NULL, r.active, r.wal_status,
+       (pg_current_wal_insert_lsn() - r.restart_lsn)::bigint,
+       (r.confirmed_flush_lsn - '0/0')::bigint
+  FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
+ WHERE s.slot_name = %s
+"""
+
+_TABLES = """
+SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
+       c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
+       p.total, p.done, p.rows
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.cutline c USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS total, count(k.done_at) AS done, coalesce(sum(k.rows) FILTER (WHERE k.done_at IS NOT NULL), 0)::bigint AS rows
+         FROM modak.copy_chunks k WHERE k.table_id = m.table_id AND k.generation = m.generation) p
+ WHERE m.slot_name = %s
+ ORDER BY t.schema_name, t.table_name
+"""
+
+# The leader holds a session advisory lock of this database for as long as it lives.
+_LEADER_ALIVE = "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = %s AND datname = current_database())"
+
+
+@dataclass(frozen=True)
+class LakeContent:
+    """An Iceberg table's current snapshot in figures, from its summary."""
+
+    rows: int
+    """Rows in data files less position deletes. An upper bound while equality deletes are pending."""
+    data_files: int
+    delete_files: int
+    equality_deletes: int
+    """Keys in equality-delete files: each hides at most one row of an older file."""
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """One mirrored table."""
+
+    table: str
+    lake_table: str
+    state: TableState
+    frontier: Lsn | None
+    """F; None until the initial copy is complete."""
+    lag_bytes: int | None
+    lag_seconds: float | None
+    snapshot_id: int | None
+    metadata_location: str | None
+    content: LakeContent | None
+    """None when the storage could not be read; `error` then says why."""
+    chunks_total: int
+    chunks_done: int
+    rows_copied: int
+    error: str | None
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """The replication slot, from pg_replication_slots."""
+
+    name: str
+    publication: str
+    exists: bool
+    active: bool
+    wal_status: str | None
+    """reserved, extended, unreserved or lost."""
+    retained_bytes: int | None
+    """WAL that the server keeps for the slot."""
+    confirmed: Lsn | None
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The pump that leads, or led, this database."""
+
+    host: str | None
+    pid: int | None
+    since: str | None
+    epoch: int
+    alive: bool
+
+
+@dataclass(frozen=True)
+class MirrorStatus:
+    """One look at a mirror."""
+
+    database: str
+    warehouse: str
+    at: datetime
+    wal_position: Lsn
+    frontier: Lsn
+    commit_time: datetime | None
+    """When the newest published transaction was committed."""
+    lag_bytes: int
+    lag_seconds: float | None
+    slot: SlotState
+    leader: Leader | None
+    tables: tuple[TableStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that docs/cli-json.md describes."""
+        return {
+            "database": self.database,
+            "warehouse": self.warehouse,
+            "at": self.at.isoformat(),
+            "wal_position": format_lsn(self.wal_position),
+            "frontier": format_lsn(self.frontier),
+            "commit_time": self.commit_time.isoformat() if self.commit_time else None,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+            "slot": {
+                "name": self.slot.name,
+                "publication": self.slot.publication,
+                "exists": self.slot.exists,
+                "active": self.slot.active,
+                "wal_status": self.slot.wal_status,
+                "retained_bytes": self.slot.retained_bytes,
+                "confirmed_lsn": _lsn(self.slot.confirmed),
+            },
+            "leader": None
+            if self.leader is None
+            else {
+                "host": self.leader.host,
+                "pid": self.leader.pid,
+                "since": self.leader.since,
+                "epoch": self.leader.epoch,
+                "alive": self.leader.alive,
+            },
+            "tables": [_table_json(table) for table in self.tables],
+        }
+
+
+def _table_json(table: TableStatus) -> dict[str, Any]:
+    content = table.content
+    return {
+        "table": table.table,
+        "lake_table": table.lake_table,
+        "state": table.state.value,
+        "frontier": _lsn(table.frontier),
+        "lag_bytes": table.lag_bytes,
+        "lag_seconds": table.lag_seconds,
+        "rows": content.rows if content else None,
+        "rows_exact": content.equality_deletes == 0 if content else None,
+        "data_files": content.data_files if content else None,
+        "delete_files": content.delete_files if content else None,
+        "equality_deletes": content.equality_deletes if content else None,
+        "size_bytes": content.size_bytes if content else None,
+        "snapshot_id": str(table.snapshot_id) if table.snapshot_id is not None else None,
+        "metadata_location": table.metadata_location,
+        "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
+        "error": table.error,
+    }
+
+
+def _lsn(position: Lsn | None) -> str | None:
+    return None if position is None else format_lsn(position)
+
+
+class StatusReader:
+    """Looks at one mirror over one connection, again and again for --watch. Takes completed settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._storage = StorageOptions(settings.storage_properties)
+        self._connection = self._connect()
+        self._contents: dict[str, LakeContent] = {}
+        self._caught_up_at: datetime | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def read(self) -> MirrorStatus:
+        """One look. Raises SourceError when the database cannot be asked; unreadable storage is a table's `error`."""
+        with source_errors("reading the mirror's status"):
+            if self._connection.closed:
+                self._connection = self._connect()
+            row = self._connection.execute(_MIRROR, (self._settings.slot,)).fetchone()
+            if row is None:
+                raise SourceError(
+                    f"the catalog does not know slot {self._settings.slot}", "run `mirror-pump init` first"
+                )
+            tables = self._connection.execute(_TABLES, (self._settings.slot,)).fetchall()
+            leader = self._leader(row[5], int(row[6]))
+        wal, at, database, applied, commit_time = row[:5]
+        slot = SlotState(self._settings.slot, self._settings.publication, row[7], bool(row[8]), *row[9:12])
+        reached = max(applied, slot.confirmed or 0)
+        lag_seconds = self._lag_seconds(at, commit_time, caught_up=reached >= wal)
+        contents = {str(table[7]): self._content(table[7]) for table in tables if table[7] is not None}
+        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        status = MirrorStatus(
+            database=database,
+            warehouse=self._settings.require_warehouse(),
+            at=at,
+            wal_position=Lsn(wal),
+            frontier=Lsn(applied),
+            commit_time=commit_time,
+            lag_bytes=max(0, wal - reached),
+            lag_seconds=lag_seconds,
+            slot=slot,
+            leader=leader,
+            tables=(),
+        )
+        return replace(status, tables=tuple(_table(table, status, contents) for table in tables))
+
+    def _connect(self) -> PgConnection:
+        return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
+
+    def _leader(self, leader: Mapping[str, Any] | None, epoch: int) -> Leader | None:
+        if leader is None:
+            return None
+        backend = leader.get("backend_pid")
+        alive = backend is not None and self._connection.execute(_LEADER_ALIVE, (backend,)).fetchone() == (True,)
+        return Leader(leader.get("host"), leader.get("pid"), leader.get("since"), epoch, alive)
+
+    def _lag_seconds(self, at: datetime, commit_time: datetime | None, *, caught_up: bool) -> float | None:
+        """0 when everything committed is published, else the age of the newest moment that is known to be.
+
+        That moment is the last published commit, or the last look at which the mirror was caught up; None when there
+        was neither. So it is an upper bound of what a reader of the lake misses.
+        """
+        if caught_up:
+            self._caught_up_at = at
+            return 0.0
+        known = [moment for moment in (commit_time, self._caught_up_at) if moment is not None]
+        return max(0.0, (at - max(known)).total_seconds()) if known else None
+
+    def _content(self, location: str) -> LakeContent | str:
+        """The table's figures; or, in words, why they cannot be had. A metadata file never changes: read once."""
+        known = self._contents.get(location)
+        if known is not None:
+            return known
+        try:
+            return lake_content(read_bytes(location, self._storage))
+        except LakeError as error:
+            return f"its metadata cannot be read: {error}"
+
+
+def _table(row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str]) -> TableStatus:
+    _, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows = row
+    content = contents.get(location) if location is not None else None
+    # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
+    live = state == TableState.LIVE and frontier is not None
+    behind = mirror.lag_bytes if live else None
+    if state == TableState.FAILED and frontier is not None:
+        behind = max(0, mirror.wal_position - frontier)
+    return TableStatus(
+        table=name,
+        lake_table=lake_table,
+        state=TableState(state),
+        frontier=None if frontier is None else Lsn(frontier),
+        lag_bytes=behind,
+        lag_seconds=mirror.lag_seconds if live else None,
+        snapshot_id=snapshot_id,
+        metadata_location=location,
+        content=content if isinstance(content, LakeContent) else None,
+        chunks_total=total,
+        chunks_done=done,
+        rows_copied=rows,
+        error=error or (content if isinstance(content, str) else None),
+    )
+
+
+def lake_content(metadata: bytes) -> LakeContent:
+    """The figures of the current snapshot in a table's metadata JSON (Iceberg spec, snapshot summary fields)."""
+    document = orjson.loads(metadata)
+    current = document.get("current-snapshot-id")
+    summary: Mapping[str, str] = next(
+        (snapshot["summary"] for snapshot in document.get("snapshots", ()) if snapshot["snapshot-id"] == current), {}
+    )
+
+    def total(name: str) -> int:
+        return int(summary.get(f"total-{name}", 0))
+
+    return LakeContent(
+        rows=total("records") - total("position-deletes"),
+        data_files=total("data-files"),
+        delete_files=total("delete-files"),
+        equality_deletes=total("equality-deletes"),
+        size_bytes=total("files-size"),
+    )

@@ -1,0 +1,97 @@
+"""Waits until F has passed a WAL position, and asks an idle pump to publish it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import MirrorPumpError, SourceError
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.ops.profile import complete_from
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+
+CHANNEL = "mirror_pump"
+"""Where waiters tell the pump the WAL position they need, in Postgres's notation."""
+
+POLL_INTERVAL = 0.05
+"""Seconds. One indexed query each: cheap, and small beside the batch age."""
+
+ASK_INTERVAL = 2.0
+"""Seconds between two notifications: a pump that starts while we wait must hear of us, and each one writes WAL."""
+
+# Insert position, not flush position: what was committed asynchronously is committed. Our NOTIFY flushes it.
+_NOW = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
+
+_FRONTIER = """
+SELECT s.applied_lsn,
+       (SELECT min(c.replicated_lsn)
+          FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
+         WHERE m.slot_name = s.slot_name AND m.state = 'live'),
+       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name)
+  FROM modak.mirror_slots s WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class WaitResult:
+    """How a wait ended."""
+
+    target: Lsn
+    frontier: Lsn
+    """F as last seen."""
+    error: MirrorPumpError | None
+    """Why F did not get there in time; None when it did."""
+
+
+def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResult:
+    """Returns once F of every live table has passed `target` (None: the WAL position at the call), or `timeout` s later.
+
+    Tables that are being copied or were set aside are not waited for. Raises SourceError when the database cannot be
+    asked.
+    """
+    deadline = time.monotonic() + timeout
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection,
+        source_errors("waiting for F"),
+    ):
+        slot = complete_from(connection, settings).slot
+        if target is None:
+            target = _integer(connection, _NOW)
+        asked_at = -ASK_INTERVAL
+        began = time.monotonic()
+        while True:
+            frontier, active = _frontier(connection, slot)
+            if frontier >= target:
+                return WaitResult(target, frontier, None)
+            now = time.monotonic()
+            if now >= deadline:
+                return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active))
+            if now - began - asked_at >= ASK_INTERVAL:
+                asked_at = now - began
+                connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(target)))
+            time.sleep(min(POLL_INTERVAL, max(0.0, deadline - now)))
+
+
+def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool]:
+    row = connection.execute(_FRONTIER, (slot,)).fetchone()
+    if row is None:
+        raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
+    applied, oldest, active = row
+    return Lsn(applied if oldest is None else min(applied, oldest)), bool(active)
+
+
+def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool) -> SourceError:
+    behind = target - frontier
+    return SourceError(
+        f"F = {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s ({behind} bytes behind)",
+        "the pump is running: give it more time, or see `mirror-pump status`"
+        if active
+        else "no pump reads the slot: start one with `mirror-pump run`",
+    )
+
+
+def _integer(connection: PgConnection, query: str) -> Lsn:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return Lsn(row[0])
