@@ -1,0 +1,167 @@
+"""Connections to the source database: pinned session settings, and driver errors turned into ours.
+
+Both sides of the mirror compare text that Postgres prints, so every setting that changes how a value is printed is
+pinned on every connection, ordinary, replication and ADBC alike (design section 9). They travel in the startup
+packet, where they win over ALTER ROLE and ALTER DATABASE settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import conninfo, pq
+from psycopg.pq.abc import PGconn
+
+from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+
+PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+"""An ordinary connection whose rows are plain tuples."""
+
+PINNED_SETTINGS: dict[str, str] = {
+    # How values are printed.
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    # Policies that would hide rows raise instead: a copy without them would be wrong in silence.
+    "row_security": "off",
+    # Chunk reads are short; compiling their expressions costs more than it saves.
+    "jit": "off",
+    # An acknowledged publish must survive a crash, else the slot is ahead of F afterwards.
+    "synchronous_commit": "on",
+    # Limits that a role or database may carry for interactive users.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+
+_CONNECTION_DEFAULTS: dict[str, str] = {
+    # Seconds. The kernel's default notices a dead peer after two hours.
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+
+_LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+"""Shutdown, crash, starting up, and time-outs that end the session; with class 08 they mean: connect again."""
+
+_OPERATOR_NEEDED = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "permission denied",
+    "must be superuser or replication role",
+    "not permitted to log in",
+    "could not translate host name",
+)
+"""Parts of libpq's messages at connect (which carry no SQLSTATE) that no retry cures."""
+
+
+def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirror-pump") -> PgConnection:
+    """An ordinary connection with the pinned settings.
+
+    Raises ConnectionLost when the server cannot be reached or is starting or stopping (worth a retry), SourceError
+    when it refuses us, UsageError when `dsn` is no connection string.
+    """
+    try:
+        return psycopg.connect(_conninfo(dsn, application_name=application_name), autocommit=autocommit)
+    except psycopg.Error as error:
+        raise _connect_error(str(error), dsn) from error
+
+
+def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream") -> PGconn:
+    """A walsender connection bound to the DSN's database (`replication=database`), with the pinned settings.
+
+    pgoutput prints values in this session, so the settings matter here as much as in a copy. psycopg has no
+    replication cursor: the caller speaks libpq's COPY BOTH calls. Errors as in `connect`.
+    """
+    text = _conninfo(dsn, application_name=application_name, replication="database")
+    connection = pq.PGconn.connect(text.encode())
+    if connection.status != pq.ConnStatus.OK:
+        message = connection.get_error_message()
+        connection.finish()
+        raise _connect_error(message, dsn)
+    return connection
+
+
+def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
+    """The connection string for ADBC's Postgres driver, which hands it to libpq; with the pinned settings."""
+    return _conninfo(dsn, application_name=application_name)
+
+
+@contextmanager
+def source_errors(doing: str) -> Iterator[None]:
+    """Turns psycopg errors inside the block into ConnectionLost or SourceError; `doing` completes "while ..."."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise as_source_error(error, doing) from error
+
+
+def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
+    """ConnectionLost if a new connection may cure `error`, else SourceError; for a caller that decides itself."""
+    detail = " ".join(str(error).split())
+    if is_connection_loss(error):
+        return ConnectionLost(
+            f"the connection to Postgres was lost while {doing}: {detail}",
+            "mirror-pump connects again by itself; if it does not succeed, see the server's log",
+        )
+    return SourceError(f"Postgres refused while {doing}: {detail}", _remedy_for(error.sqlstate))
+
+
+def is_connection_loss(error: psycopg.Error) -> bool:
+    """Whether `error` means that the session is gone, as opposed to a statement that was refused."""
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith("08") or error.sqlstate in _LOST_SQLSTATES
+    return isinstance(error, psycopg.OperationalError)
+
+
+def _remedy_for(sqlstate: str | None) -> str:
+    if sqlstate == "42501":
+        return "grant the role that mirror-pump connects as the permission that the message names"
+    if sqlstate in ("3F000", "42P01"):
+        return "if schema modak is missing, run `mirror-pump init` first"
+    return ""
+
+
+def _conninfo(dsn: str, **parameters: str) -> str:
+    try:
+        given = conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise UsageError(
+            # libpq's message quotes the string, and with it a password.
+            "the connection string cannot be read",
+            "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...)",
+        ) from None
+    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
+    # The user's own options come first: of two values for one setting the last wins.
+    options = f"{given.pop('options', None) or ''} {pinned}".strip()
+    merged: dict[str, Any] = {**_CONNECTION_DEFAULTS, **given, **parameters}
+    merged |= {"options": options, "client_encoding": "UTF8"}
+    return conninfo.make_conninfo("", **merged)
+
+
+def _connect_error(message: str, dsn: str) -> SourceError:
+    detail = " ".join(message.split())
+    where = describe_dsn(dsn)
+    if any(part in detail for part in _OPERATOR_NEEDED):
+        return SourceError(
+            f"cannot connect to {where}: {detail}",
+            "check user, password, database and pg_hba.conf; the role needs LOGIN and REPLICATION",
+        )
+    return ConnectionLost(f"cannot connect to {where}: {detail}", "check that the server runs and can be reached")
+
+
+def describe_dsn(dsn: str) -> str:
+    """The DSN's host, port and database for messages: never its password."""
+    given = conninfo.conninfo_to_dict(dsn)
+    host, port, database = (given.get(name) for name in ("host", "port", "dbname"))
+    return f"database {database or '(default)'} on {host or 'the local socket'}" + (f":{port}" if port else "")

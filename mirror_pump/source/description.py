@@ -1,0 +1,83 @@
+"""The facts about a relation that decide whether and how it is mirrored. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirror_pump.model import Column, TableId, TableName
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the server writes as a row's old key (ALTER TABLE ... REPLICA IDENTITY), reduced to the mirror's key."""
+
+    setting: str
+    """pg_class.relreplident: `d` default, `f` full, `i` index, `n` nothing."""
+    key: tuple[str, ...]
+    """Names of the key columns in attribute order: the primary key's under `d` and `f`, the index's under `i`."""
+    immediate: bool
+    """False for a DEFERRABLE primary key, whose values need not be unique within a transaction."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A relation that holds rows: the table itself, or a leaf partition."""
+
+    relation_id: int
+    name: TableName
+    kind: str
+    """pg_class.relkind."""
+    persistence: str
+    """pg_class.relpersistence: `p` permanent, `u` unlogged, `t` temporary."""
+    filenode: int
+    """pg_relation_filenode(): changes whenever Postgres rewrites the heap. 0 without storage."""
+    blocks: int
+    """Size of the main fork in pages of `block_bytes`."""
+    estimated_rows: int
+    """pg_class.reltuples; 0 if never analysed."""
+    identity: Identity
+    row_security: bool
+    """Whether policies would hide rows from us."""
+    readable: bool
+    """Whether we may SELECT from it."""
+
+
+@dataclass(frozen=True)
+class RelationDescription:
+    """A relation as it stood when `describe` read the catalogs."""
+
+    table_id: TableId
+    name: TableName
+    kind: str
+    """pg_class.relkind: `r` table, `p` partitioned table, others are refused."""
+    persistence: str
+    columns: tuple[Column, ...]
+    """What pgoutput publishes, in attribute order, with field IDs 1..n: generated columns are left out."""
+    generated: tuple[str, ...]
+    """Names of the generated columns that are left out. pgoutput leaves them out by default on every version;
+    before 18 it cannot publish them, and their values follow from the other columns."""
+    identity: Identity
+    leaves: tuple[Leaf, ...]
+    """The table itself, or the leaf partitions of a partitioned table (none while it has no partitions)."""
+    partition_of: TableName | None
+    """The topmost partitioned table, if the relation is a partition."""
+    inherits: bool
+    """Whether it has parents or children by INHERITS."""
+    owned: bool
+    """Whether we are a member of the owning role, which adding to a publication requires."""
+    row_security: bool
+    block_bytes: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.identity.key
+
+    @property
+    def estimated_rows(self) -> int:
+        """Planner's estimate over all leaves; 0 if never analysed."""
+        return sum(leaf.estimated_rows for leaf in self.leaves)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the heap's main forks: without TOAST and indexes."""
+        return sum(leaf.blocks for leaf in self.leaves) * self.block_bytes
