@@ -105,8 +105,8 @@ def write_wrapper(java: Path, home: Path) -> Path:
         handle, temporary = tempfile.mkstemp(dir=wrapper.parent)
         with os.fdopen(handle, "w") as file:
             file.write(text)
-        os.chmod(temporary, 0o755)  # noqa: PTH101 -- mkstemp's own name
-        os.replace(temporary, wrapper)  # noqa: PTH105
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(wrapper)
     return home
 
 

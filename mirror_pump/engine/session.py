@@ -68,9 +68,10 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
 
 
 def _base_conf(settings: SparkSettings) -> dict[str, str]:
+    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
     conf = {
         "spark.driver.memory": settings.driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j}",
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -150,12 +151,12 @@ class LibpqAccess:
 def libpq_access(dsn: str) -> LibpqAccess:
     """Reads a libpq URI or key=value string for clients that are not libpq.
 
-    Raises UsageError for what only libpq can do: a service file's entry, or a server that listens on a Unix socket alone.
+    Raises UsageError for what only libpq can do: service files, and Unix sockets.
     """
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
     except psycopg.ProgrammingError as error:
-        raise UsageError(f"not a connection string: {error}".strip(), "give a libpq URI: postgresql://user@host/db") from error
+        raise UsageError(f"not a connection string: {error}", "give a libpq URI: postgresql://user@host/db") from error
     defaults = {
         option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val is not None
     }

@@ -107,7 +107,9 @@ class _Runner:
         if self.uid is None:
             return True
         probe = ["test", "-x", str(path)]
-        return subprocess.run(probe, user=self.uid, group=self.gid, extra_groups=[], check=False, cwd="/").returncode == 0
+        return (
+            subprocess.run(probe, user=self.uid, group=self.gid, extra_groups=[], check=False, cwd="/").returncode == 0
+        )
 
     def run(self, command: list[str], *, timeout: float, output: IO[bytes] | None = None) -> tuple[int, str]:
         """Runs a server program; returns its exit code and what it printed (nothing if `output` takes that)."""

@@ -23,7 +23,8 @@ UNION ALL
 SELECT format('column %s.%s #%s %s%s%s%s default %s', c.relname, a.attname, a.attnum,
               format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' not null' END, a.attidentity,
               a.attgenerated, pg_get_expr(d.adbin, d.adrelid))
-  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+  LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
  WHERE c.relnamespace = 'modak'::regnamespace AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'v', 'p')
 UNION ALL
 SELECT format('constraint %s.%s %s', conrelid::regclass, conname, pg_get_constraintdef(oid))
@@ -94,7 +95,8 @@ def test_a_later_program_goes_on_where_an_earlier_one_stopped(
 
 def test_a_failing_migration_leaves_nothing_behind(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = sql.Migration(len(sql.migrations()) + 1, "broken", "CREATE TABLE modak.half (a int); SELECT 1/0;")
-    monkeypatch.setattr(sql, "migrations", lambda steps=sql.migrations(): (*steps, broken))
+    steps = (*sql.migrations(), broken)
+    monkeypatch.setattr(sql, "migrations", lambda: steps)
     with pytest.raises(psycopg.errors.DivisionByZero):
         _migrate(database)
     assert database.rows("SELECT to_regnamespace('modak')::text") == [(None,)]

