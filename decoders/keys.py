@@ -1,0 +1,67 @@
+"""Numbers for keys: equal numbers for equal key text, so that sorting integers groups the changes of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from decoders.columns import ColumnType, Kind
+from decoders.tuples import Cells, Ints, RawBuffer
+
+_INTEGERS = (Kind.INT, Kind.LONG)
+_SPAN_LIMIT = 1 << 62
+"""Products of the columns' numbers of distinct values stay below this, so that they fit in 64 bits."""
+
+
+def is_integer_key(types: Sequence[ColumnType]) -> bool:
+    """Whether the key's numbers are its values themselves: a single integer column."""
+    return len(types) == 1 and types[0].kind in _INTEGERS
+
+
+def key_numbers(buffer: RawBuffer, columns: Sequence[Cells], types: Sequence[ColumnType]) -> Ints:
+    """One number per key, from its columns' cells (all TEXT).
+
+    The value itself for a single integer column. Otherwise each column's values are numbered, integers from their
+    minimum and text by a dictionary of its bytes, and the columns' numbers are the digits of the key's: no two keys
+    share one, which joining texts could not say.
+    """
+    if is_integer_key(types):
+        return _integers(buffer.text(columns[0]))
+    numbers, span = _digits(buffer, columns[0], types[0])
+    for cells, column in zip(columns[1:], types[1:], strict=True):
+        digits, base = _digits(buffer, cells, column)
+        if span * base >= _SPAN_LIMIT:
+            numbers, span = _dense(numbers)
+        if span * base >= _SPAN_LIMIT:
+            digits, base = _dense(digits)
+        numbers, span = numbers * base + digits, span * base
+    return numbers
+
+
+def _integers(texts: pa.ChunkedArray) -> Ints:
+    numbers: Ints = texts.cast(pa.int64()).to_numpy()
+    return numbers
+
+
+def _digits(buffer: RawBuffer, cells: Cells, column: ColumnType) -> tuple[Ints, int]:
+    """Numbers from 0 for a column's values, and one more than the highest of them."""
+    texts = buffer.text(cells)
+    if column.kind in _INTEGERS:
+        values = _integers(texts)
+        if not len(values):
+            return values, 1
+        low = int(values.min())
+        span = int(values.max()) - low + 1
+        return _dense(values) if span >= _SPAN_LIMIT else (values - low, span)
+    encoded = texts.dictionary_encode()
+    indices = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks] or [np.empty(0, np.int64)])
+    numbers = indices.astype(np.int64)
+    return numbers, int(numbers.max(initial=0)) + 1
+
+
+def _dense(numbers: Ints) -> tuple[Ints, int]:
+    """The same grouping with consecutive numbers from 0: at most as many as there are rows."""
+    distinct, dense = np.unique(numbers, return_inverse=True)
+    return dense.astype(np.int64), max(len(distinct), 1)

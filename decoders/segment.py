@@ -1,0 +1,260 @@
+"""Decodes a segment, a consecutive slice of the stream, into what it does to each table (design section 5).
+
+The order of work per relation: find all cells (tuples.py), number the keys (keys.py), sort events by key
+(net_effect.py), fill unchanged TOAST values (toast.py); only then is text parsed (text.py), and only that of rows which
+survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from decoders.columns import ColumnType
+from decoders.keys import is_integer_key, key_numbers
+from decoders.net_effect import NetEffect, net_effect
+from decoders.text import parse_text
+from decoders.toast import chain_ends, from_earlier_images, from_old_tuples
+from decoders.tuples import (
+    DELETE,
+    INSERT,
+    TEXT,
+    UNCHANGED,
+    UPDATE,
+    Bools,
+    Bytes,
+    Cells,
+    Changes,
+    Ints,
+    RawBuffer,
+    read_changes,
+)
+
+_CHANGE_TAGS = (INSERT, UPDATE, DELETE)
+_ERROR_LENGTH = 500
+"""Characters of an error text: it may quote a value, and values may be large."""
+
+
+@dataclass(frozen=True)
+class RelationShape:
+    """What a task must know of a relation. Picklable."""
+
+    relation_id: int
+    """The OID in pgoutput's messages."""
+    names: tuple[str, ...]
+    """Columns in the order that pgoutput sends."""
+    types: tuple[ColumnType, ...]
+    key: tuple[int, ...]
+    """Places of the key columns in `names`, ascending."""
+    not_null: tuple[bool, ...]
+    """Columns that the lake requires: a NULL there is an error of the table, not a broken file."""
+    every_key_deletes: bool
+    """While the table is being copied: each touched key deletes, also one that first appears here."""
+
+
+@dataclass(frozen=True)
+class IncompleteRows:
+    """Surviving rows that lack unchanged TOAST values which the segment does not hold. All tables in one row order."""
+
+    rows: pa.Table
+    """As TableChanges.rows; NULL in the missing cells."""
+    missing: pa.Table
+    """bool columns of the same names: True where the cell is missing."""
+    lookup_keys: pa.Table
+    """Key columns: the row's key before this segment. Its last image outside the segment has the missing values."""
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """The net effect of a segment on one table."""
+
+    relation_id: int
+    changes: int
+    """Messages seen."""
+    rows: pa.Table
+    """Complete rows that exist when the segment ends, one per key: all columns, with their ColumnType's Arrow types."""
+    deleted_keys: pa.Table
+    """Key columns, unique: the keys whose row from before the segment must go."""
+    incomplete: IncompleteRows | None
+    error: str | None
+    """Why the relation could not be decoded; then the tables are empty."""
+
+
+def decode_segment(
+    data: bytes, lengths: npt.NDArray[np.int32], shapes: Mapping[int, RelationShape], header: int = 25
+) -> list[TableChanges]:
+    """The net effect of the messages in `data` on each relation of `shapes` that has any, by ascending OID.
+
+    `data` holds messages end to end, `lengths` (bytes, headers included) cuts it, and `header` bytes of each precede
+    its pgoutput message (25: CopyData's XLogData). Messages that are no row changes, and those of other relations, are
+    ignored. A relation that cannot be decoded has its `error` set; the others are not affected. ValueError when the
+    lengths do not add up to the data.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    ends = np.cumsum(sizes)
+    if int(ends[-1] if len(ends) else 0) != len(data) or (sizes <= header).any():
+        raise ValueError(f"{len(sizes)} message lengths do not fit {len(data)} bytes of data")
+    buffer = RawBuffer(data)
+    at = ends - sizes + header
+    tags, relations, marks = buffer.heads(at)
+    chosen = np.flatnonzero(np.isin(tags, _CHANGE_TAGS))
+    # Stable, so that each relation's messages stay in stream order.
+    chosen = chosen[np.argsort(relations[chosen], kind="stable")]
+    results = []
+    for group in np.split(chosen, np.flatnonzero(np.diff(relations[chosen])) + 1):
+        shape = shapes.get(int(relations[group[0]])) if len(group) else None
+        if shape is not None:
+            results.append(_decode(buffer, at[group], ends[group], tags[group], marks[group], shape))
+    return results
+
+
+def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, shape: RelationShape) -> TableChanges:
+    try:
+        return _Relation(buffer, read_changes(buffer, at, ends, tags, marks, len(shape.names)), shape).table_changes()
+    except (ValueError, IndexError) as error:
+        # IndexError: a length in the message led out of the data.
+        return TableChanges(
+            relation_id=shape.relation_id,
+            changes=len(at),
+            rows=_schema(shape).empty_table(),
+            deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
+            incomplete=None,
+            error=str(error)[:_ERROR_LENGTH],
+        )
+
+
+def _schema(shape: RelationShape) -> pa.Schema:
+    return pa.schema([(name, column.arrow) for name, column in zip(shape.names, shape.types, strict=True)])
+
+
+class _Relation:
+    """One relation's changes while they are being worked on."""
+
+    def __init__(self, buffer: RawBuffer, changes: Changes, shape: RelationShape) -> None:
+        self._buffer = buffer
+        self._changes = changes
+        self._shape = shape
+        self._key_types = [shape.types[column] for column in shape.key]
+        new = [self._checked(from_old_tuples(changes, column), column) for column in shape.key]
+        old = [self._checked(changes.old[column], column) for column in shape.key]
+        self._key_cells = [mine.followed_by(before) for mine, before in zip(new, old, strict=True)]
+        """By key column, the cells of the new tuples and then of the old ones."""
+        self._numbers = key_numbers(buffer, self._key_cells, self._key_types)
+        """Key numbers of the new tuples and then of the old ones."""
+
+    def table_changes(self) -> TableChanges:
+        changes, shape = self._changes, self._shape
+        fresh = len(changes.new_messages)
+        effect = net_effect(changes, self._numbers[:fresh], self._numbers[fresh:])
+        surviving = effect.surviving
+        cells, previous = self._surviving_cells(effect, surviving)
+        missing = [column.kinds == UNCHANGED for column in cells]
+        lacking = np.logical_or.reduce(missing) if missing else np.zeros(len(surviving), bool)
+        incomplete = None
+        if lacking.any():
+            assert previous is not None
+            incomplete = self._incomplete(effect, surviving, cells, missing, np.flatnonzero(lacking), previous)
+            whole = np.flatnonzero(~lacking)
+            surviving, cells = surviving[whole], [column.take(whole) for column in cells]
+        return TableChanges(
+            relation_id=shape.relation_id,
+            changes=len(changes.tags),
+            rows=self._rows(changes.new_places[surviving], cells),
+            deleted_keys=self._deleted_keys(effect),
+            incomplete=incomplete,
+            error=None,
+        )
+
+    def _surviving_cells(self, effect: NetEffect, surviving: Ints) -> tuple[list[Cells], Ints | None]:
+        """By column, the surviving rows' cells; and the previous images, if any cell needed them."""
+        changes = self._changes
+        places = changes.new_places[surviving]
+        previous: Ints | None = None
+        result = []
+        for column, cells in enumerate(changes.new):
+            wanted = cells.take(places)
+            if (wanted.kinds == UNCHANGED).any():
+                if previous is None:
+                    previous = effect.previous_images()
+                filled = from_old_tuples(changes, column)
+                wanted = from_earlier_images(filled, changes, previous).take(places)
+            result.append(wanted)
+        return result, previous
+
+    def _incomplete(
+        self,
+        effect: NetEffect,
+        surviving: Ints,
+        cells: list[Cells],
+        missing: list[Bools],
+        lacking: Ints,
+        previous: Ints,
+    ) -> IncompleteRows:
+        changes, shape = self._changes, self._shape
+        messages = surviving[lacking]
+        roots = chain_ends(previous)[messages]
+        if (changes.tags[roots] == INSERT).any():
+            raise ValueError("an INSERT came without one of its values")
+        tuples = np.where(
+            effect.key_changed[roots], len(changes.new_messages) + changes.old_places[roots], changes.new_places[roots]
+        )
+        flags = [pa.array(column[lacking]) for column in missing]
+        return IncompleteRows(
+            rows=self._rows(changes.new_places[messages], [column.take(lacking) for column in cells]),
+            missing=pa.table(flags, names=list(shape.names)),
+            lookup_keys=self._keys(tuples),
+        )
+
+    def _deleted_keys(self, effect: NetEffect) -> pa.Table:
+        changes, places = self._changes, effect.deleting(every_key=self._shape.every_key_deletes)
+        messages = effect.messages[places]
+        old = len(changes.new_messages) + changes.old_places[messages]
+        return self._keys(np.where(effect.puts[places], changes.new_places[messages], old))
+
+    def _keys(self, tuples: Ints) -> pa.Table:
+        """The keys of tuples, counted through the new and then the old ones."""
+        columns = [
+            self._key_numbers(tuples) if is_integer_key(self._key_types) else self._parsed(cells.take(tuples), column)
+            for cells, column in zip(self._key_cells, self._shape.key, strict=True)
+        ]
+        return pa.table(columns, schema=pa.schema([_schema(self._shape).field(column) for column in self._shape.key]))
+
+    def _rows(self, tuples: Ints, cells: list[Cells]) -> pa.Table:
+        integer_key = self._shape.key[0] if is_integer_key(self._key_types) else None
+        columns = [
+            self._key_numbers(tuples) if column == integer_key else self._parsed(cells[column], column)
+            for column in range(len(cells))
+        ]
+        return pa.table(columns, schema=_schema(self._shape))
+
+    def _key_numbers(self, tuples: Ints) -> pa.Array:
+        """A single integer key's values, which were parsed to number the keys."""
+        return pa.array(self._numbers[tuples]).cast(self._key_types[0].arrow)
+
+    def _parsed(self, cells: Cells, column: int) -> pa.ChunkedArray:
+        name, type_ = self._shape.names[column], self._shape.types[column]
+        try:
+            chunks = [self._parsed_chunk(texts, type_) for texts in self._buffer.text(cells).chunks]
+        except ValueError as error:
+            raise ValueError(f"column {name}: {error}") from error
+        if self._shape.not_null[column] and not np.isin(cells.kinds, (TEXT, UNCHANGED)).all():
+            raise ValueError(f"column {name}: NULL came where the lake requires a value")
+        return pa.chunked_array(chunks, type_.arrow)
+
+    def _parsed_chunk(self, texts: pa.Array, column: ColumnType) -> pa.Array:
+        parsed = parse_text(texts, column)
+        if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
+            value = texts.filter(parsed.unrepresentable)[0].as_py()
+            raise ValueError(f"the value {value!r} cannot be held by {column}")
+        return parsed.values
+
+    def _checked(self, cells: Cells, column: int) -> Cells:
+        """`cells` of a key column, which all must have come."""
+        if (cells.kinds != TEXT).any():
+            raise ValueError(f"column {self._shape.names[column]}: a change came without this part of its key")
+        return cells

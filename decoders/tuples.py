@@ -1,0 +1,212 @@
+"""Finds the cells of pgoutput's row changes in a buffer of raw messages, all rows at once.
+
+Layout: PostgreSQL documentation, "Logical Replication Message Formats", TupleData: a 16-bit number of columns, then per
+column one byte (n: NULL, u: unchanged TOAST value, t: text) and, for text, a 32-bit length and that many bytes. Where a
+column starts depends on the lengths before it, so the loop goes over columns and numpy goes over rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+NULL, UNCHANGED, TEXT = ord("n"), ord("u"), ord("t")
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+_NEW_TUPLE = ord("N")
+_OLD_TUPLES = (ord("K"), ord("O"))
+
+_PADDING = 16
+"""Zero bytes after the data, so that a word may be read at any position of it."""
+
+_VIEW_BLOCK_BITS = 30
+"""Arrow views hold 32-bit offsets: each of a view's buffers starts this power of two after the one before. A message is
+shorter than 1 GiB (Postgres's MaxAllocSize): a value that starts in the first 1 GiB of its buffer ends before 2 GiB."""
+
+_MAX_STRING_BYTES = 1 << 29
+"""Text bytes per Arrow chunk: with one value of up to 1 GiB more, still within a string array's 32-bit offsets."""
+
+_INLINE_BYTES = 12
+"""Arrow keeps values up to this length inside the 16-byte view (Arrow columnar format, variable-size binary view)."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+_Words = npt.NDArray[np.uint64]
+
+_HIGH_HALF = 0xFFFF_FFFF_0000_0000
+
+
+def _inline_masks() -> tuple[_Words, _Words]:
+    """By length (13: longer), which bits of a view's two words hold bytes of the value; the first word's low half is
+    the length."""
+    masks = np.zeros((_INLINE_BYTES + 2, 2), np.uint64)
+    for length in range(_INLINE_BYTES + 1):
+        bits = b"\0\0\0\0" + b"\xff" * length + b"\0" * (_INLINE_BYTES - length)
+        masks[length] = np.frombuffer(bits, "<u8")
+    masks[_INLINE_BYTES + 1, 0] = _HIGH_HALF
+    return masks[:, 0].copy(), masks[:, 1].copy()
+
+
+_FIRST_MASK, _SECOND_MASK = _inline_masks()
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One column's cells, over some list of tuples."""
+
+    starts: Ints
+    """Where the text starts in the buffer."""
+    lengths: Ints
+    """Bytes of text; 0 unless `kinds` is TEXT."""
+    kinds: Bytes
+    """NULL, UNCHANGED or TEXT."""
+
+    def take(self, places: Ints) -> Cells:
+        return Cells(self.starts[places], self.lengths[places], self.kinds[places])
+
+    def followed_by(self, other: Cells) -> Cells:
+        return Cells(
+            np.concatenate([self.starts, other.starts]),
+            np.concatenate([self.lengths, other.lengths]),
+            np.concatenate([self.kinds, other.kinds]),
+        )
+
+    def or_where(self, chosen: Bools, other: Cells) -> Cells:
+        """`other`'s cells where `chosen`, else these."""
+        return Cells(
+            np.where(chosen, other.starts, self.starts),
+            np.where(chosen, other.lengths, self.lengths),
+            np.where(chosen, other.kinds, self.kinds),
+        )
+
+
+class RawBuffer:
+    """The bytes of a segment, readable as words at any position and as Arrow text without copying cell by cell."""
+
+    def __init__(self, data: bytes, block_bits: int = _VIEW_BLOCK_BITS) -> None:
+        padded = b"".join((data, bytes(_PADDING)))
+        self._octets: Bytes = np.frombuffer(padded, np.uint8)
+        self._words: _Words = np.ndarray((len(data) + _PADDING - 7,), "<u8", padded, strides=(1,))
+        self._block_bits = block_bits
+        whole = pa.py_buffer(padded)
+        self._blocks = [whole.slice(start) for start in range(0, len(data) + 1, 1 << block_bits)]
+
+    def octets(self, at: Ints) -> Bytes:
+        return self._octets[at]
+
+    def heads(self, at: Ints) -> tuple[Bytes, Ints, Bytes]:
+        """A byte, the big-endian 32-bit number after it, and the byte after that."""
+        words = self._words[at]
+        return words.astype(np.uint8), _number(words), (words >> 40).astype(np.uint8)
+
+    def walk(self, at: Ints, columns: int) -> tuple[list[Cells], Ints]:
+        """The cells of the tuples at positions `at`, by column, and where each tuple ends."""
+        counts = (self._octets[at].astype(np.int64) << 8) | self._octets[at + 1]
+        if (counts != columns).any():
+            found = int(counts[counts != columns][0])
+            raise ValueError(f"a row came with {found} columns where the table is known with {columns}")
+        at = at + 2
+        cells = []
+        for _ in range(columns):
+            words = self._words[at]
+            kinds = words.astype(np.uint8)
+            text = kinds == TEXT
+            lengths = _number(words)
+            if text.all():
+                following = at + 5 + lengths
+            else:
+                known = text | (kinds == NULL) | (kinds == UNCHANGED)
+                if not known.all():
+                    raise ValueError(f"a column came in the unknown form {bytes(kinds[~known][:1])!r}")
+                lengths[~text] = 0
+                following = at + np.where(text, 5 + lengths, 1)
+            cells.append(Cells(at + 5, lengths, kinds))
+            at = following
+        return cells, at
+
+    def text(self, cells: Cells) -> pa.ChunkedArray:
+        """The cells as Arrow strings; NULL where there is no text. ValueError for bytes that are not UTF-8."""
+        total = int(cells.lengths.sum())
+        if total <= _MAX_STRING_BYTES:
+            return pa.chunked_array([self._text(cells)])
+        blocks = np.cumsum(cells.lengths) // _MAX_STRING_BYTES
+        cuts = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
+        parts = [cells.take(np.arange(low, high)) for low, high in itertools.pairwise(cuts)]
+        return pa.chunked_array([self._text(part) for part in parts])
+
+    def _text(self, cells: Cells) -> pa.Array:
+        count = len(cells.starts)
+        views = np.empty((count, 2), np.uint64)
+        place = np.minimum(cells.lengths, _INLINE_BYTES + 1)
+        views[:, 0] = (self._words[cells.starts - 4] & _FIRST_MASK[place]) | cells.lengths.astype(np.uint64)
+        offsets = cells.starts & ((1 << self._block_bits) - 1)
+        far = ((offsets << 32) | (cells.starts >> self._block_bits)).astype(np.uint64)
+        long = place > _INLINE_BYTES
+        if long.all():
+            views[:, 1] = far
+        else:
+            near = self._words[cells.starts + 4] & _SECOND_MASK[place]
+            views[:, 1] = np.where(long, far, near)
+        text = cells.kinds == TEXT
+        validity = None if text.all() else pa.py_buffer(np.packbits(text, bitorder="little"))
+        array = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), *self._blocks])
+        # From binary, not from string_view: this cast checks the encoding (a SQL_ASCII database may hold anything).
+        return array.cast(pa.string())
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The row changes of one relation, in stream order."""
+
+    tags: Bytes
+    """INSERT, UPDATE or DELETE, one per message."""
+    new_messages: Ints
+    """Messages with a new tuple: all but deletes."""
+    new: list[Cells]
+    """By column, in the order of `new_messages`."""
+    old_messages: Ints
+    """Messages with an old tuple: deletes, and updates that sent the old key or, under FULL, the old row."""
+    old: list[Cells]
+    """By column, in the order of `old_messages`."""
+    new_places: Ints = field(init=False)
+    """By message, its place in `new`; meaningless for deletes."""
+    old_places: Ints = field(init=False)
+    """By message, its place in `old`; -1 if it has none."""
+
+    def __post_init__(self) -> None:
+        count = len(self.tags)
+        new_places, old_places = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+        new_places[self.new_messages] = np.arange(len(self.new_messages))
+        old_places[self.old_messages] = np.arange(len(self.old_messages))
+        object.__setattr__(self, "new_places", new_places)
+        object.__setattr__(self, "old_places", old_places)
+
+
+def read_changes(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, columns: int) -> Changes:
+    """Find all tuples of the messages that start at `at` and end before `ends`. ValueError for malformed ones."""
+    has_new = tags != DELETE
+    has_old = marks != _NEW_TUPLE
+    sound = np.where(tags == INSERT, ~has_old, has_old | has_new)
+    if not sound.all() or not np.isin(marks[has_old], _OLD_TUPLES).all():
+        raise ValueError("a row change holds other tuples than its kind allows")
+    old_messages, new_messages = np.flatnonzero(has_old), np.flatnonzero(has_new)
+    new_at = at + 5
+    old, old_ends = buffer.walk(new_at[old_messages] + 1, columns)
+    new_at[old_messages] = old_ends
+    if (buffer.octets(new_at[new_messages]) != _NEW_TUPLE).any():
+        raise ValueError("a row change lacks its new tuple")
+    new, new_ends = buffer.walk(new_at[new_messages] + 1, columns)
+    reached = new_at
+    reached[new_messages] = new_ends
+    if (reached != ends).any():
+        raise ValueError("a row change is longer or shorter than its message")
+    return Changes(tags, new_messages, new, old_messages, old)
+
+
+def _number(words: _Words) -> Ints:
+    """The big-endian 32-bit number in bytes 1 to 4 of each word."""
+    return (words >> 8).astype(np.uint32).byteswap().astype(np.int64)
