@@ -36,3 +36,10 @@ def migrations() -> tuple[Migration, ...]:
     )
     assert [step.version for step in found] == list(range(1, len(found) + 1)), "migrations are numbered 1, 2, 3 ..."
     return tuple(found)
+
+
+def queries(name: str) -> dict[str, str]:
+    """The named statements of sql/queries/`name`.sql: each begins at a line `-- name: statement`."""
+    text = (resources.files(__name__) / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], (statement.strip().rstrip(";") for statement in parts[2::2]), strict=True))

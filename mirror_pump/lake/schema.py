@@ -151,7 +151,7 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
     except ValueError as error:
         raise LakeError(
-            f"column {document['name']!r} of the Iceberg table has the type {described!r}, which no mirrored column has",
+            f"column {document['name']!r} of the Iceberg table has the type {described!r}, not one of the mirror's",
             "drop the column with the engine that added it; a mirrored table's columns come from Postgres only",
         ) from error
     return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id)

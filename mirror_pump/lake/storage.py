@@ -60,6 +60,20 @@ def read_bytes(location: str, storage: StorageOptions) -> bytes:
             return bytes(stream.read())
 
 
+@contextmanager
+def open_input(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
+    """The file, open for reading at any position. Raises LakeError if it is missing or cannot be read."""
+    with _lake_errors("read", location):
+        path = local_path(location)
+        if path is not None:
+            with pa.OSFile(str(path), "rb") as source:
+                yield source
+            return
+        filesystem, key = _remote(location, storage)
+        with filesystem.open_input_file(key) as source:
+            yield source
+
+
 def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
     """Writes one file so that a reader sees it whole or not at all. Raises LakeError."""
     write_all([(location, content)], storage)

@@ -1,0 +1,1 @@
+"""Mirrors PostgreSQL tables into Apache Iceberg by logical replication, with a proven frontier."""

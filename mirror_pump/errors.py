@@ -1,0 +1,47 @@
+"""Errors, by who has to act. Each says what happened, to which object, and what to do about it."""
+
+from __future__ import annotations
+
+
+class MirrorPumpError(Exception):
+    """Base. `str()` is what happened and to what; `remedy` is what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class UsageError(MirrorPumpError):
+    """The command line or the configuration is wrong: nothing was tried."""
+
+    exit_code = 2
+
+
+class TableError(MirrorPumpError):
+    """One table cannot be mirrored (further): the owner of the table acts. Other tables go on."""
+
+
+class SourceError(MirrorPumpError):
+    """The Postgres side needs its operator: slot missing, setting off, permission lacking."""
+
+
+class ConnectionLost(SourceError):
+    """Postgres went away. Retried with back-off; fatal only when retries are used up."""
+
+
+class NotLeader(SourceError):
+    """Another pump leads this database, or took over from us: this one must stop."""
+
+
+class LakeError(MirrorPumpError):
+    """Files or metadata of the lake cannot be read or written: the operator of the storage acts."""
+
+
+class CommitConflict(LakeError):
+    """Someone else moved an Iceberg table's pointer: rebase and retry."""
+
+
+class OutcomeUnknown(MirrorPumpError):
+    """The connection was lost during COMMIT. Resolved by reading the pointer back; no file may be deleted until then."""

@@ -1,0 +1,144 @@
+"""Manifest entries as bytes: how one is encoded, decoded whoever wrote it, and carried over to later manifests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, manifest_entry_schema_with_data_file
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
+
+from mirror_pump.lake.avro import Encoder, read_records, schema_json
+from mirror_pump.lake.files import FileContent, WrittenFile
+
+FORMAT_VERSION: Final = 2
+"""Of tables, manifests and manifest lists."""
+
+NO_PARTITION = StructType()
+
+
+class Status(IntEnum):
+    """A manifest entry's status (Iceberg spec, field 0)."""
+
+    EXISTING = 0
+    ADDED = 1
+    DELETED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A manifest entry; the file's description is kept as the bytes that go into the manifest."""
+
+    status: Status
+    snapshot_id: int
+    sequence_number: int
+    file_sequence_number: int | None
+    """None on an added entry: readers take the manifest's, which is the snapshot's own."""
+    records: int
+    data_file: bytes
+
+
+class Formats:
+    """Encoders and schema of manifests with one partition type."""
+
+    def __init__(self, partition: StructType) -> None:
+        data_file = _data_file_type(partition, IntegerType())
+        schema = manifest_entry_schema_with_data_file(FORMAT_VERSION, data_file)
+        self.schema = schema_json(schema, "manifest_entry")
+        self.data_file = Encoder(data_file)
+        self._head = Encoder(StructType(*MANIFEST_ENTRY_SCHEMAS[FORMAT_VERSION].fields[:4]))
+
+    def entry(self, entry: Entry) -> bytes:
+        """The entry's Avro record: its head, then the file's bytes as they are."""
+        head = self._head.encode(entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
+        return head + entry.data_file
+
+
+@lru_cache(maxsize=32)
+def formats_of(partition: StructType) -> Formats:
+    return Formats(partition)
+
+
+def _data_file_type(partition: StructType, equality_id: Any) -> StructType:
+    """Field 2 of an entry. pyiceberg 0.12 declares equality_ids as list<long>, the spec and Iceberg's Java code as
+    list<int>: Java fails on the former. Field 143 is in the spec's v2 too, and must survive a rewrite."""
+    fields = []
+    for one in DATA_FILE_TYPE[FORMAT_VERSION].fields:
+        if one.field_id == 102:
+            one = NestedField(102, "partition", partition, required=True)
+        elif one.field_id == 135:
+            one = NestedField(135, "equality_ids", ListType(136, equality_id, element_required=True), required=False)
+        fields.append(one)
+    fields.append(NestedField(143, "referenced_data_file", StringType(), required=False))
+    return StructType(*fields)
+
+
+def file_values(file: WrittenFile) -> tuple[Any, ...]:
+    """A new, unpartitioned file in `_data_file_type`'s field order."""
+    return (
+        int(file.content),
+        file.path,
+        "PARQUET",
+        Record(),
+        file.record_count,
+        file.size_bytes,
+        file.column_sizes,
+        file.value_counts,
+        file.null_counts,
+        file.nan_counts,
+        file.lower_bounds,
+        file.upper_bounds,
+        None,
+        list(file.split_offsets),
+        list(file.equality_ids) if file.content is FileContent.EQUALITY_DELETES else None,
+        0 if file.content is not FileContent.POSITION_DELETES else None,
+        None,
+    )
+
+
+def decode(content: bytes) -> tuple[StructType, list[Record]]:
+    """A manifest's partition type and its entries, read as `_data_file_type` orders them."""
+    partition = NO_PARTITION
+
+    def reading(own: Schema) -> Schema:
+        nonlocal partition
+        described = own.find_field(2).field_type
+        assert isinstance(described, StructType)
+        found = next(one.field_type for one in described.fields if one.field_id == 102)
+        assert isinstance(found, StructType)
+        partition = found
+        equality = next((one for one in described.fields if one.field_id == 135), None)
+        element = equality.field_type.element_type if equality and isinstance(equality.field_type, ListType) else None
+        file_type = _data_file_type(partition, element or IntegerType())
+        return manifest_entry_schema_with_data_file(FORMAT_VERSION, file_type)
+
+    _, records = read_records(content, reading)
+    return partition, records
+
+
+def inherited(record: Record, added_snapshot_id: int, manifest_number: int, encoder: Encoder) -> Entry | None:
+    """A decoded entry as an existing one, with what it inherits from its manifest; None if it is deleted.
+
+    The rule: Iceberg spec, sequence number inheritance.
+    """
+    status, snapshot_id, sequence_number, file_sequence_number, file = (record[index] for index in range(5))
+    if status == Status.DELETED:
+        return None
+    return Entry(
+        Status.EXISTING,
+        added_snapshot_id if snapshot_id is None else snapshot_id,
+        manifest_number if sequence_number is None else sequence_number,
+        manifest_number if file_sequence_number is None else file_sequence_number,
+        file[4],
+        encoder.encode(*(file[index] for index in range(len(file)))),
+    )
+
+
+def existing(entry: Entry, manifest_number: int) -> Entry:
+    """An added entry as later manifests carry it; `manifest_number` is the sequence number of its first manifest."""
+    number = manifest_number if entry.file_sequence_number is None else entry.file_sequence_number
+    return replace(entry, status=Status.EXISTING, file_sequence_number=number)

@@ -1,0 +1,212 @@
+"""Table metadata as the spec's JSON document: a new table's, and the next one after a commit, with history thinned.
+
+The document stays a plain dict: whatever another engine put in and this project does not know is carried along.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import secrets
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.entries import FORMAT_VERSION
+from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+
+MAIN = "main"
+"""The branch that `current-snapshot-id` follows."""
+
+_MINUTE_MS = 60_000
+_HOUR_MS = 60 * _MINUTE_MS
+_PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
+_PREVIOUS_VERSIONS_DEFAULT = 100
+_GZIP = b"\x1f\x8b"
+_UNPARTITIONED = {"spec-id": 0, "fields": []}
+_UNSORTED = {"order-id": 0, "fields": []}
+_LAST_PARTITION_ID = 999
+"""Partition field IDs begin at 1000 (Iceberg spec)."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which snapshots a commit keeps in the metadata; pinned and referenced ones are kept always.
+
+    The document is written whole with every commit, so its length is the commit's cost: 330 snapshots at most by
+    default, some 200 kB.
+    """
+
+    newest: int = 100
+    minutes_for_ms: int = _HOUR_MS
+    """Older ones up to this age: one a minute."""
+    hours_for_ms: int = 7 * 24 * _HOUR_MS
+    """Older ones up to this age: one an hour. Beyond it none."""
+
+
+DEFAULT_RETENTION = Retention()
+
+
+def new_metadata(schema: LakeSchema, location: str, properties: Mapping[str, str], now_ms: int) -> dict[str, Any]:
+    """Metadata of an unpartitioned table without a snapshot (Iceberg spec, table metadata, v2)."""
+    return {
+        "format-version": FORMAT_VERSION,
+        "table-uuid": str(uuid.uuid4()),
+        "location": location,
+        "last-sequence-number": 0,
+        "last-updated-ms": now_ms,
+        "last-column-id": schema.last_column_id,
+        "schemas": [schema.to_iceberg_json()],
+        "current-schema-id": schema.schema_id,
+        "partition-specs": [_UNPARTITIONED],
+        "default-spec-id": 0,
+        "last-partition-id": _LAST_PARTITION_ID,
+        "sort-orders": [_UNSORTED],
+        "default-sort-order-id": 0,
+        "properties": dict(properties),
+        "current-snapshot-id": -1,
+        "refs": {},
+        "snapshots": [],
+        "snapshot-log": [],
+        "metadata-log": [],
+        "statistics": [],
+        "partition-statistics": [],
+    }
+
+
+def read_metadata(location: str, storage: StorageOptions) -> dict[str, Any]:
+    """The metadata document of any engine's table. LakeError if it is missing, damaged or not of version 2."""
+    content = read_bytes(location, storage)
+    try:
+        document = orjson.loads(gzip.decompress(content) if content.startswith(_GZIP) else content)
+        version = document["format-version"]
+    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        raise LakeError(
+            f"{location} is no Iceberg table metadata: {error}", "restore the file, or copy the table again"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise LakeError(
+            f"{location} has Iceberg format version {version}; mirrored tables have {FORMAT_VERSION}",
+            "do not upgrade mirrored tables; copy this one again",
+        )
+    return dict(document)
+
+
+def current_schema(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The current schema's JSON."""
+    current = metadata["current-schema-id"]
+    return dict(next(one for one in metadata["schemas"] if one["schema-id"] == current))
+
+
+def snapshot_of(metadata: Mapping[str, Any], snapshot_id: int) -> dict[str, Any] | None:
+    """A retained snapshot by its ID."""
+    # Newest first: that is what nearly every call asks for.
+    return next((one for one in reversed(metadata["snapshots"]) if one["snapshot-id"] == snapshot_id), None)
+
+
+def current_snapshot(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The snapshot that readers get who name none; None in a table without one."""
+    snapshot_id = metadata.get("current-snapshot-id")
+    return None if snapshot_id in (None, -1) else snapshot_of(metadata, int(snapshot_id))
+
+
+def new_snapshot_id(metadata: Mapping[str, Any]) -> int:
+    """A random positive 63-bit ID that no retained snapshot has."""
+    while True:
+        candidate = secrets.randbits(63)
+        if candidate and snapshot_of(metadata, candidate) is None:
+            return candidate
+
+
+def metadata_directory(metadata: Mapping[str, Any]) -> str:
+    """Where the table's metadata files go."""
+    chosen = metadata["properties"].get("write.metadata.path")
+    return str(chosen) if chosen else join(metadata["location"], "metadata")
+
+
+def next_location(metadata: Mapping[str, Any], old_location: str | None) -> str:
+    """A fresh name for the next metadata file, numbered after the old one as other engines expect it."""
+    found = re.match(r"v?(\d+)", old_location.rsplit("/", 1)[-1]) if old_location else None
+    version = 0
+    if old_location is not None:
+        version = int(found[1]) + 1 if found else len(metadata.get("metadata-log", ())) + 1
+    return join(metadata_directory(metadata), f"{version:05d}-{uuid.uuid4()}.metadata.json")
+
+
+def with_snapshot(
+    metadata: Mapping[str, Any],
+    snapshot: Mapping[str, Any],
+    old_location: str | None,
+    keep: Collection[int],
+    retention: Retention,
+) -> dict[str, Any]:
+    """The document after `snapshot` became the head of `main`; nothing of the old one is changed.
+
+    Snapshots that `retention` lets go leave the document with their statistics; `keep` and all refs hold theirs.
+    """
+    timestamp = snapshot["timestamp-ms"]
+    refs = dict(metadata.get("refs", {}))
+    refs[MAIN] = {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": snapshot["snapshot-id"]}
+    held = {ref["snapshot-id"] for ref in refs.values()} | set(keep)
+    snapshots = thin([*metadata["snapshots"], snapshot], held, timestamp, retention)
+    result = {
+        **metadata,
+        "last-sequence-number": snapshot["sequence-number"],
+        "last-updated-ms": timestamp,
+        "current-snapshot-id": snapshot["snapshot-id"],
+        "refs": refs,
+        "snapshots": snapshots,
+    }
+    retained = {one["snapshot-id"] for one in snapshots}
+    if len(snapshots) <= len(metadata["snapshots"]):
+        for statistics in ("statistics", "partition-statistics"):
+            if metadata.get(statistics):
+                result[statistics] = [one for one in metadata[statistics] if one["snapshot-id"] in retained]
+    log = [*metadata.get("snapshot-log", ()), {"timestamp-ms": timestamp, "snapshot-id": snapshot["snapshot-id"]}]
+    result["snapshot-log"] = _unbroken(log, retained)
+    if old_location is not None:
+        entry = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": old_location}
+        limit = int(metadata["properties"].get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
+        result["metadata-log"] = [*metadata.get("metadata-log", ()), entry][-max(limit, 1) :]
+    return result
+
+
+def thin(
+    snapshots: Sequence[Mapping[str, Any]], held: Collection[int], now_ms: int, retention: Retention
+) -> list[Mapping[str, Any]]:
+    """The snapshots to keep, oldest first.
+
+    Of a minute or an hour the oldest snapshot stays: the choice of one commit is then the choice of all later ones.
+    """
+    ordered = sorted(snapshots, key=lambda one: one.get("sequence-number", 0))
+    split = max(len(ordered) - retention.newest, 0)
+    kept = []
+    taken: set[tuple[int, int]] = set()
+    for snapshot in ordered[:split]:
+        age = now_ms - snapshot["timestamp-ms"]
+        if age < retention.minutes_for_ms:
+            unit = _MINUTE_MS
+        elif age < retention.hours_for_ms:
+            unit = _HOUR_MS
+        else:
+            unit = 0
+        slot = (unit, snapshot["timestamp-ms"] // unit) if unit else None
+        if snapshot["snapshot-id"] in held or (slot is not None and slot not in taken):
+            kept.append(snapshot)
+            if slot is not None:
+                taken.add(slot)
+    return kept + ordered[split:]
+
+
+def _unbroken(log: Sequence[Mapping[str, Any]], retained: Collection[int]) -> list[Mapping[str, Any]]:
+    """The end of the snapshot log from the last expired snapshot on (Iceberg spec, snapshot-log): before that, a time
+    would be answered with a snapshot older than the one that was current."""
+    for index in range(len(log) - 1, -1, -1):
+        if log[index]["snapshot-id"] not in retained:
+            return list(log[index + 1 :])
+    return list(log)

@@ -1,0 +1,111 @@
+"""The values every layer speaks in. No I/O; imports nothing of the project but the decoders' column types.
+
+Words: F is the frontier, L0 the WAL position from which a table's changes are in the slot, s0 the Iceberg
+sequence number of a table's start snapshot, S the published lake snapshot (design sections 1, 4 and 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from decoders.columns import ColumnType
+
+Lsn = NewType("Lsn", int)
+"""A WAL position in bytes from 0/0, as `pg_lsn - '0/0'` gives it."""
+
+SequenceNumber = NewType("SequenceNumber", int)
+"""An Iceberg data sequence number: orders commits, and segments within a commit."""
+
+SnapshotId = NewType("SnapshotId", int)
+"""An Iceberg snapshot ID. Random: never compare two for order."""
+
+TableId = NewType("TableId", int)
+"""The OID of a mirrored relation (the root of a partitioned table)."""
+
+
+def format_lsn(lsn: int) -> str:
+    """Postgres's notation of a WAL position, such as `16/B374D848`."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> Lsn:
+    """The WAL position that `text` (`16/B374D848`) names; ValueError if it names none."""
+    high, slash, low = text.strip().partition("/")
+    if not slash or len(high) > 8 or len(low) > 8:
+        raise ValueError(f"{text!r} is not a WAL position; it looks like 16/B374D848")
+    return Lsn((int(high, 16) << 32) | int(low, 16))
+
+
+@dataclass(frozen=True, order=True)
+class TableName:
+    """A relation's schema and name as they stand in pg_class, unquoted."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> str:
+        """The name as SQL wants it: both parts quoted."""
+        return ".".join('"' + part.replace('"', '""') + '"' for part in (self.schema, self.name))
+
+
+class TableState(StrEnum):
+    """Where a mirrored table stands (modak.mirror_tables.state)."""
+
+    COPYING = "copying"
+    """Its stream changes are applied, its initial copy is not complete: readers are promised nothing yet."""
+    LIVE = "live"
+    """Everything at or below F is in the lake."""
+    FAILED = "failed"
+    """Set aside with an error; readable as of its last F; other tables go on."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One mirrored column: its Postgres side and its lake side."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    type_modifier: int
+    """atttypmod; -1 where the type has none."""
+    type_sql: str
+    """format_type(): `numeric(14,2)`, for messages and `status`."""
+    type: ColumnType
+    field_id: int
+    """The Iceberg field ID. Never changes, never reused."""
+    not_null: bool
+
+
+@dataclass(frozen=True)
+class MirroredTable:
+    """A registered table as the pipeline needs it: read from the catalog, sent to tasks, never mutated."""
+
+    table_id: TableId
+    name: TableName
+    columns: tuple[Column, ...]
+    """In attribute order, which is the order pgoutput sends."""
+    key: tuple[str, ...]
+    """Names of the key columns, in attribute order: the primary key, or the replica identity index."""
+    state: TableState
+    start_lsn: Lsn
+    """L0: only transactions that end after it concern the table."""
+    born_sequence: SequenceNumber
+    """s0: the sequence number that copied files are born at."""
+    generation: int
+    """Counts restarts of the initial copy; a chunk read for an older generation is thrown away."""
+    lake_table: str
+    """The Iceberg table's name within its namespace (the namespace is the Postgres schema)."""
+    location: str
+    """Root URI of the Iceberg table's files."""
+    live_after_lsn: Lsn | None
+    """Set once the last chunk is read: the table is live when F reaches it."""
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.name in self.key)

@@ -1,0 +1,163 @@
+"""Initial copies: plans chunks, keeps tasks reading them, and reports each finished chunk to the inbox.
+
+A chunk is a range of heap blocks, read in a short snapshot of its own at any time after L0 and born at s0. That is
+enough: whatever changed after L0 comes in the stream too, every stream change of a table under copy deletes its key,
+and each of these deletes is younger than s0, so a copied row survives only where no change came (design section 7).
+A row that an update moved may be copied twice or not at all; the update is in the stream, so both come out right.
+Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without telling: the relation's file node
+changes, the task notices under its lock, and the copy starts again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from mirror_pump.engine.copying import ChunkResult, ChunkTask, copy_chunk
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.pipeline.publish import CopiedChunk
+from mirror_pump.pipeline.steps import Observer, Step
+from mirror_pump.pipeline.work import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed, Work
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.copyread import Chunk, plan_chunks
+from mirror_pump.source.leader import check_epoch
+from mirror_pump.source.tables import load_table
+from sql import queries
+
+_SQL = queries("copy")
+
+_LOOK_INTERVAL = 2.0
+"""Seconds between looks at the catalog when nobody wakes the thread; `register` does wake it."""
+
+
+@dataclass(frozen=True)
+class CopySettings:
+    dsn: str
+    slot: str
+    epoch: int
+    chunk_bytes: int
+    """Heap bytes that a chunk of a table of ordinary size covers."""
+    workers: int
+    """Chunks read at the same time."""
+
+
+class Copier:
+    """A thread that copies whatever table is in state `copying`, one after the other."""
+
+    def __init__(
+        self,
+        connect: Callable[[], PgConnection],
+        runner: TaskRunner,
+        storage: StorageOptions,
+        inbox: SimpleQueue[Work],
+        settings: CopySettings,
+        observer: Observer,
+    ) -> None:
+        self._connect = connect
+        self._runner = runner
+        self._storage = storage
+        self._inbox = inbox
+        self._settings = settings
+        self._observer = observer
+        self._slots = threading.Semaphore(settings.workers)
+        self._reported: set[tuple[TableId, int, int, int]] = set()
+        """Chunks given to a task in this run, as (table, L0, generation, number): published or not, not again."""
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; chunks under way are forgotten, and will be read again."""
+        self._stopping.set()
+        self._changed.set()
+        self._slots.release()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """A table was registered, or a copy has to start again."""
+        self._changed.set()
+
+    def _run(self) -> None:
+        try:
+            with self._connect() as connection:
+                while not self._stopping.is_set():
+                    self._changed.clear()
+                    for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
+                        table = load_table(connection, TableId(table_id))
+                        if table is not None and (planned or self._plan(connection, table)):
+                            self._copy(connection, table)
+                    self._changed.wait(_LOOK_INTERVAL)
+        except BaseException as error:
+            self._inbox.put(ThreadFailed(error))
+
+    def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
+        """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings."""
+        chunks = plan_chunks(connection, table.table_id, self._settings.chunk_bytes)
+        with connection.transaction():
+            check_epoch(connection, self._settings.slot, self._settings.epoch)
+            who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
+            if connection.execute(_SQL["plan"], who).rowcount != 1:
+                return False
+            with connection.cursor() as cursor:
+                cursor.executemany(
+                    _SQL["plan_chunk"],
+                    [
+                        {
+                            "table_id": table.table_id,
+                            "generation": table.generation,
+                            "chunk_no": number,
+                            "relation_id": chunk.relation_id,
+                            "filenode": chunk.filenode,
+                            "lo_block": chunk.lo_block,
+                            "hi_block": chunk.hi_block,
+                        }
+                        for number, chunk in enumerate(chunks)
+                    ],
+                )
+            if not chunks:
+                connection.execute(_SQL["nothing_to_copy"], {"table_id": table.table_id})
+        self._observer(Step.COPY_PLANNED, table=str(table.name), chunks=len(chunks))
+        self._inbox.put(CopyPlanned(table, len(chunks)))
+        return bool(chunks)
+
+    def _copy(self, connection: PgConnection, table: MirroredTable) -> None:
+        rows = connection.execute(_SQL["chunks"], {"table_id": table.table_id, "generation": table.generation})
+        for number, relation_id, schema, name, filenode, lo_block, hi_block in rows.fetchall():
+            identity = (table.table_id, table.start_lsn, table.generation, number)
+            if identity in self._reported:
+                continue
+            if name is None:
+                self._inbox.put(CopyInvalid(table))
+                return
+            self._slots.acquire()
+            if self._stopping.is_set():
+                return
+            self._reported.add(identity)
+            chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
+            future = self._runner.submit(copy_chunk, ChunkTask(self._settings.dsn, table, chunk, self._storage))
+            future.add_done_callback(lambda done, number=number: self._finished(table, number, done))
+
+    def _finished(self, table: MirroredTable, number: int, future: Future[ChunkResult]) -> None:
+        self._slots.release()
+        if future.cancelled() or self._stopping.is_set():
+            return
+        error = future.exception()
+        if error is not None:
+            self._inbox.put(ThreadFailed(error))
+            return
+        result = future.result()
+        if result.error is not None:
+            self._inbox.put(CopyFailed(table, result.error))
+        elif result.heap_rewritten:
+            self._inbox.put(CopyInvalid(table))
+        else:
+            self._observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
+            self._inbox.put(ChunkCopied(table, CopiedChunk(table.generation, number, result.rows, result.file)))

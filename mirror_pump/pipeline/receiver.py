@@ -1,0 +1,224 @@
+"""The receiving thread: reads the slot, feeds the assembler, hands segments to tasks and batches to the inbox.
+
+It also keeps the walsender's status updates going whatever the rest does, and stops reading (never reporting) while
+too many bytes are in flight. What it acknowledges is the frontier of a landed publish, nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.tasks import SegmentTask, apply_segment, segment_table
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits, Segment
+from mirror_pump.pipeline.publish import LandedPublish
+from mirror_pump.pipeline.work import Batch, CaughtUp, SegmentInFlight, ThreadFailed, Work
+from mirror_pump.source.stream import ReplicationStream
+
+_READ_MESSAGES = 8192
+"""Messages taken from the connection before the assembler sees them."""
+_LONGEST_WAIT = 1.0
+"""Seconds; how long an idle stream is waited for before the thread looks around (stop, status)."""
+_PAUSE = 0.005
+"""Seconds between looks while too much is in flight."""
+_BACKLOG = 2
+"""Batches that may wait or be under way before age no longer closes one: it grows instead."""
+
+
+@dataclass(frozen=True)
+class ReceiverSettings:
+    """Sizes in bytes, times in seconds."""
+
+    segment_bytes: int
+    batch_bytes: int
+    batch_age: float
+    max_buffered_bytes: int
+    status_interval: float
+
+
+class Receiver:
+    """Owns the replication connection. All public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        open_stream: Callable[[Lsn], ReplicationStream],
+        lookup: Callable[[int], MirroredTable | None],
+        runner: TaskRunner,
+        storage: StorageOptions,
+        inbox: SimpleQueue[Work],
+        settings: ReceiverSettings,
+        start: Lsn,
+        barrier: Lsn | None,
+    ) -> None:
+        self._open_stream = open_stream
+        self._runner = runner
+        self._storage = storage
+        self._inbox = inbox
+        self._settings = settings
+        self._start = start
+        self._assembler = Assembler(
+            Limits(settings.segment_bytes, settings.batch_bytes), start, lookup, self._dispatch, barrier
+        )
+        self._segments: list[SegmentInFlight] = []
+        self._stream: ReplicationStream | None = None
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._backlog = 0
+        self._acknowledged = start
+        self._commands: deque[Callable[[], None]] = deque()
+        self._keepalive_wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._announced = start
+        self._received = start
+        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and the connection; what was not published is forgotten, and will be sent again."""
+        self._stopping.set()
+        self._wake()
+        self._thread.join()
+
+    def acknowledge(self, landed: LandedPublish) -> None:
+        """Report F to the slot: WAL below it may go."""
+        self._acknowledged = max(self._acknowledged, landed.frontier)
+        self._wake()
+
+    def batch_done(self) -> None:
+        """The batch that was taken from the inbox is published."""
+        with self._lock:
+            self._backlog -= 1
+
+    def refresh(self, tables: tuple[MirroredTable, ...]) -> None:
+        """Use these descriptions from the next segment on."""
+        self._commands.append(lambda: self._assembler.refresh(tables))
+
+    def drop(self, table_id: TableId) -> None:
+        """Ignore the table's changes from the next segment on."""
+        self._commands.append(lambda: self._assembler.drop(table_id))
+
+    def want_position(self) -> None:
+        """Ask the server how far it has sent; the answer comes as CaughtUp once everything before it is in the inbox."""
+        self._keepalive_wanted.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.wake()
+
+    def _run(self) -> None:
+        try:
+            with self._open_stream(self._start) as stream:
+                self._stream = stream
+                try:
+                    self._receive(stream)
+                finally:
+                    self._stream = None
+        except BaseException as error:
+            self._inbox.put(ThreadFailed(error))
+
+    def _receive(self, stream: ReplicationStream) -> None:
+        assembler, settings = self._assembler, self._settings
+        opened_at: float | None = None
+        reported, reported_at = Lsn(0), 0.0
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            asked = self._keepalive_wanted.is_set()
+            due = reported != self._acknowledged or now - reported_at >= settings.status_interval
+            if asked or due or stream.reply_requested:
+                self._keepalive_wanted.clear()
+                reported, reported_at = self._acknowledged, now
+                stream.send_status(max(self._received, reported), reported, reported, reply=asked)
+            while self._commands:
+                self._commands.popleft()()
+            if self._in_flight >= settings.max_buffered_bytes:
+                self._stopping.wait(_PAUSE)
+                continue
+            messages: list[bytes] = []
+            stream.read(messages, _READ_MESSAGES, self._wait(opened_at, reported_at, now))
+            self._take(stream, messages)
+            if assembler.empty:
+                opened_at = None
+            else:
+                opened_at = opened_at or time.monotonic()
+                if self._due(opened_at):
+                    self._close()
+                    opened_at = None
+
+    def _wait(self, opened_at: float | None, reported_at: float, now: float) -> float:
+        """Seconds to wait for messages at most: until the open batch is due, or the next status."""
+        waits = [_LONGEST_WAIT, reported_at + self._settings.status_interval - now]
+        if opened_at is not None:
+            # Once due but held back by the backlog, look again soon.
+            waits.append(max(opened_at + self._settings.batch_age - now, _PAUSE if self._backlog >= _BACKLOG else 0))
+        return max(0.0, min(waits))
+
+    def _due(self, opened_at: float) -> bool:
+        if self._assembler.in_transaction:
+            return False
+        if self._assembler.full:
+            return True
+        return self._backlog < _BACKLOG and time.monotonic() - opened_at >= self._settings.batch_age
+
+    def _take(self, stream: ReplicationStream, messages: list[bytes]) -> None:
+        """Feed the assembler, closing full batches on the way; then note how far the server says it has sent."""
+        self._feed(messages)
+        keepalive = stream.keepalive
+        if keepalive is not None:
+            self._assembler.idle_at(keepalive.wal_end)
+        self._received = Lsn(max(self._received, self._assembler.position))
+        self._announce()
+
+    def _feed(self, messages: list[bytes]) -> None:
+        while messages:
+            taken = self._assembler.feed(messages)
+            if taken == len(messages):
+                break
+            messages = messages[taken:]
+            self._close()
+
+    def _close(self) -> None:
+        """Send the batch to the inbox."""
+        end = self._assembler.close()
+        segments, self._segments = tuple(self._segments), []
+        with self._lock:
+            self._backlog += 1
+        self._inbox.put(Batch(end, segments, time.monotonic()))
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell the loop how far the stream is when nothing is open: everything below is in the inbox already."""
+        position = self._assembler.position
+        if self._assembler.empty and not self._assembler.in_transaction and position > self._announced:
+            self._announced = position
+            self._inbox.put(CaughtUp(position))
+
+    def _dispatch(self, segment: Segment) -> None:
+        task = SegmentTask(
+            data=b"".join(segment.messages),
+            lengths=np.fromiter(map(len, segment.messages), np.int32, len(segment.messages)).tobytes(),
+            tables=tuple(segment_table(table) for table in segment.tables),
+            storage=self._storage,
+            header=HEADER,
+        )
+        with self._lock:
+            self._in_flight += segment.size
+        future = self._runner.submit(apply_segment, task)
+        future.add_done_callback(lambda _: self._landed(segment.size))
+        self._segments.append(SegmentInFlight(future, segment.tables))
+
+    def _landed(self, size: int) -> None:
+        with self._lock:
+            self._in_flight -= size

@@ -1,0 +1,40 @@
+-- Planning and following initial copies (mirror_pump/pipeline/copy.py, registration.py).
+
+-- name: unfinished
+-- Tables whose copy is not complete, and whether their chunks are planned.
+SELECT m.table_id, EXISTS (SELECT FROM modak.copy_progress p WHERE p.table_id = m.table_id)
+  FROM modak.mirror_tables m
+ WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL
+ ORDER BY m.table_id;
+
+-- name: chunks
+SELECT c.chunk_no, c.relation_id, n.nspname, r.relname, c.filenode, c.lo_block, c.hi_block
+  FROM modak.copy_chunks c
+  LEFT JOIN pg_class r ON r.oid = c.relation_id::oid
+  LEFT JOIN pg_namespace n ON n.oid = r.relnamespace
+ WHERE c.table_id = %(table_id)s AND c.generation = %(generation)s AND c.done_at IS NULL
+ ORDER BY c.chunk_no;
+
+-- name: plan
+INSERT INTO modak.copy_progress (table_id, consistent_point, chunks_done)
+SELECT table_id, start_lsn, 0 FROM modak.mirror_tables
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state = 'copying'
+ON CONFLICT (table_id) DO NOTHING;
+
+-- name: plan_chunk
+INSERT INTO modak.copy_chunks (table_id, generation, chunk_no, relation_id, filenode, lo_block, hi_block)
+VALUES (%(table_id)s, %(generation)s, %(chunk_no)s, %(relation_id)s, %(filenode)s, %(lo_block)s, %(hi_block)s);
+
+-- name: nothing_to_copy
+UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
+ WHERE table_id = %(table_id)s AND state = 'copying';
+
+-- name: progress
+SELECT m.table_id, t.schema_name, t.table_name, m.state, coalesce(m.error, ''),
+       count(c.*) FILTER (WHERE c.done_at IS NOT NULL), count(c.*), coalesce(sum(c.rows), 0)::bigint
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.copy_chunks c ON c.table_id = m.table_id AND c.generation = m.generation
+ WHERE m.table_id = ANY (%(table_ids)s)
+ GROUP BY 1, 2, 3, 4, 5
+ ORDER BY 1;
