@@ -59,18 +59,18 @@ def java_version(home: Path) -> int | None:
     if not os.access(java, os.X_OK):
         return None
     try:
-        # Every Java since 9 has this file, and reading it spares the start of a JVM.
-        found = re.search(r'^JAVA_VERSION="(\d+)', (home / "release").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1])
+        # Reading the file that most Javas come with spares the start of a JVM.
+        text = (home / "release").read_text()
     except OSError:
-        pass  # Some distributions leave it out: ask the program.
-    try:
-        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr)
-    if done.returncode != 0 or found is None:
+        text = ""
+    found = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
+    if found is None:
+        try:
+            done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr)
+    if found is None:
         return None
     # Java 8 calls itself 1.8.
     return int(found[2]) if found[1] == "1" and found[2] else int(found[1])

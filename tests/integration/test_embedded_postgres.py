@@ -16,9 +16,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from mirror_pump.testing import postgres as embedded
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.postgres import EmbeddedPostgres, PostgresFailed
+from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.unprivileged import PostgresFailed, Runner
 
 
 def _alive(pid: int) -> bool:
@@ -163,7 +163,7 @@ def test_the_server_ends_with_the_process_however_that_ends(end: str | signal.Si
 
 def test_a_server_out_of_the_runners_reach_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout in a home directory that the unprivileged user may not enter."""
-    monkeypatch.setattr(embedded._Runner, "may_read", lambda self, path: False)
+    monkeypatch.setattr(Runner, "may_read", lambda *_: False)
     with EmbeddedPostgres(settings={"shared_buffers": "16MB"}) as server:
         assert server.binary("postgres").is_relative_to(server.directory)
         with psycopg.connect(server.dsn()) as connection:

@@ -1,0 +1,156 @@
+"""Imports point one way (docs/architecture.md): every import statement of the code is parsed and held against that."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+# Layer -> the layers that it may import beside itself. `bottom` is every module directly in mirror_pump/ (model,
+# errors, config, ...). What is not named here fails, so a new package has to take its place in the order.
+_BELOW = {
+    "sql": set[str](),
+    "decoders": set[str](),
+    "bottom": {"decoders"},
+    "source": {"bottom", "decoders", "sql"},
+    "lake": {"bottom", "decoders", "sql"},
+    "engine": {"source", "lake", "bottom", "decoders", "sql"},
+    "pipeline": {"engine", "source", "lake", "bottom", "decoders", "sql"},
+    "ops": {"pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "cli": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    # For users' tests and ours, and the demo, which is a user of the command line.
+    "testing": {"cli", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+}
+
+_DECODERS_NEED = {"numpy", "pyarrow"}
+"""Beside the standard library: the decoders run inside tasks, wherever those are."""
+
+
+def _modules(root: Path) -> dict[str, Path]:
+    """Every module of the project by its dotted name."""
+    found = {}
+    for package in ("decoders", "mirror_pump", "sql"):
+        for path in (root / package).rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _layer(module: str) -> str:
+    package, _, rest = module.partition(".")
+    if package != "mirror_pump":
+        return package
+    head = rest.partition(".")[0]
+    # A package of mirror_pump that _BELOW does not know keeps its name, and is refused for it.
+    return head if (_ROOT / "mirror_pump" / head).is_dir() and head else "bottom"
+
+
+def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
+    """Dotted names that a module imports anywhere in it: in functions and under TYPE_CHECKING as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: len(module.split(".")) - node.level + is_package]
+                base = ".".join([*parents, base] if base else parents)
+            # `from package import module` names a module; `from module import name` does too, and the name is dropped.
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _graph(root: Path) -> dict[str, set[str]]:
+    """Module -> every dotted name it imports; those that are no module of ours stand for other packages."""
+    modules = _modules(root)
+    graph = {}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        graph[name] = set(_imports(tree, name, is_package=path.name == "__init__.py"))
+    return graph
+
+
+def _violations(graph: dict[str, set[str]]) -> list[str]:
+    wrong = []
+    for module, imported in sorted(graph.items()):
+        layer = _layer(module)
+        if layer not in _BELOW:
+            wrong.append(f"{module}: the layer {layer} has no place in the order")
+            continue
+        for name in sorted(imported):
+            package = name.partition(".")[0]
+            if package not in ("decoders", "mirror_pump", "sql"):
+                if layer == "decoders" and package not in sys.stdlib_module_names | _DECODERS_NEED:
+                    wrong.append(f"{module} imports {name}: decoders need {sorted(_DECODERS_NEED)} only")
+                continue
+            if name == "mirror_pump":
+                continue
+            below = _layer(name)
+            if below != layer and below not in _BELOW[layer]:
+                wrong.append(f"{module} ({layer}) imports {name} ({below})")
+    return wrong
+
+
+def _cycle(graph: dict[str, set[str]]) -> list[str]:
+    """A ring of modules that import each other, or nothing."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(module: str) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        path.append(module)
+        for name in sorted(graph[module] & graph.keys()):
+            # A package's own name is imported on the way to each of its modules; only an __init__ with imports counts.
+            if name != module and not module.startswith(name + ".") and (found := visit(name)):
+                return found
+        path.pop()
+        done.add(module)
+        return []
+
+    for module in sorted(graph):
+        if found := visit(module):
+            return found
+    return []
+
+
+def test_imports_point_downwards() -> None:
+    graph = _graph(_ROOT)
+    assert len(graph) > 30, "the project's modules were not found"
+    assert _violations(graph) == []
+
+
+def test_no_modules_import_each_other_in_a_ring() -> None:
+    assert _cycle(_graph(_ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("mirror_pump.lake.x", "from mirror_pump.source.connect import connect"),
+        ("mirror_pump.source.x", "def f():\n    import mirror_pump.lake.schema"),
+        ("mirror_pump.engine.x", "from mirror_pump import pipeline"),
+        ("mirror_pump.engine.x", "from ..pipeline import apply"),
+        ("mirror_pump.model", "from mirror_pump.lake.schema import LakeSchema"),
+        ("mirror_pump.pipeline.x", "from mirror_pump.testing.postgres import EmbeddedPostgres"),
+        ("mirror_pump.ops.x", "if TYPE_CHECKING:\n    from mirror_pump.cli.output import say"),
+        ("decoders.x", "from mirror_pump.model import Lsn"),
+        ("decoders.x", "import psycopg"),
+        ("sql", "import mirror_pump.errors"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, statement: str) -> None:
+    imported = set(_imports(ast.parse(statement), module, is_package=False))
+    assert _violations({module: imported}) != []
+
+
+def test_a_ring_is_found() -> None:
+    assert _cycle({"a": {"b"}, "b": {"c", "os"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+    assert _cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []

@@ -1,0 +1,77 @@
+"""The wheel holds what runs: all packages, their SQL, and the command."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+_PROBE = """
+import decoders.columns, mirror_pump.errors, pathlib, sql
+from mirror_pump.source.catalog_schema import latest_version
+from mirror_pump.engine import session
+for module in (decoders.columns, mirror_pump.errors, sql):
+    assert pathlib.Path(module.__file__).is_relative_to({place!r}), module.__file__
+assert latest_version() == {version}
+assert "modak.cutline" in sql.schema()
+assert pathlib.Path(session.__file__).with_name("log4j2.properties").exists()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+def test_everything_that_git_would_ship_is_in_it(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
+        metadata = next(name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        assert "mirror-pump = mirror_pump.cli.main:app" in archive.read(metadata).decode()
+        assert any(name.endswith("/LICENSE") for name in archive.namelist())
+    here = {
+        str(path.relative_to(_ROOT))
+        for package in ("decoders", "mirror_pump", "sql")
+        for path in (_ROOT / package).rglob("*")
+        if path.is_file() and path.suffix in {".py", ".sql", ".properties", ".typed"}
+    }
+    assert {"sql/schema.sql", "sql/migrations/0001_seam_catalog.sql"} <= here
+    assert shipped == here
+
+
+def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    place = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    version = len(list((importlib.resources.files("sql") / "migrations").iterdir()))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROBE.format(place=str(place), version=version)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_works_from_any_directory(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("mirror-pump")
+    done = subprocess.run(
+        [str(command), "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "register" in done.stdout
