@@ -37,47 +37,59 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
     )
 
-    dsn: str = Field("", repr=False, description="Source database: a libpq URI or key=value string")
-    warehouse: str | None = Field(None, description="Root URI of the lake's files: a directory, file:// or s3://")
-    slot: str = Field("mirror_pump", description="Replication slot")
-    publication: str = Field("mirror_pump", description="Publication")
-    master: str = Field("local[*]", description="Spark master")
-
-    batch_age: Seconds = Field(1.0, description="Publish a batch this many seconds after its first change")
-    batch_bytes: Size = Field(ByteSize(16 * _MIB), description="Publish a batch when it holds this much WAL stream")
-    segment_bytes: Size = Field(ByteSize(4 * _MIB), description="Stream bytes that one Spark task decodes")
-    max_buffered_bytes: Size = Field(
-        ByteSize(256 * _MIB), description="Stop reading the stream while this much waits to be applied"
+    dsn: str = Field(default="", repr=False, description="Source database: a libpq URI or key=value string")
+    warehouse: str | None = Field(
+        default=None, description="Root URI of the lake's files: a directory, file:// or s3://"
     )
-    spool_dir: Path | None = Field(None, description="Where transactions larger than a batch are spooled [temporary]")
+    slot: str = Field(default="mirror_pump", description="Replication slot")
+    publication: str = Field(default="mirror_pump", description="Publication")
+    master: str = Field(default="local[*]", description="Spark master")
 
-    copy_chunk_bytes: Size = Field(ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
+    batch_age: Seconds = Field(default=1.0, description="Publish a batch this many seconds after its first change")
+    batch_bytes: Size = Field(
+        default=ByteSize(16 * _MIB), description="Publish a batch when it holds this much WAL stream"
+    )
+    segment_bytes: Size = Field(default=ByteSize(4 * _MIB), description="Stream bytes that one Spark task decodes")
+    max_buffered_bytes: Size = Field(
+        default=ByteSize(256 * _MIB), description="Stop reading the stream while this much waits to be applied"
+    )
+    spool_dir: Path | None = Field(
+        default=None, description="Where transactions larger than a batch are spooled [temporary]"
+    )
+
+    copy_chunk_bytes: Size = Field(default=ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
     copy_workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default_factory=lambda: os.cpu_count() or 1, description="Copy chunks read at the same time [cores]"
     )
 
     idle_publish_bytes: Size = Field(
-        ByteSize(256 * 1024), description="When idle, publish F once this much foreign WAL has gone by"
+        default=ByteSize(256 * 1024), description="When idle, publish F once this much foreign WAL has gone by"
     )
-    idle_publish_interval: Seconds = Field(10.0, description="When idle, seconds between two such publishes, at least")
+    idle_publish_interval: Seconds = Field(
+        default=10.0, description="When idle, seconds between two such publishes, at least"
+    )
     lock_timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
-        2.0, description="Seconds that register waits for a table's lock before it lets go and tries again"
+        default=2.0, description="Seconds that register waits for a table's lock before it lets go and tries again"
     )
-    publish_attempts: Annotated[int, Field(ge=1, le=1000)] = Field(16, description="Tries of one publish")
-    publish_backoff_max: Seconds = Field(10.0, description="Longest pause between two tries of a publish, in seconds")
-    reconnect_backoff_max: Seconds = Field(30.0, description="Longest pause between two reconnects, in seconds")
+    publish_attempts: Annotated[int, Field(ge=1, le=1000)] = Field(default=16, description="Tries of one publish")
+    publish_backoff_max: Seconds = Field(
+        default=10.0, description="Longest pause between two tries of a publish, in seconds"
+    )
+    reconnect_backoff_max: Seconds = Field(default=30.0, description="Longest pause between two reconnects, in seconds")
 
-    storage_endpoint: str | None = Field(None, description="S3 endpoint URL, for anything that is not AWS")
-    storage_region: str | None = Field(None, description="S3 region")
-    storage_access_key: str | None = Field(None, repr=False, description="S3 access key ID")
-    storage_secret_key: SecretStr | None = Field(None, description="S3 secret access key")
-    storage_session_token: SecretStr | None = Field(None, description="S3 session token")
+    storage_endpoint: str | None = Field(default=None, description="S3 endpoint URL, for anything that is not AWS")
+    storage_region: str | None = Field(default=None, description="S3 region")
+    storage_access_key: str | None = Field(default=None, repr=False, description="S3 access key ID")
+    storage_secret_key: SecretStr | None = Field(default=None, description="S3 secret access key")
+    storage_session_token: SecretStr | None = Field(default=None, description="S3 session token")
     storage_fsync: bool = Field(default=True, description="fsync local files before a publish may name them")
 
     log_format: Literal["auto", "human", "json"] = Field(
-        "auto", description="Log lines on stderr: human, json, or auto (human on a terminal)"
+        default="auto", description="Log lines on stderr: human, json, or auto (human on a terminal)"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe line logged"
+    )
 
     @field_validator("slot")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 from rich.console import Console
@@ -11,17 +11,24 @@ from rich.console import Console
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.telemetry import redact
 
+_FILE_WIDTH = 240
+"""Columns of output that no terminal limits: a table in a file or pipe is not to be cut."""
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def stdout() -> Console:
     """The console for results. Made per call, so that a test's captured stdout is the one that is used."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    return _console(sys.stdout)
 
 
 def stderr() -> Console:
     """The console for progress and remarks."""
-    return Console(file=sys.stderr, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _FILE_WIDTH)
 
 
 def say(line: str) -> None:

@@ -22,7 +22,9 @@ def render(status: MirrorStatus) -> RenderableType:
     if not status.tables:
         return Group(head, _slot(status.slot), _leader(status.leader), Text("no tables: mirror-pump register TABLE"))
     errors = [
-        Text(f"{table.table}: {one_line(table.error)}", style="red") for table in status.tables if table.error is not None
+        Text(f"{table.table}: {one_line(table.error)}", style="red")
+        for table in status.tables
+        if table.error is not None
     ]
     return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *errors)
 
@@ -45,8 +47,9 @@ def _leader(leader: Leader | None) -> Text:
 
 def _tables(tables: tuple[TableStatus, ...]) -> Table:
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("table", "state", "F"):
-        grid.add_column(heading, no_wrap=heading != "table")
+    grid.add_column("table", overflow="fold")
+    for heading in ("state", "F"):
+        grid.add_column(heading, no_wrap=True)
     for heading in ("lag", "behind", "rows", "files", "delete files", "size"):
         grid.add_column(heading, justify="right", no_wrap=True)
     for table in tables:

@@ -53,9 +53,7 @@ def _without_password(dsn: str) -> str:
     return make_conninfo("", **values)
 
 
-def _spark(
-    settings: Settings, access: LibpqAccess, namespace: str, name: str, catalog: Mapping[str, str]
-) -> str:
+def _spark(settings: Settings, access: LibpqAccess, namespace: str, name: str, catalog: Mapping[str, str]) -> str:
     prefix = f"spark.sql.catalog.{CATALOG}"
     secret = f"{prefix}.jdbc.password"
     packages = [ICEBERG_PACKAGE, JDBC_PACKAGE]
@@ -99,7 +97,8 @@ import psycopg
 def open_lake(connection: duckdb.DuckDBPyConnection) -> None:
     with psycopg.connect({_text(conninfo)}) as catalog:
         tables = catalog.execute(
-            "SELECT table_namespace, table_name, metadata_location FROM modak.iceberg_tables WHERE catalog_name = 'lake'"
+            "SELECT table_namespace, table_name, metadata_location"
+            " FROM modak.iceberg_tables WHERE catalog_name = 'lake'"
         ).fetchall()
     for namespace, name, location in tables:
         schema, view = ('"' + part.replace('"', '""') + '"' for part in (namespace, name))
@@ -139,9 +138,8 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
         "warehouse": settings.require_warehouse(),
         "init_catalog_tables": "false",
     }
-    for key, value in {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}.items():
-        if value is not None:
-            properties[key] = value
+    storage = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
+    properties |= {key: value for key, value in storage.items() if value is not None}
     return f"""\
 # Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
 # pyiceberg 0.12 refuses to scan tables with equality deletes, which the mirror writes for updates and deletes; it

@@ -6,6 +6,7 @@ from typing import Any
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError, UsageError
+from mirror_pump.source.catalog_schema import require_current
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
@@ -13,7 +14,6 @@ REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_r
 
 _PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default"
 _SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
-_INITIALISED = "SELECT to_regclass('modak.mirror_slots') IS NOT NULL"
 
 
 def complete(settings: Settings) -> Settings:
@@ -29,9 +29,7 @@ def complete(settings: Settings) -> Settings:
 def complete_from(connection: PgConnection, settings: Settings) -> Settings:
     """As `complete`, over a connection of the caller's."""
     with source_errors("reading the mirror's settings"):
-        row = connection.execute(_INITIALISED).fetchone()
-        if row is None or not row[0]:
-            raise _not_initialised(connection)
+        require_current(connection)
         slots = connection.execute(_SLOTS).fetchall()
         profile = connection.execute(_PROFILE).fetchone()
     if not slots or profile is None or not profile[0]:

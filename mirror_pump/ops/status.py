@@ -17,12 +17,13 @@ from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 # One statement, so that F, the slot and the WAL position belong to one moment. The slot's confirmed position counts
-# as reached: an idle pump acknowledges the slot without publishing F (design section 4).
+# as reached: an idle pump acknowledges the slot without publishing F (design section 4). The written position, not the
+# insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
 _MIRROR = """
-SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
+SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
        s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch,
        r.slot_name IS NOT NULL, r.active, r.wal_status,
-       (pg_current_wal_insert_lsn() - r.restart_lsn)::bigint,
+       (pg_current_wal_lsn() - r.restart_lsn)::bigint,
        (r.confirmed_flush_lsn - '0/0')::bigint
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
  WHERE s.slot_name = %s
@@ -38,7 +39,8 @@ SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' ||
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  CROSS JOIN LATERAL (
-       SELECT count(*) AS total, count(k.done_at) AS done, coalesce(sum(k.rows) FILTER (WHERE k.done_at IS NOT NULL), 0)::bigint AS rows
+       SELECT count(*) AS total, count(k.done_at) AS done,
+              coalesce(sum(k.rows) FILTER (WHERE k.done_at IS NOT NULL), 0)::bigint AS rows
          FROM modak.copy_chunks k WHERE k.table_id = m.table_id AND k.generation = m.generation) p
  WHERE m.slot_name = %s
  ORDER BY t.schema_name, t.table_name

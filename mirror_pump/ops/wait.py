@@ -45,7 +45,7 @@ class WaitResult:
 
 
 def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResult:
-    """Returns once F of every live table has passed `target` (None: the WAL position at the call), or `timeout` s later.
+    """Returns once F of every live table has passed `target`, or `timeout` seconds later. None: the present position.
 
     Tables that are being copied or were set aside are not waited for. Raises SourceError when the database cannot be
     asked.

@@ -18,10 +18,9 @@ def add(app: typer.Typer) -> None:
         Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a
         schema and a publication.
         """
+        from mirror_pump.model import format_lsn
         from mirror_pump.ops.initialise import initialise
 
-        report = initialise(settings)
-        for action in report.actions:
-            say(action)
-        say(f"ready: slot {report.slot} at {report.position}, warehouse {report.warehouse}")
+        mirror = initialise(settings, say)
+        say(f"ready: F = {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
         say("next: mirror-pump register TABLE... and mirror-pump run")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,9 @@ from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
-from mirror_pump.model import Lsn, format_lsn, parse_lsn
+
+if TYPE_CHECKING:
+    from mirror_pump.model import Lsn
 
 TUNING = (
     "master",
@@ -53,10 +55,15 @@ def add(app: typer.Typer) -> None:
             raise UsageError("--once and --until-lsn exclude each other", "give one of them")
         until = None if until_lsn is None else lsn_argument(until_lsn, "--until-lsn")
 
+        from mirror_pump.model import format_lsn
         from mirror_pump.ops.profile import complete
+
+        settings = complete(settings)
+
+        # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
         from mirror_pump.pipeline.pump import Pump
 
-        pump = Pump(complete(settings))
+        pump = Pump(settings)
 
         def stop(number: int, _frame: FrameType | None) -> None:
             remark(f"mirror-pump: {signal.Signals(number).name}: stopping (once more to stop at once)")
@@ -75,6 +82,8 @@ def add(app: typer.Typer) -> None:
 
 def lsn_argument(text: str, option: str) -> Lsn:
     """The WAL position in an option's value; UsageError naming the option."""
+    from mirror_pump.model import parse_lsn
+
     try:
         return parse_lsn(text)
     except ValueError as error:

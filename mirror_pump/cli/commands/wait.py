@@ -11,7 +11,6 @@ from mirror_pump.cli.options import SLOT, command
 from mirror_pump.cli.output import report_error, say
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
-from mirror_pump.model import format_lsn
 
 
 def add(app: typer.Typer) -> None:
@@ -34,6 +33,7 @@ def add(app: typer.Typer) -> None:
             raise UsageError("wait needs a position", "give exactly one of --lsn LSN and --now")
         target = None if lsn is None else lsn_argument(lsn, "--lsn")
 
+        from mirror_pump.model import format_lsn
         from mirror_pump.ops.profile import complete
         from mirror_pump.ops.wait import wait_for
 

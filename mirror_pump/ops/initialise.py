@@ -1,0 +1,205 @@
+"""Prepares a database for the mirror: checks, schema, warehouse, publication, slot. Safe to repeat, at any point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import SourceError, UsageError
+from mirror_pump.lake.storage import StorageOptions, delete, join, write_bytes
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.ops.profile import REMEMBERED_STORAGE
+from mirror_pump.source.catalog_schema import installed_version, migrate
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.server import check_server
+from mirror_pump.source.slot import (
+    SystemIdentity,
+    check_slot,
+    create_publication,
+    create_slot,
+    read_slot,
+    system_identity,
+)
+
+PROBE = ".mirror-pump-init"
+"""Written to the warehouse and removed: an unwritable one should fail here, not in the first batch."""
+
+Say = Callable[[str], None]
+
+_SLOTS = """
+SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
+  FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name
+"""
+_TABLES = "SELECT count(*) FROM modak.mirror_tables"
+_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default FOR UPDATE"
+_STORE_PROFILE = """
+UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE is_default
+"""
+_STORE_SLOT = """
+INSERT INTO modak.mirror_slots
+       (slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at)
+VALUES (%s, %s, %s, %s, %s, %s, now())
+ON CONFLICT (slot_name) DO UPDATE
+   SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
+       system_identifier = excluded.system_identifier, timeline = excluded.timeline
+"""
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """The mirror that a database now has."""
+
+    slot: str
+    publication: str
+    warehouse: str
+    position: Lsn
+    """F: where the slot begins, or what has been applied since."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A row of modak.mirror_slots."""
+
+    slot: str
+    publication: str
+    identity: SystemIdentity
+    applied: Lsn
+
+
+def initialise(settings: Settings, say: Say) -> Initialised:
+    """Makes whatever is missing and tells `say`, a line for each thing done, found or worth a warning.
+
+    Raises SourceError when the server or an existing slot does not serve, LakeError when the warehouse cannot be
+    written, UsageError when the settings contradict what the database already mirrors with.
+    """
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-init") as connection,
+        source_errors("initialising the mirror"),
+    ):
+        first = installed_version(connection) is None
+        if first:
+            settings.require_warehouse()
+        else:
+            # Which slot is ours is recorded: without --slot it is that one, whatever its name.
+            settings = _recorded_names(settings, _recorded(connection))
+        facts = check_server(connection, slot_exists=read_slot(connection, settings.slot) is not None)
+        for warning in facts.warnings:
+            say(f"warning: {warning}")
+        if first:
+            _probe(settings, settings.require_warehouse())
+        migration = migrate(connection)
+        if migration.applied:
+            say(f"schema modak: {'created' if first else 'migrated'} ({', '.join(migration.applied)})")
+        else:
+            say(f"schema modak: up to date (version {migration.after})")
+        warehouse = _store_profile(connection, settings, say)
+        made = create_publication(connection, settings.publication)
+        say(f"publication {settings.publication}: {'created' if made else 'there already'}")
+        position = _slot(connection, settings, say)
+    return Initialised(settings.slot, settings.publication, warehouse, position)
+
+
+def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
+    if connection.execute("SELECT to_regclass('modak.mirror_slots') IS NULL").fetchone() == (True,):
+        return ()
+    return tuple(
+        _Recorded(slot, publication, SystemIdentity(system, timeline, database), Lsn(applied))
+        for slot, publication, system, timeline, database, applied in connection.execute(_SLOTS).fetchall()
+    )
+
+
+def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Settings:
+    """The settings with the names that the mirror has; UsageError if others were asked for explicitly."""
+    if not recorded:
+        return settings
+    mirror = recorded[0]
+    asked = {name: getattr(settings, name) for name in ("slot", "publication") if name in settings.model_fields_set}
+    for name, value in asked.items():
+        present = mirror.slot if name == "slot" else mirror.publication
+        if value != present:
+            raise UsageError(
+                f"this database is mirrored with {name} {present}, not {value}",
+                f"leave --{name} out: a database has one slot and one publication for all its mirrored tables",
+            )
+    return settings.model_copy(update={"slot": mirror.slot, "publication": mirror.publication})
+
+
+def _store_profile(connection: PgConnection, settings: Settings, say: Say) -> str:
+    """Records the warehouse and the storage options that are no secrets; returns the warehouse."""
+    with connection.transaction():
+        row = connection.execute(_PROFILE).fetchone()
+        if row is None:
+            raise SourceError(
+                "modak.storage_profiles has no default profile", "mark one: UPDATE ... SET is_default = true"
+            )
+        stored, config = str(row[0]), dict(row[1])
+        wanted = settings.warehouse or stored
+        if not wanted:
+            settings.require_warehouse()
+        if stored and wanted != stored and _count(connection, _TABLES):
+            raise UsageError(
+                f"the mirrored tables' files are in {stored}, not in {wanted}",
+                "leave --warehouse out; to move the lake, unregister the tables, init with the new one, register again",
+            )
+        options = {
+            key: getattr(settings, field)
+            for key, field in REMEMBERED_STORAGE.items()
+            if getattr(settings, field) is not None
+        }
+        if wanted == stored and config.items() >= options.items():
+            say(f"warehouse: {stored}")
+            return stored
+        _probe(settings, wanted)
+        connection.execute(_STORE_PROFILE, (wanted, Jsonb({**config, **options})))
+    say(f"warehouse: {wanted} stored" + (f" (was {stored})" if stored not in ("", wanted) else ""))
+    return wanted
+
+
+def _slot(connection: PgConnection, settings: Settings, say: Say) -> Lsn:
+    """Creates the slot and its catalog row, or checks them; returns the applied position."""
+    identity = system_identity(connection)
+    recorded = next((one for one in _recorded(connection) if one.slot == settings.slot), None)
+    exists = read_slot(connection, settings.slot) is not None
+    if recorded is not None and (exists or _count(connection, _TABLES)):
+        # What an idle pump acknowledged lies ahead of F, so the position is the pump's to judge.
+        check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
+        say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
+        return recorded.applied
+    if not exists:
+        say(f"slot {settings.slot}: creating; this waits for the transactions that are open now")
+    slot, made = create_slot(connection, settings.slot)
+    if slot.confirmed_flush_lsn is None:
+        raise SourceError(f"slot {settings.slot} has no consistent point", "drop it and run `mirror-pump init` again")
+    # A slot without a row is one that an interrupted init left: nothing was consumed from it yet.
+    position = slot.confirmed_flush_lsn
+    connection.execute(
+        _STORE_SLOT,
+        (
+            settings.slot,
+            settings.publication,
+            identity.system_identifier,
+            identity.timeline,
+            identity.database,
+            position,
+        ),
+    )
+    again = " anew: the old one is gone, and no table depended on it" if recorded is not None else ""
+    say(f"slot {settings.slot}: {'created' if made else 'adopted'} at {format_lsn(position)}{again}")
+    return position
+
+
+def _probe(settings: Settings, warehouse: str) -> None:
+    """Writes to the warehouse and cleans up; LakeError if that does not work."""
+    storage = StorageOptions(settings.storage_properties)
+    location = join(warehouse, PROBE)
+    write_bytes(location, b"", storage)
+    delete(location, storage)
+
+
+def _count(connection: PgConnection, query: str) -> int:
+    row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,0 +1,61 @@
+"""Fixtures for tests that run the program on a fresh database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mirror_pump.cli.main import app
+from mirror_pump.config import Settings
+from mirror_pump.testing.database import Database
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def slot() -> str:
+    """Slots are the server's, databases the tests': each test needs a slot name of its own."""
+    return f"s_{os.urandom(4).hex()}"
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(database: Database, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the program on the test's database, in this process."""
+    monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments))
+
+    return invoke
+
+
+def register_by_hand(database: Database, slot: str, *, state: str = "live", frontier: int | None = None) -> None:
+    """A mirrored table in the catalog, without a pump: `init`, `status` and `wait` read nothing else."""
+    with database.connect() as connection:
+        connection.execute(
+            "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
+            " partition_scheme, lake_format, lake_table_ref, mode)"
+            " VALUES (4711, 'public', 't', '{id}', 'id', '{}', 'iceberg', 'public.t', 'mirrored')"
+        )
+        connection.execute(
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
+            " lake_table, location, next_field_id) VALUES (4711, %s, %s, 0, 1, '[]', '{id}', 't', 'file:///t', 2)",
+            (slot, state),
+        )
+        connection.execute(
+            "INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id, replicated_lsn)"
+            " VALUES (4711, -9223372036854775808, 1, %s)",
+            (frontier,),
+        )

@@ -1,0 +1,123 @@
+"""The program's surface: help, wrong usage, exit codes, and how fast it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mirror_pump.cli.main import app
+from mirror_pump.cli.options import command
+from mirror_pump.config import Settings
+from mirror_pump.errors import SourceError
+
+COMMANDS = ("init", "register", "unregister", "run", "status", "wait", "verify", "connect")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    # Rich folds help to the terminal; a wide one keeps option names whole.
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_help_lists_every_command() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_its_environment(name: str) -> None:
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert "MIRROR_PUMP_DSN" in result.stdout
+    assert "--config" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["init", "status", "run", "verify"])
+def test_without_a_database_the_usage_is_wrong(name: str) -> None:
+    result = CliRunner().invoke(app, [name])
+    assert result.exit_code == 2
+    assert "no database was named" in result.stderr
+    assert "--dsn" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--dsn", "x", "--once", "--until-lsn", "0/1"],
+        ["run", "--dsn", "x", "--until-lsn", "banana"],
+        ["run", "--dsn", "x", "--batch-age", "soon"],
+        ["wait", "--dsn", "x", "--timeout", "1"],
+        ["wait", "--dsn", "x", "--timeout", "1", "--now", "--lsn", "0/1"],
+        ["wait", "--dsn", "x", "--now"],
+        ["register", "--dsn", "x"],
+        ["connect", "--dsn", "x", "--engine", "excel"],
+        ["frobnicate"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> None:
+    # Port 1 of loopback: nothing listens on it.
+    result = CliRunner().invoke(app, ["status", "--dsn", "postgresql://me:hunter2@127.0.0.1:1/db"])
+    assert result.exit_code == 1
+    assert "what to do" in result.stderr
+    assert "hunter2" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (SourceError("the slot is gone", "make one"), 1, "make one"),
+        (ZeroDivisionError("oops"), 1, "ZeroDivisionError: oops"),
+        (KeyboardInterrupt(), 1, "interrupted"),
+    ],
+)
+def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int, said: str) -> None:
+    program = typer.Typer()
+
+    @command(program, "fail", needs_dsn=False)
+    def fail(settings: Settings) -> None:
+        """Fail."""
+        raise raised
+
+    result = CliRunner().invoke(program, [])
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    program = typer.Typer()
+
+    @command(program, "fail", needs_dsn=False)
+    def fail(settings: Settings) -> None:
+        """Fail."""
+        raise SourceError("the slot is gone")
+
+    assert "Traceback" in CliRunner().invoke(program, ["--debug"]).stderr
+
+
+def test_help_needs_neither_spark_nor_arrow() -> None:
+    """Spark and Arrow take seconds to import; nobody should wait for them to read an option's name."""
+    program = (
+        "import sys\nfrom mirror_pump.cli.main import app\n"
+        "print([name for name in ('pyspark', 'pyarrow', 'psycopg', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

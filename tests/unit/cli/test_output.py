@@ -1,0 +1,88 @@
+"""Figures and errors as people read them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from mirror_pump.cli.output import bytes_text, count_text, report_error, seconds_text
+from mirror_pump.errors import SourceError
+from mirror_pump.telemetry import configure_logging, get_logger, redact
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (16 * 1024**2, "16.0 MiB"), (2**60, "1024.0 PiB")],
+)
+def test_bytes(count: int | None, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0, "0 s"), (0.42, "0.4 s"), (61, "1 min 1 s"), (3599.9, "1 h 0 min"), (7500, "2 h 5 min")],
+)
+def test_seconds(seconds: float | None, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_counts() -> None:
+    assert count_text(1_000_000) == "1,000,000"
+    assert count_text(None) == "-"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "connection to postgresql://me:hunter2@host:5432/db failed",
+        "host=h password=hunter2 dbname=d",
+        "host=h password='hunter2 with \\'quotes' dbname=d",
+        "s3.secret-access-key: hunter2",
+        "SECRET_KEY=hunter2",
+        "postgresql://host/db?user=me&password=hunter2&sslmode=require",
+    ],
+)
+def test_passwords_are_redacted_wherever_they_stand(text: str) -> None:
+    assert "hunter2" not in redact(text)
+    assert "***" in redact(text)
+
+
+def test_harmless_text_is_left_alone() -> None:
+    text = "table public.t at 16/B374D848: see https://host:5432/path"
+    assert redact(text) == text
+
+
+def test_an_error_is_two_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    report_error(SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it"))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "mirror-pump: connection failed: is the server running? password=***",
+        "  what to do: start it",
+    ]
+
+
+def test_log_lines_are_json_on_stderr_when_it_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("auto", "info")
+    get_logger("test").info("published", frontier="0/1", dsn="postgresql://me:hunter2@h/d")
+    get_logger("test").debug("too much")
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    line = json.loads(captured.err)
+    assert line["event"] == "published"
+    assert line["component"] == "test"
+    assert line["level"] == "info"
+    assert "hunter2" not in captured.err
+
+
+def test_human_log_lines_have_no_colours_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not sys.stderr.isatty()
+    configure_logging("human", "warning")
+    get_logger("test").warning("slow", seconds=3)
+
+    line = capsys.readouterr().err
+    assert "slow" in line
+    assert "seconds=3" in line
+    assert "\x1b" not in line
