@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,7 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Random on every run, reproducible from what a failure prints (the blob; and --hypothesis-seed, which pytest's header
-# shows). No deadline per example: the machine is shared and the oracle is a real server.
+# No deadline per example: the machine is shared, and the oracle is a real server.
 hypothesis.settings.register_profile(
     "default-run",
     derandomize=False,
@@ -29,6 +29,17 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-run"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws the seed where none was given, so that the header can print it: every run differs, and can be redone."""
+    if config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"to draw the same examples again: --hypothesis-seed={config.getoption('--hypothesis-seed')}"
 
 
 @pytest.fixture(scope="session")
