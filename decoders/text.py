@@ -26,6 +26,7 @@ _NUMERIC_PATTERN = r"^-?[0-9]+(\.[0-9]+)?$"
 _UUID_LENGTH = 36
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _DASHES = (8, 13, 18, 23)
+_NO_OFFSETS = np.zeros(1, np.int32)
 _HEX_PLACES = np.array([place for place in range(_UUID_LENGTH) if place not in _DASHES])
 
 
@@ -103,17 +104,23 @@ def _fits(number: Decimal, column: ColumnType) -> bool:
 
 def _binary(values: pa.Array, column: ColumnType) -> _Result:
     """bytea in hex: one call decodes the digits of all values, which lie end to end once the prefixes are cut off."""
-    digits = pc.binary_slice(values.cast(pa.binary()), 2)
-    if digits.offset:
-        digits = pa.concat_arrays([digits])
-    count = len(digits)
-    validity, offsets, data = digits.buffers()
-    ends = np.frombuffer(offsets, np.int32, count + 1) if count else np.zeros(1, np.int32)
-    content = _unhex(memoryview(data)[: ends[-1]] if ends[-1] else b"")
-    if content is None or (ends & 1).any() or pc.all(pc.starts_with(values, "\\x")).as_py() is False:
+    content = None
+    if pc.all(pc.starts_with(values, "\\x")).as_py() is not False:
+        # Every slot gets its prefix, so that the same two bytes can be cut off each; NULLs are put back below.
+        filled = pc.fill_null(values, "\\x")
+        _validity, offsets, data = filled.buffers()
+        ends = np.frombuffer(offsets, np.int32, len(filled) + 1, 4 * filled.offset) if len(filled) else _NO_OFFSETS
+        text = np.frombuffer(data, np.uint8, ends[-1] - ends[0], ends[0]) if len(filled) else np.empty(0, np.uint8)
+        ends = ends - ends[0]
+        kept = np.ones(len(text), bool)
+        kept[ends[:-1]] = kept[ends[:-1] + 1] = False
+        ends = ends - 2 * np.arange(len(ends), dtype=np.int32)
+        content = None if (ends & 1).any() else _unhex(text[kept].tobytes())
+    if content is None:
         raise _illegal(next(v for v in _present(values) if v[:2] != "\\x" or _unhex(v[2:]) is None), column)
+    validity = pc.is_valid(values).buffers()[1] if values.null_count else None
     halves = pa.py_buffer((ends // 2).astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), count, [validity, halves, pa.py_buffer(content)]), None
+    return pa.Array.from_buffers(pa.binary(), len(values), [validity, halves, pa.py_buffer(content)]), None
 
 
 def _uuid(values: pa.Array, column: ColumnType) -> _Result:

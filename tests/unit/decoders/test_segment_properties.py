@@ -1,0 +1,270 @@
+"""Random streams, cut anywhere: the decoded segment must turn the tables before it into the tables after it.
+
+The model is a table kept as a Python dict by key text. It executes each operation and writes the message that Postgres
+would send; what the decoder says about a slice of those messages is then applied to the table as it stood before. A
+second dict is fed with the slice alone and says which rows the slice must leave incomplete.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoders.columns import ColumnType
+from decoders.segment import IncompleteRows, RelationShape, TableChanges, decode_segment
+from tests.unit.decoders import encoder
+from tests.unit.decoders.encoder import UNCHANGED, Cell
+
+Key = tuple[str, ...]
+Row = tuple[str | None, ...]
+
+LAYOUTS: list[tuple[tuple[str, ...], tuple[int, ...]]] = [
+    (("long", "string", "string"), (0,)),
+    (("int", "string"), (0,)),
+    (("string", "long", "string"), (2,)),
+    (("string", "string", "string", "string"), (0, 1)),
+    (("int", "string", "string", "string"), (0, 2)),
+    (("long", "long", "string"), (0, 1)),
+    (("string",), (0,)),
+]
+KEY_TEXTS = {
+    "int": ["0", "-1", "7", "2147483647"],
+    "long": ["1", "-9223372036854775808", "9223372036854775807", "12"],
+    # Some join to the same text, some share their first twelve bytes, one is what numbers and NULL look like.
+    "string": ["", "a", "ab", "b", "a long key text 1", "a long key text 2", "n", "\x1f", "ключ ключ"],
+}
+VALUES = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=24)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one message says, before it is bytes."""
+
+    relation: int
+    old_key: Key | None
+    """None for an INSERT."""
+    cells: tuple[Cell, ...] | None
+    """The new row as sent; None for a DELETE."""
+    old: tuple[Cell, ...] | None
+    """The old row as sent."""
+    message: bytes
+
+
+@dataclass
+class Table:
+    """A relation with its rows as Postgres holds them, and the messages that its changes send."""
+
+    shape: RelationShape
+    full: bool
+    """REPLICA IDENTITY FULL."""
+    rows: dict[Key, Row] = field(default_factory=dict)
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(row[column] or "" for column in self.shape.key)
+
+    def _old(self, row: Row) -> tuple[Cell, ...]:
+        return tuple(cell if self.full or column in self.shape.key else None for column, cell in enumerate(row))
+
+    def insert(self, row: Row) -> Change:
+        self.rows[self.key_of(row)] = row
+        relation = self.shape.relation_id
+        return Change(relation, None, row, None, encoder.insert(relation, row))
+
+    def delete(self, key: Key) -> Change:
+        relation, old = self.shape.relation_id, self._old(self.rows.pop(key))
+        return Change(relation, key, None, old, encoder.delete(relation, old, full=self.full))
+
+    def update(self, key: Key, new: Row, hidden: frozenset[int], *, sends_key: bool) -> Change:
+        """`hidden`: columns that are stored apart and are sent as unchanged where they are.
+
+        `sends_key`: part of the key is stored apart, so that the old key is sent although it did not change.
+        """
+        relation, before = self.shape.relation_id, self.rows.pop(key)
+        self.rows[self.key_of(new)] = new
+        sent = self.full or sends_key or self.key_of(new) != key
+        kept = {column for column in hidden if new[column] == before[column] and new[column] is not None}
+        if not sent:
+            kept -= set(self.shape.key)
+        cells = tuple(UNCHANGED if column in kept else cell for column, cell in enumerate(new))
+        old = self._old(before) if sent else None
+        return Change(relation, key, cells, old, encoder.update(relation, cells, old, full=self.full))
+
+
+@st.composite
+def a_row(draw: st.DrawFn, shape: RelationShape) -> Row:
+    return tuple(
+        draw(st.sampled_from(KEY_TEXTS[column_type.kind.value]))
+        if column in shape.key
+        else (draw(VALUES) if column_type.kind.value == "string" else draw(st.sampled_from([None, "3", "-44"])))
+        for column, column_type in enumerate(shape.types)
+    )
+
+
+@dataclass
+class Stream:
+    """Messages, and before each of them (and after the last) a copy of every table's rows."""
+
+    tables: list[Table]
+    messages: list[bytes] = field(default_factory=list)
+    changes: list[Change | None] = field(default_factory=list)
+    known: list[dict[int, dict[Key, Row]]] = field(default_factory=list)
+
+    def add(self, change: Change | bytes) -> None:
+        self.changes.append(change if isinstance(change, Change) else None)
+        self.messages.append(change.message if isinstance(change, Change) else change)
+        self.note()
+
+    def note(self) -> None:
+        self.known.append({table.shape.relation_id: dict(table.rows) for table in self.tables})
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Stream:
+    tables = []
+    for relation in draw(st.lists(st.sampled_from([1, 77, 20_000, 2**32 - 1]), min_size=1, max_size=3, unique=True)):
+        types, key_columns = draw(st.sampled_from(LAYOUTS))
+        shape = RelationShape(
+            relation_id=relation,
+            names=tuple(f"c{place}" for place in range(len(types))),
+            types=tuple(map(ColumnType.parse, types)),
+            key=key_columns,
+            not_null=tuple(place in key_columns for place in range(len(types))),
+            every_key_deletes=draw(st.booleans()),
+        )
+        tables.append(Table(shape, full=draw(st.booleans())))
+    stream = Stream(tables)
+    stream.note()
+    for _ in range(draw(st.integers(1, 40))):
+        table = draw(st.sampled_from(tables))
+        shape = table.shape
+        action = draw(st.sampled_from(["insert", "insert", "update", "update", "move", "delete", "noise"]))
+        row = draw(a_row(shape))
+        if action == "noise":
+            message = draw(st.sampled_from([encoder.BEGIN, encoder.COMMIT, encoder.insert(5, ["1"]), b"R\0\0\0\1"]))
+            stream.add(message)
+        elif action == "insert" and table.key_of(row) not in table.rows:
+            stream.add(table.insert(row))
+        elif table.rows:
+            key = draw(st.sampled_from(sorted(table.rows)))
+            old = table.rows[key]
+            if action == "delete":
+                stream.add(table.delete(key))
+                continue
+            moves = action == "move" and table.key_of(row) not in table.rows
+            stays = draw(st.frozensets(st.integers(0, len(row) - 1)))
+            new = tuple(
+                old[column] if column in stays or (column in shape.key and not moves) else cell
+                for column, cell in enumerate(row)
+            )
+            if table.key_of(new) != key and table.key_of(new) in table.rows:
+                continue
+            hidden = draw(st.frozensets(st.integers(0, len(row) - 1)))
+            stream.add(table.update(key, new, hidden, sends_key=draw(st.booleans())))
+    return stream
+
+
+def texts(table: pa.Table) -> list[Row]:
+    """Rows as Postgres prints them; the types used here print as Python's str does."""
+    return [tuple(None if cell is None else str(cell) for cell in row.values()) for row in table.to_pylist()]
+
+
+def completed(incomplete: IncompleteRows | None, before: dict[Key, Row]) -> list[Row]:
+    """Fill the missing cells from the image before the segment, as the pipeline does."""
+    if incomplete is None:
+        return []
+    result = []
+    missing: list[Any] = [list(row.values()) for row in incomplete.missing.to_pylist()]
+    for row, gaps, key in zip(texts(incomplete.rows), missing, texts(incomplete.lookup_keys), strict=True):
+        image = before[tuple(part or "" for part in key)]
+        assert any(gaps)
+        assert all(cell is None for cell, gap in zip(row, gaps, strict=True) if gap)
+        result.append(tuple(old if gap else cell for cell, gap, old in zip(row, gaps, image, strict=True)))
+    return result
+
+
+def touched_keys(states: list[dict[Key, Row]]) -> set[Key]:
+    """Keys whose row was replaced, if only by an equal one, came or went."""
+    touched: set[Key] = set()
+    for before, after in itertools.pairwise(states):
+        touched |= {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
+    return touched
+
+
+def what_a_slice_says(table: Table, changes: list[Change]) -> dict[Key, tuple[Key, tuple[Cell, ...]]]:
+    """By key at the end of the slice: the row's key at its start, and its cells as far as the slice tells them."""
+    image: dict[Key, tuple[Key, tuple[Cell, ...]]] = {}
+    for change in changes:
+        root: Key = ()
+        last: tuple[Cell, ...] = (UNCHANGED,) * len(table.shape.names)
+        if change.old_key is not None:
+            root, last = image.pop(change.old_key, (change.old_key, last))
+        if change.cells is None:
+            continue
+        if change.old is not None:
+            usable = [table.full or column in table.shape.key for column in range(len(last))]
+            last = tuple(old if use else cell for cell, old, use in zip(last, change.old, usable, strict=True))
+        cells = tuple(old if cell is UNCHANGED else cell for cell, old in zip(change.cells, last, strict=True))
+        image[table.key_of(tuple(str(cell) for cell in cells))] = (root, cells)
+    return image
+
+
+def check(table: Table, result: TableChanges | None, stream: Stream, low: int, high: int) -> None:
+    relation = table.shape.relation_id
+    changes = [change for change in stream.changes[low:high] if change is not None and change.relation == relation]
+    if result is None:
+        assert not changes
+        return
+    states = [state[relation] for state in stream.known[low : high + 1]]
+    before, after, touched = states[0], states[-1], touched_keys(states)
+    assert result.error is None
+    assert result.changes == len(changes)
+
+    deleted = [tuple(part or "" for part in key) for key in texts(result.deleted_keys)]
+    assert len(set(deleted)) == len(deleted)
+    assert set(deleted) == (touched if table.shape.every_key_deletes else touched & before.keys())
+
+    rows = texts(result.rows)
+    lake = {key: row for key, row in before.items() if key not in deleted}
+    for row in rows + completed(result.incomplete, before):
+        assert table.key_of(row) not in lake
+        lake[table.key_of(row)] = row
+    assert lake == after
+
+    image = what_a_slice_says(table, changes)
+    lacking = {key: told for key, told in image.items() if UNCHANGED in told[1]}
+    assert {table.key_of(row) for row in rows} == image.keys() - lacking.keys()
+    found = {}
+    if result.incomplete is not None:
+        gaps = [tuple(row.values()) for row in result.incomplete.missing.to_pylist()]
+        for row, gap, root in zip(
+            texts(result.incomplete.rows), gaps, texts(result.incomplete.lookup_keys), strict=True
+        ):
+            cells = tuple(UNCHANGED if missing else cell for cell, missing in zip(row, gap, strict=True))
+            found[table.key_of(row)] = (root, cells)
+    assert found == lacking
+
+
+@settings(max_examples=300)
+@given(streams(), st.data())
+def test_a_segment_turns_the_tables_before_it_into_the_tables_after_it(stream: Stream, data: st.DataObject) -> None:
+    low = data.draw(st.integers(0, len(stream.messages)))
+    high = data.draw(st.integers(low, len(stream.messages)))
+    shapes = {table.shape.relation_id: table.shape for table in stream.tables}
+    results = {each.relation_id: each for each in decode_segment(*encoder.segment(stream.messages[low:high]), shapes)}
+    for table in stream.tables:
+        check(table, results.pop(table.shape.relation_id, None), stream, low, high)
+    assert not results
+
+
+@settings(max_examples=100)
+@given(streams())
+def test_a_full_image_in_the_segment_leaves_nothing_incomplete(stream: Stream) -> None:
+    # The whole stream starts from empty tables, so each row's INSERT is in the segment.
+    shapes = {table.shape.relation_id: table.shape for table in stream.tables}
+    for result in decode_segment(*encoder.segment(stream.messages), shapes):
+        assert result.incomplete is None
