@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +128,30 @@ def test_imports_point_downwards() -> None:
     graph = _graph(_ROOT)
     assert len(graph) > 30, "the project's modules were not found"
     assert _violations(graph) == []
+
+
+def test_what_is_imported_is_declared() -> None:
+    """A package that is here by chance, as another's dependency or by hand, is not there for users."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {_distribution(text) for text in project["dependencies"]}
+    demo = {_distribution(text) for text in project["optional-dependencies"]["demo"]}
+    providers = importlib.metadata.packages_distributions()
+    undeclared = set()
+    for module, imported in _graph(_ROOT).items():
+        declared = needed | demo if _layer(module) == "testing" else needed
+        for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
+            if package not in sys.stdlib_module_names:
+                names = {_distribution(name) for name in providers.get(package, [package])}
+                if not names & declared:
+                    undeclared.add((module, package))
+    assert undeclared == set()
+
+
+def _distribution(requirement: str) -> str:
+    """The normalised name (PEP 503) that a requirement begins with."""
+    found = re.match(r"[\w.-]+", requirement)
+    assert found is not None
+    return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
 def test_no_modules_import_each_other_in_a_ring() -> None:
