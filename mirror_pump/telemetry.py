@@ -68,38 +68,20 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 _meter = metrics.get_meter("mirror_pump")
 _publishes = _meter.create_counter("mirror_pump.publishes", "1", "Publish transactions that landed")
 _changes = _meter.create_counter("mirror_pump.changes", "1", "Row changes published")
-_wal = _meter.create_counter("mirror_pump.stream", "By", "Bytes of WAL stream published")
-_copied = _meter.create_counter("mirror_pump.copied_rows", "1", "Rows copied by register")
-_reconnects = _meter.create_counter("mirror_pump.reconnects", "1", "Connections to the source made anew")
-_conflicts = _meter.create_counter("mirror_pump.publish_retries", "1", "Publishes tried again")
+_reconnects = _meter.create_counter("mirror_pump.reconnects", "1", "New tries after a lost connection or a failed task")
 _publish_seconds = _meter.create_histogram("mirror_pump.publish.duration", "s", "Time of a publish transaction")
-_batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "From a batch's end to its publish")
-_lag_seconds = _meter.create_histogram("mirror_pump.lag", "s", "From a transaction's commit to its publish")
+_batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "From a batch's last commit to its publish")
 
 
-def record_publish(
-    *, changes: int, stream_bytes: int, publish_seconds: float, batch_seconds: float, lag_seconds: float | None
-) -> None:
-    """Counts one landed publish. `lag_seconds` is that of the batch's last commit; None when the batch held none."""
+def record_publish(*, changes: int, publish_seconds: float, batch_seconds: float | None) -> None:
+    """Counts one landed publish. `batch_seconds` is None when it published no batch, but copies or F alone."""
     _publishes.add(1)
     _changes.add(changes)
-    _wal.add(stream_bytes)
     _publish_seconds.record(publish_seconds)
-    _batch_seconds.record(batch_seconds)
-    if lag_seconds is not None:
-        _lag_seconds.record(lag_seconds)
-
-
-def record_copied(*, table: str, rows: int) -> None:
-    """Counts the rows of one copy chunk that a publish landed."""
-    _copied.add(rows, {"table": table})
+    if batch_seconds is not None:
+        _batch_seconds.record(batch_seconds)
 
 
 def record_reconnect() -> None:
-    """Counts one connection made anew after it was lost."""
+    """Counts one return of the pump to what is published, after an error that time may cure."""
     _reconnects.add(1)
-
-
-def record_publish_retry() -> None:
-    """Counts one publish that failed and is tried again."""
-    _conflicts.add(1)

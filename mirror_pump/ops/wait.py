@@ -9,10 +9,8 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.profile import complete_from
+from mirror_pump.pipeline.listener import CHANNEL
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-
-CHANNEL = "mirror_pump"
-"""Where waiters tell the pump the WAL position they need, in Postgres's notation."""
 
 POLL_INTERVAL = 0.05
 """Seconds. One indexed query each: cheap, and small beside the batch age."""

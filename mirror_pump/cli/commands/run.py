@@ -61,9 +61,10 @@ def add(app: typer.Typer) -> None:
         settings = complete(settings)
 
         # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
+        from mirror_pump.cli.steplog import StepLog
         from mirror_pump.pipeline.pump import Pump
 
-        pump = Pump(settings)
+        pump = Pump(settings, observer=StepLog())
 
         def stop(number: int, _frame: FrameType | None) -> None:
             remark(f"mirror-pump: {signal.Signals(number).name}: stopping (once more to stop at once)")
