@@ -1,0 +1,264 @@
+"""The publication and the replication slot: made once, checked at every start, never re-created in silence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+from psycopg import sql
+
+from mirror_pump.errors import SourceError
+from mirror_pump.model import Lsn, TableId, TableName, format_lsn
+from mirror_pump.source.connect import PgConnection, source_errors
+
+OUTPUT_PLUGIN = "pgoutput"
+
+
+@dataclass(frozen=True)
+class SystemIdentity:
+    """Which database of which cluster: a slot means nothing anywhere else."""
+
+    system_identifier: str
+    """pg_control_system().system_identifier: an unsigned 64-bit number, kept as text."""
+    timeline: int
+    database: str
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """A row of pg_replication_slots. Fields that the server's version does not know are None."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    two_phase: bool
+    active_pid: int | None
+    """The walsender that streams it at the moment."""
+    restart_lsn: Lsn | None
+    """WAL from here on is retained; None once the slot is lost."""
+    confirmed_flush_lsn: Lsn | None
+    """What was acknowledged: the server never sends a transaction that ended before it again."""
+    wal_status: str | None
+    """reserved, extended, unreserved or lost."""
+    safe_wal_bytes: int | None
+    """What may still be written before the slot is in danger of being lost; None without a limit."""
+    retained_bytes: int | None
+    """WAL kept for this slot."""
+    invalidation_reason: str | None
+    """17 and later (16: `conflict`)."""
+    failover: bool | None
+    """17 and later: synchronised to standbys."""
+    inactive_since: datetime | None
+    """17 and later."""
+
+    @property
+    def active(self) -> bool:
+        return self.active_pid is not None
+
+
+def create_publication(conn: PgConnection, name: str) -> bool:
+    """Creates the publication, with no tables, under the root's name for partitions. False if it was there.
+
+    SourceError if one of that name publishes something else than we need.
+    """
+    with source_errors(f"creating publication {name}"):
+        schemas_column = (
+            "EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+            if conn.info.server_version >= 150000
+            else "false"
+        )
+        query = (
+            "SELECT puballtables, pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate,"
+            f" {schemas_column} FROM pg_publication p WHERE pubname = %s"
+        )
+        row = conn.execute(query.encode(), (name,)).fetchone()
+        if row is None:
+            statement = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)")
+            conn.execute(statement.format(sql.Identifier(name)))
+            return True
+    all_tables, via_root, all_operations, schemas = row
+    if all_tables or schemas:
+        raise SourceError(
+            f"publication {name} publishes {'all tables' if all_tables else 'whole schemas'}; the mirror adds tables"
+            " one by one, each at a known WAL position",
+            "give mirror-pump a publication name of its own",
+        )
+    if not via_root or not all_operations:
+        raise SourceError(
+            f"publication {name} exists with other settings than the mirror needs",
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate',"
+            " publish_via_partition_root = true)",
+        )
+    return False
+
+
+def add_to_publication(conn: PgConnection, publication: str, table: TableName) -> bool:
+    """Adds a table, with its partitions if it has some. False if it was in there.
+
+    Inside the caller's transaction, under a lock that keeps writers out: only then does the WAL position noted
+    there separate what the copy sees from what the stream carries.
+    """
+    with source_errors(f"adding {table} to publication {publication}"):
+        if table in published_tables(conn, publication).values():
+            return False
+        statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
+        conn.execute(statement.format(sql.Identifier(publication), sql.Identifier(table.schema, table.name)))
+        return True
+
+
+def remove_from_publication(conn: PgConnection, publication: str, table: TableName) -> bool:
+    """Takes a table out; False if it was not in there, or is gone."""
+    with source_errors(f"removing {table} from publication {publication}"):
+        if table not in published_tables(conn, publication).values():
+            return False
+        statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}")
+        conn.execute(statement.format(sql.Identifier(publication), sql.Identifier(table.schema, table.name)))
+        return True
+
+
+def published_tables(conn: PgConnection, publication: str) -> dict[TableId, TableName]:
+    """The tables that were added to the publication, by OID; partitioned tables as such. Empty if there is none."""
+    with source_errors(f"reading publication {publication}"):
+        rows = conn.execute(
+            "SELECT c.oid::bigint, n.nspname, c.relname FROM pg_publication p"
+            " JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s ORDER BY 1",
+            (publication,),
+        ).fetchall()
+    return {TableId(oid): TableName(schema, name) for oid, schema, name in rows}
+
+
+def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:
+    """Creates the logical slot (with failover from 17 on) and returns it with True; with False if it was there.
+
+    `conn` must be in autocommit: a transaction that has written cannot create a slot. The call waits for transactions
+    that are open at the moment. SourceError if a slot of that name is of another kind or another database's.
+    """
+    existing = read_slot(conn, name)
+    if existing is None:
+        arguments = "%s, %s, false, false, true" if conn.info.server_version >= 170000 else "%s, %s, false, false"
+        with source_errors(f"creating replication slot {name}"):
+            try:
+                conn.execute(f"SELECT pg_create_logical_replication_slot({arguments})".encode(), (name, OUTPUT_PLUGIN))
+            except psycopg.errors.ConfigurationLimitExceeded as error:
+                raise _no_free_slot() from error
+            except (psycopg.errors.InvalidName, psycopg.errors.NameTooLong) as error:
+                raise SourceError(
+                    f"{name!r} is no name for a replication slot", "use lower-case letters, digits and underscores"
+                ) from error
+        created = read_slot(conn, name)
+        if created is None:
+            raise SourceError(f"replication slot {name} vanished right after it was created", "see who dropped it")
+        return created, True
+    _check_kind(conn, existing)
+    return existing, False
+
+
+def drop_slot(conn: PgConnection, name: str) -> bool:
+    """Drops the slot; False if there is none. SourceError while something streams from it."""
+    if read_slot(conn, name) is None:
+        return False
+    with source_errors(f"dropping replication slot {name}"):
+        conn.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    return True
+
+
+def read_slot(conn: PgConnection, name: str) -> SlotStatus | None:
+    """The slot as the server shows it; None if there is none."""
+    version = conn.info.server_version
+    reason = "NULL"
+    if version >= 170000:
+        reason = "invalidation_reason"
+    elif version >= 160000:
+        reason = "CASE WHEN conflicting THEN 'conflict' END"
+    newer = "failover, inactive_since" if version >= 170000 else "NULL, NULL"
+    # On a standby there is no current position: what it has received stands for it.
+    query = f"""
+        SELECT plugin, database, temporary, two_phase, active_pid,
+               (restart_lsn - '0/0')::bigint, (confirmed_flush_lsn - '0/0')::bigint, wal_status, safe_wal_size,
+               (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END
+                - restart_lsn)::bigint,
+               {reason}, {newer}
+        FROM pg_replication_slots WHERE slot_name = %s
+    """
+    with source_errors(f"reading replication slot {name}"):
+        row = conn.execute(query.encode(), (name,)).fetchone()
+    return SlotStatus(name, *row) if row is not None else None
+
+
+def system_identity(conn: PgConnection) -> SystemIdentity:
+    """Which database of which cluster `conn` is connected to, and the timeline that the cluster is on."""
+    with source_errors("reading the cluster's identity"):
+        row = conn.execute(
+            "SELECT (SELECT system_identifier::text FROM pg_control_system()), current_database(),"
+            " CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END,"
+            " (SELECT timeline_id FROM pg_control_checkpoint())"
+        ).fetchone()
+    assert row is not None
+    identifier, database, segment, checkpoint_timeline = row
+    # A WAL file's name begins with the timeline in hexadecimal; the last checkpoint's may be older after a promotion.
+    return SystemIdentity(identifier, int(segment[:8], 16) if segment else checkpoint_timeline, database)
+
+
+def check_slot(
+    conn: PgConnection, name: str, *, applied_lsn: Lsn | None, identity: SystemIdentity | None
+) -> SlotStatus:
+    """The slot, if the mirror can go on from it; SourceError with what to do otherwise.
+
+    `applied_lsn` and `identity` are what the catalog recorded; None before there was anything to record. A new
+    timeline of the same cluster is a failover, and the slot's own position tells whether it came along.
+    """
+    if identity is not None:
+        present = system_identity(conn)
+        if (present.system_identifier, present.database) != (identity.system_identifier, identity.database):
+            raise SourceError(
+                f"slot {name} was made in database {identity.database} of cluster {identity.system_identifier}, but"
+                f" this is database {present.database} of cluster {present.system_identifier}",
+                "connect to the original; a restored or copied database needs a mirror of its own: drop schema modak"
+                " there, then `mirror-pump init` and register the tables again",
+            )
+    slot = read_slot(conn, name)
+    again = "unregister the tables, drop the slot if it is still there, then `mirror-pump init` and register them again"
+    if slot is None:
+        raise SourceError(
+            f"replication slot {name} does not exist (any more): changes since F may be lost to the mirror", again
+        )
+    _check_kind(conn, slot)
+    if slot.invalidation_reason is not None or slot.wal_status == "lost" or slot.restart_lsn is None:
+        why = slot.invalidation_reason or "the WAL it needs was removed"
+        raise SourceError(
+            f"replication slot {name} was invalidated by the server ({why}): changes since F are lost to the mirror",
+            f"raise max_slot_wal_keep_size (or idle_replication_slot_timeout), {again}",
+        )
+    if applied_lsn is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > applied_lsn:
+        raise SourceError(
+            f"replication slot {name} stands at {format_lsn(slot.confirmed_flush_lsn)}, ahead of what the mirror has"
+            f" applied ({format_lsn(applied_lsn)}): somebody else consumed or re-created it",
+            again,
+        )
+    return slot
+
+
+def _check_kind(conn: PgConnection, slot: SlotStatus) -> None:
+    wrong = ""
+    if slot.plugin is None:
+        wrong = "is a physical slot"
+    elif slot.plugin != OUTPUT_PLUGIN:
+        wrong = f"uses output plugin {slot.plugin}"
+    elif slot.database != conn.info.dbname:
+        wrong = f"belongs to database {slot.database}"
+    elif slot.temporary:
+        wrong = "is temporary"
+    elif slot.two_phase:
+        wrong = "decodes prepared transactions early (two_phase)"
+    if wrong:
+        raise SourceError(f"replication slot {slot.name} {wrong}", "choose another slot name for the mirror")
+
+
+def _no_free_slot() -> SourceError:
+    return SourceError(
+        "all replication slots of the server are in use",
+        "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart the server",
+    )
