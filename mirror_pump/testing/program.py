@@ -1,0 +1,84 @@
+"""Runs the real program `mirror-pump` as processes of their own, for the demo and for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+
+class ProgramFailed(RuntimeError):
+    """A command did not end as it should have; the message has the end of what it said."""
+
+
+class Program:
+    """`mirror-pump` for one database; files and logs go to `directory`."""
+
+    def __init__(self, dsn: str, directory: Path) -> None:
+        self._directory = directory
+        # Only what we say counts: neither the settings of whoever runs us nor a mirror-pump.toml of theirs.
+        self._environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
+        self._environment["MIRROR_PUMP_DSN"] = dsn
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of a command."""
+        return [sys.executable, "-m", "mirror_pump.cli.main", *arguments]
+
+    def run(self, *arguments: str, timeout: float = 300, code: int = 0) -> str:
+        """Runs a command and returns what it wrote to stdout; ProgramFailed unless it ends with `code` in time."""
+        log = self._directory / f"{arguments[0]}.log"
+        with log.open("ab") as errors:
+            offset = errors.tell()
+            try:
+                done = subprocess.run(
+                    self.command(*arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=self._environment,
+                    cwd=self._directory,
+                    timeout=timeout,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ProgramFailed(f"mirror-pump {' '.join(arguments)} took over {timeout:g} s, see {log}") from error
+        if done.returncode != code:
+            said = done.stdout[-2000:] + log.read_bytes()[offset:][-2000:]
+            raise ProgramFailed(
+                f"mirror-pump {' '.join(arguments)} ended with {done.returncode}:\n{said.decode(errors='replace')}"
+            )
+        return done.stdout.decode()
+
+    def start(self, *arguments: str, log: str) -> subprocess.Popen[bytes]:
+        """Starts a command in a process group of its own; both its outputs go to the file `log`."""
+        with (self._directory / log).open("ab") as output:
+            return subprocess.Popen(
+                self.command(*arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                cwd=self._directory,
+                start_new_session=True,
+            )
+
+    def stop(self, process: subprocess.Popen[bytes], timeout: float = 20) -> None:
+        """SIGTERM to the program, as an operator would; ProgramFailed unless it ends with 0 in time."""
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill(process)
+            raise ProgramFailed(f"mirror-pump did not stop within {timeout:g} s of SIGTERM") from None
+        if code != 0:
+            raise ProgramFailed(f"mirror-pump ended with {code} after SIGTERM, see {self._directory}")
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """kill -9 to the program and to its children, which without it would outlive it for a while."""
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        process.wait()
