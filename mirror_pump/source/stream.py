@@ -86,22 +86,22 @@ class ReplicationStream:
         """
         connection = replication_connect(dsn)
         try:
-            command = sql.SQL(
-                "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, messages 'true')"
-            ).format(
-                sql.Identifier(slot),
-                sql.SQL(format_lsn(start_lsn)),
-                sql.Literal(sql.Identifier(publication).as_string()),
-            )
-            result = connection.exec_(command.as_bytes())
-            if result.status == pq.ExecStatus.COPY_BOTH:
-                return cls(connection, slot)
-            refusal = _result_error(result, connection, slot)
+            return cls.on(connection, slot, publication, start_lsn)
         except BaseException:
             connection.finish()
             raise
-        connection.finish()
-        raise refusal
+
+    @classmethod
+    def on(cls, connection: PGconn, slot: str, publication: str, start_lsn: Lsn) -> Self:
+        """As `start`, on a walsender connection that the stream takes over; its caller closes it on an error."""
+        publications = sql.Literal(sql.Identifier(publication).as_string())
+        command = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, messages 'true')"
+        ).format(sql.Identifier(slot), sql.SQL(format_lsn(start_lsn)), publications)
+        result = connection.exec_(command.as_bytes())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise _result_error(result, connection, slot)
+        return cls(connection, slot)
 
     def __enter__(self) -> Self:
         return self

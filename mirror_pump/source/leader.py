@@ -1,0 +1,136 @@
+"""One leader per slot: a session advisory lock, and an epoch that the publish transaction checks.
+
+The lock keeps two pumps from working side by side. The epoch protects against the one that lost its lock with its
+connection and does not know yet: its publishes fail (design section 13).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.errors import NotLeader, SourceError
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+
+
+def lock_key(slot: str) -> int:
+    """The advisory lock's key: 64 bits of a digest, so that unrelated users of advisory locks hardly collide."""
+    digest = hashlib.sha256(f"mirror-pump leader {slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Leadership of a slot, held as long as its connection lives. A context manager that gives it up."""
+
+    connection: PgConnection
+    """Holds the lock; in autocommit. For `check` only."""
+    slot: str
+    epoch: int
+
+    @classmethod
+    def acquire(cls, dsn: str, slot: str) -> Self:
+        """Becomes the leader, or raises NotLeader, at once, naming who is.
+
+        Raises SourceError if the slot is not in the catalog, ConnectionLost if Postgres cannot be reached.
+        """
+        connection = connect(dsn, autocommit=True, application_name="mirror-pump-leader")
+        try:
+            return cls(connection, slot, _take_over(connection, slot))
+        except BaseException:
+            connection.close()
+            raise
+
+    def check(self) -> None:
+        """Raises ConnectionLost if the lock may be gone with its connection."""
+        with source_errors("holding the leader's lock"):
+            self.connection.execute("SELECT 1")
+
+    def release(self) -> None:
+        """Gives leadership up, so that another pump may start at once. Does nothing the second time."""
+        if self.connection.closed:
+            return
+        try:
+            with source_errors("giving up leadership"):
+                self.connection.execute(
+                    "UPDATE modak.mirror_slots SET leader = NULL WHERE slot_name = %s AND leader_epoch = %s",
+                    (self.slot, self.epoch),
+                )
+        except SourceError:
+            # The lock ends with the connection whatever happens to the row, which only informs people.
+            pass
+        finally:
+            self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_led(conn: PgConnection, slot: str) -> bool:
+    """Whether some pump leads the slot at the moment; without taking the lock."""
+    key = lock_key(slot) & 0xFFFF_FFFF_FFFF_FFFF
+    with source_errors("looking for the leader"):
+        # pg_locks shows a bigint key as its halves with objsubid 1.
+        row = conn.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+            " AND classid = %s::bigint::oid AND objid = %s::bigint::oid"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
+            (key >> 32, key & 0xFFFF_FFFF),
+        ).fetchone()
+    return bool(row and row[0])
+
+
+def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
+    """Inside the publish transaction: locks the slot's row, and raises NotLeader if `epoch` is not its epoch.
+
+    The row lock also makes a new leader's take-over wait for the publish that is under way.
+    """
+    with source_errors("checking leadership"):
+        row = conn.execute(
+            "SELECT leader_epoch, leader FROM modak.mirror_slots WHERE slot_name = %s FOR UPDATE", (slot,)
+        ).fetchone()
+    if row is None:
+        raise NotLeader(f"slot {slot} is not in the catalog any more", "the mirror was removed; stop this pump")
+    if row[0] != epoch:
+        raise NotLeader(
+            f"{_name(row[1])} took over slot {slot} (epoch {row[0]}, ours is {epoch})",
+            "this pump stops; nothing that it had not published is lost",
+        )
+
+
+def _take_over(connection: PgConnection, slot: str) -> int:
+    with source_errors("becoming the leader"):
+        locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
+        if not (locked and locked[0]):
+            row = connection.execute("SELECT leader FROM modak.mirror_slots WHERE slot_name = %s", (slot,)).fetchone()
+            raise NotLeader(
+                f"{_name(row[0] if row else None)} leads slot {slot} already",
+                "one pump per database: stop that one first, or let it work",
+            )
+        info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
+        row = connection.execute(
+            "UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s"
+            " RETURNING leader_epoch",
+            (Jsonb(info), slot),
+        ).fetchone()
+    if row is None:
+        raise SourceError(f"slot {slot} is not in the catalog of this database", "run `mirror-pump init` first")
+    return int(row[0])
+
+
+def _name(leader: dict[str, Any] | None) -> str:
+    if not leader:
+        return "another pump"
+    return f"the pump with process id {leader.get('pid')} on {leader.get('host')}"

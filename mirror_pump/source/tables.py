@@ -1,0 +1,155 @@
+"""The catalog rows of mirrored tables (modak.tables, cutline, mirror_tables) as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.model import (
+    Column,
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    SnapshotId,
+    TableId,
+    TableName,
+    TableState,
+)
+from mirror_pump.source.connect import PgConnection, source_errors
+
+EVERYTHING_IN_HEAP = -(2**63)
+"""cutline.tier_key_hi (T) of a table without heap retention: every row is at or above it, hence in Postgres."""
+
+_TIER_KEY_TYPES = {
+    Kind.INT: "bigint",
+    Kind.LONG: "bigint",
+    Kind.DATE: "date",
+    Kind.TIMESTAMP: "timestamp",
+    Kind.TIMESTAMPTZ: "timestamptz",
+}
+"""The names that the seam protocol knows (catalog reference, modak.tables.tier_key_type)."""
+
+_SELECT = """
+SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
+       m.lake_table, m.location, m.live_after_lsn
+FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+"""
+
+
+def load_tables(conn: PgConnection, slot_name: str) -> tuple[MirroredTable, ...]:
+    """Every table of a slot, failed ones too, in table_id order."""
+    with source_errors("reading the mirrored tables"):
+        rows = conn.execute(_SELECT + "WHERE m.slot_name = %s ORDER BY t.table_id", (slot_name,)).fetchall()
+    return tuple(_table(row) for row in rows)
+
+
+def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
+    """One table; None if it is not registered."""
+    with source_errors("reading a mirrored table"):
+        row = conn.execute(_SELECT + "WHERE t.table_id = %s", (table_id,)).fetchone()
+    return _table(row) if row is not None else None
+
+
+def insert_table(
+    conn: PgConnection,
+    table: MirroredTable,
+    snapshot_id: SnapshotId,
+    lake_props: Mapping[str, object],
+    slot: str,
+    publication: str,
+) -> None:
+    """Registers a table, in the caller's transaction. `lake_props` names its lake metadata (cutline.lake_props).
+
+    The tier key is the first key column, F is NULL: readers are promised nothing before the copy is complete.
+    SourceError if the table is registered already.
+    """
+    first_key = table.key_columns[0]
+    names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
+    with source_errors(f"registering {table.name}"):
+        conn.execute(
+            "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
+            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, publication_name, slot_name)"
+            " VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg',"
+            " %(ref)s, 'mirrored', %(publication)s, %(slot)s)",
+            names
+            | {
+                "key": list(table.key),
+                "tier_key": first_key.name,
+                "tier_key_type": _TIER_KEY_TYPES.get(first_key.type.kind, first_key.type_sql),
+                "ref": f"{table.name.schema}.{table.lake_table}",
+                "publication": publication,
+                "slot": slot,
+            },
+        )
+        conn.execute(
+            "INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id, replicated_lsn, lake_props)"
+            " VALUES (%s, %s, %s, NULL, %s)",
+            (table.table_id, EVERYTHING_IN_HEAP, snapshot_id, Jsonb(dict(lake_props))),
+        )
+        conn.execute(
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, generation,"
+            " live_after_lsn, columns, key, lake_table, location, next_field_id)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            (
+                table.table_id,
+                slot,
+                table.state.value,
+                table.start_lsn,
+                table.born_sequence,
+                table.generation,
+                table.live_after_lsn,
+                Jsonb(columns_to_json(table.columns)),
+                list(table.key),
+                table.lake_table,
+                table.location,
+                max(column.field_id for column in table.columns) + 1,
+            ),
+        )
+
+
+def delete_table(conn: PgConnection, table_id: TableId) -> bool:
+    """Removes a table's rows from every catalog table but modak.iceberg_tables. False if it was not registered."""
+    with source_errors("unregistering a table"):
+        return conn.execute("DELETE FROM modak.tables WHERE table_id = %s", (table_id,)).rowcount > 0
+
+
+def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
+    """What mirror_tables.columns holds."""
+    return [
+        {
+            "attnum": column.attnum,
+            "name": column.name,
+            "type_oid": column.type_oid,
+            "type_modifier": column.type_modifier,
+            "type_sql": column.type_sql,
+            "type": str(column.type),
+            "field_id": column.field_id,
+            "not_null": column.not_null,
+        }
+        for column in columns
+    ]
+
+
+def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
+    """The inverse of `columns_to_json`."""
+    return tuple(Column(**{**entry, "type": ColumnType.parse(entry["type"])}) for entry in content)
+
+
+def _table(row: tuple[Any, ...]) -> MirroredTable:
+    table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, live_after = row
+    return MirroredTable(
+        table_id=TableId(table_id),
+        name=TableName(schema, name),
+        columns=columns_from_json(columns),
+        key=tuple(key),
+        state=TableState(state),
+        start_lsn=Lsn(start),
+        born_sequence=SequenceNumber(born),
+        generation=generation,
+        lake_table=lake_table,
+        location=location,
+        live_after_lsn=Lsn(live_after) if live_after is not None else None,
+    )
