@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from pyspark.sql import SparkSession
+
+from mirror_pump.engine.session import SparkSettings, spark_session
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -26,29 +28,41 @@ class SparkTaskRunner:
     """Each submission is a Spark job of one task. Thread-safe."""
 
     def __init__(self, spark: SparkSession, concurrent_jobs: int) -> None:
-        # Spark hands bytes to tasks inside their closures; the pump logs what it needs itself.
+        self._spark = spark
         self._context = spark.sparkContext
         self._pool = ThreadPoolExecutor(concurrent_jobs, thread_name_prefix="spark-job")
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         return self._pool.submit(self._run, function, task)
 
+    @classmethod
+    def start(cls, master: str, cores: int, copies: int) -> Self:
+        """A Spark of the pump's own. `local[*]` gets `copies` slots more than there are cores, so that chunks of
+        copies, which take seconds, never keep the stream's segments waiting for a slot."""
+        slots = cores + copies
+        chosen = f"local[{slots}]" if master == "local[*]" else master
+        spark = spark_session(SparkSettings(master=chosen, jars=False))
+        runner = cls(spark, slots)
+        runner.warm_up(slots)
+        return runner
+
     def _run(self, function: Callable[[Task], Result], task: Task) -> Result:
         def partition(tasks: Iterator[Task]) -> Iterator[Result]:
             return (function(one) for one in tasks)
 
-        (result,) = self._context.parallelize([task], 1).mapPartitions(partition).collect()
-        return result
+        results: list[Result] = self._context.parallelize([task], 1).mapPartitions(partition).collect()
+        return results[0]
 
     def warm_up(self, workers: int) -> None:
         """Start the Python workers and load what tasks import, so that the first batch does not pay for it."""
         self._context.parallelize(range(workers), workers).mapPartitions(_import_tasks).collect()
 
     def close(self) -> None:
-        """Cancel what runs and wait for the threads."""
+        """Cancel what runs, wait for the threads, and end Spark."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._context.cancelAllJobs()
         self._pool.shutdown(wait=True)
+        self._spark.stop()
 
 
 def _import_tasks(items: Iterator[int]) -> Iterator[str]:

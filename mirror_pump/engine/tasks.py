@@ -12,7 +12,7 @@ import numpy as np
 
 from decoders.segment import IncompleteRows, RelationShape, TableChanges, decode_segment
 from mirror_pump.lake.commit import SegmentFiles
-from mirror_pump.lake.files import write_data_file, write_equality_deletes
+from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState
@@ -85,7 +85,8 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions) 
     table_id = TableId(changes.relation_id)
     if changes.error is not None:
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
-    data = deletes = ()
+    data: tuple[WrittenFile, ...] = ()
+    deletes: tuple[WrittenFile, ...] = ()
     if changes.rows.num_rows:
         data = (write_data_file(changes.rows, table.schema, table.location, storage),)
     if changes.deleted_keys.num_rows:

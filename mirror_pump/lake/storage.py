@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -136,6 +137,17 @@ def delete(location: str, storage: StorageOptions) -> None:
             filesystem.delete_file(key)
         except FileNotFoundError:
             return
+
+
+def delete_tree(location: str, storage: StorageOptions) -> None:
+    """Removes everything below a location; nothing there is no error. Raises LakeError."""
+    with _lake_errors("delete", location):
+        path = local_path(location)
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=not path.exists())
+            return
+        filesystem, key = _remote(location, storage)
+        filesystem.delete_dir_contents(key, missing_dir_ok=True)
 
 
 @contextmanager

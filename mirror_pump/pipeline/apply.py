@@ -86,15 +86,9 @@ class BatchApplier:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         files = {number: result.files for number, result in counted.items()}
         heap_read_at: Lsn | None = None
-        incomplete = {
-            number: result.incomplete for number, result in counted.items() if result.incomplete is not None
-        }
+        incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
-            versions = [
-                VersionedFile(file.path, number)
-                for number, segment in files.items()
-                for file in segment.data
-            ]
+            versions = [VersionedFile(file.path, number) for number, segment in files.items() for file in segment.data]
             if truncated_before is None:
                 # Numbered below every segment, in the order of their sequence numbers.
                 older = self._lake_table(table).live_data_files()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 from mirror_pump.engine.copying import ChunkResult, ChunkTask, copy_chunk
@@ -143,7 +144,7 @@ class Copier:
             self._reported.add(identity)
             chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
             future = self._runner.submit(copy_chunk, ChunkTask(self._settings.dsn, table, chunk, self._storage))
-            future.add_done_callback(lambda done, number=number: self._finished(table, number, done))
+            future.add_done_callback(partial(self._finished, table, number))
 
     def _finished(self, table: MirroredTable, number: int, future: Future[ChunkResult]) -> None:
         self._slots.release()

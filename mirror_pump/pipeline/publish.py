@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -250,7 +251,7 @@ class Publisher:
                     f"another pump has taken over slot {self._slot} (epoch {slot and slot[0]}, ours is {self._epoch})",
                     "Stop one of the two; nothing of this batch was published by this one.",
                 )
-            applied = Lsn(int(str(slot[1])))
+            applied = Lsn(slot[1])
             self._applied = Lsn(max(applied, request.frontier or 0))
             for delta, staged in accepted:
                 self._apply(cursor, delta, staged, registered[delta.table.table_id])
@@ -273,7 +274,7 @@ class Publisher:
                 },
             )
             cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
-            live = tuple(TableId(int(str(row[0]))) for row in cursor.fetchall())
+            live = tuple(TableId(row[0]) for row in cursor.fetchall())
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             self._in_commit = True
         self._in_commit = False
@@ -281,7 +282,7 @@ class Publisher:
 
     def _apply(
         self,
-        cursor: psycopg.Cursor[tuple[object, ...]],
+        cursor: psycopg.Cursor[tuple[Any, ...]],
         delta: TableDelta,
         staged: StagedCommit | None,
         row: _Registered,
@@ -302,7 +303,9 @@ class Publisher:
         if cursor.rowcount != 1:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
         if staged is not None:
-            if not swap_pointer(cursor, table.name.schema, table.lake_table, row.metadata_location, staged.new_location):
+            if not swap_pointer(
+                cursor, table.name.schema, table.lake_table, row.metadata_location, staged.new_location
+            ):
                 raise CommitConflict(f"another writer committed to {table.name} in the lake")
             cursor.execute(
                 _SQL["publish_snapshot"],
@@ -362,7 +365,7 @@ class Publisher:
             self._connection = self._connect()
         return self._connection
 
-    def _execute(self, query: str, parameters: dict[str, object]) -> list[tuple[object, ...]]:
+    def _execute(self, query: str, parameters: dict[str, object]) -> list[tuple[Any, ...]]:
         try:
             with self._open().cursor() as cursor:
                 return list(cursor.execute(query, parameters))

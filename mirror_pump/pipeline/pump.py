@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from dataclasses import dataclass
@@ -60,11 +61,9 @@ class Pump:
         if once:
             until = self._wal_end()
         goal = Goal(until, copies or once)
-        totals = Totals()
-        storage = StorageOptions(
-            properties=self._settings.storage_properties, fsync=self._settings.storage_fsync
-        )
-        runner = SparkTaskRunner.start(self._settings)
+        totals = Totals(Lsn(0))
+        storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
+        runner = SparkTaskRunner.start(self._settings.master, os.cpu_count() or 1, self._settings.copy_workers)
         try:
             self._sessions(goal, totals, storage, runner)
         finally:

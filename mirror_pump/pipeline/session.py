@@ -70,7 +70,7 @@ class Abandoned(Exception):
 class Totals:
     """What the pump has done since it started, over all sessions."""
 
-    frontier: Lsn = Lsn(0)
+    frontier: Lsn
     commits: int = 0
     changes: int = 0
 
@@ -111,7 +111,7 @@ class PumpSession:
         self._stop_requested = stop_requested
         self._dsn = settings.require_dsn()
         self._leader = Leader.acquire(self._dsn, settings.slot)
-        self._closing: list[Callable[[], None]] = [self._leader.close]
+        self._closing: list[Callable[[], None]] = [self._leader.release]
         try:
             self._start(storage, runner)
         except BaseException:

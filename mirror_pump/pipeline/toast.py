@@ -21,6 +21,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from decoders.columns import Kind
 from decoders.segment import IncompleteRows
 from decoders.text import parse_text
 from mirror_pump.engine.lookup import LookupTask, find_rows
@@ -28,8 +29,9 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import TableError
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableState
+from mirror_pump.model import Column, Lsn, MirroredTable, TableState
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import read_rows
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -75,7 +77,7 @@ def complete_rows(
         absent = [row for row, source in enumerate(sources) if source is None]
         if absent:
             if table.state is TableState.LIVE:
-                key = next(_keys(one.lookup_keys.slice(absent[0], 1), table.key))
+                (key,) = _keys(one.lookup_keys.slice(absent[0], 1), table.key)
                 raise TableError(
                     f"{table.name}: the previous version of row {key} is not in the lake, so its unchanged large "
                     "values are unknown",
@@ -139,8 +141,8 @@ def _missing_columns(table: MirroredTable, incomplete: Iterable[IncompleteRows])
     )
 
 
-def _keys(rows: pa.Table, names: Sequence[str]) -> Iterable[Key]:
-    return iter(list(zip(*(rows.column(name).to_pylist() for name in names), strict=True)))
+def _keys(rows: pa.Table, names: Sequence[str]) -> list[Key]:
+    return list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
 
 
 def _find(
@@ -162,35 +164,26 @@ def _read_heap(
     connect: Callable[[], PgConnection], table: MirroredTable, columns: Sequence[str], rows: pa.Table
 ) -> tuple[pa.Table, Lsn]:
     """The rows' present heap versions (those that exist), and a WAL position by which they all were committed."""
-    names = [*table.key, *(name for name in columns if name not in table.key)]
-    types = {column.name: column for column in table.columns}
-    selected = ", ".join(f"t.{_quoted(name)}::text" for name in names)
-    matched = " AND ".join(
-        f"t.{_quoted(name)} = k.v{position}::{types[name].type_sql}" for position, name in enumerate(table.key)
-    )
-    keys = ", ".join(f"v{position}" for position in range(len(table.key)))
-    lists = ", ".join("%s::text[]" for _ in table.key)
-    query = f"SELECT {selected} FROM {table.name.quoted} t JOIN unnest({lists}) AS k({keys}) ON {matched}"
-    parameters = [[_text(value) for value in rows.column(name).to_pylist()] for name in table.key]
+    by_name = {column.name: column for column in table.columns}
+    wanted = [by_name[name] for name in (*table.key, *(name for name in columns if name not in table.key))]
+    key_texts = [_texts(rows.column(column.name), column) for column in table.key_columns]
     with connect() as connection:
-        found = connection.execute(query.encode(), parameters).fetchall()
-        (position,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone() or (0,)
-    texts = zip(*found, strict=True) if found else [()] * len(names)
+        found = read_rows(connection, table, wanted, list(zip(*key_texts, strict=True)))
+        row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+    assert row is not None
     arrays = []
-    for name, values in zip(names, texts, strict=True):
-        parsed = parse_text(pa.array(values, pa.string()), types[name].type)
+    for place, column in enumerate(wanted):
+        parsed = parse_text(pa.array([one[place] for one in found], pa.string()), column.type)
         if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
-            raise TableError(f"{table.name}: column {name} holds a value that {types[name].type} cannot hold")
+            raise TableError(f"{table.name}: column {column.name} holds a value that {column.type} cannot hold")
         arrays.append(parsed.values)
-    return pa.table(arrays, names=names), Lsn(position)
+    return pa.table(arrays, names=[column.name for column in wanted]), Lsn(row[0])
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: object) -> str:
-    """A key value as text that Postgres reads back as the same value."""
-    if isinstance(value, bytes):
-        return value.hex() if len(value) == 16 else "\\x" + value.hex()
-    return str(value)
+def _texts(values: pa.ChunkedArray, column: Column) -> list[str]:
+    """Key values as text that Postgres reads back as the same value."""
+    if column.type.kind is Kind.UUID:
+        return [value.hex() for value in values.to_pylist()]
+    if column.type.kind is Kind.BINARY:
+        return ["\\x" + value.hex() for value in values.to_pylist()]
+    return [str(value) for value in values.to_pylist()]

@@ -1,0 +1,101 @@
+"""Compares two Iceberg tables row by row, in Spark: an engine that we did not write applies the delete files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from decoders.columns import Kind
+from mirror_pump.lake.schema import LakeSchema
+
+_SHOWN = 20
+"""Differing rows that a report names; the count is of all."""
+_SHOWN_CHARACTERS = 200
+"""Of each value in a report."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two tables have in common, and not."""
+
+    heap_rows: int
+    lake_rows: int
+    different_rows: int
+    differences: tuple[dict[str, Any], ...]
+    """The first few: {"key": {...}, "kind": "missing" | "extra" | "different", "columns": {name: {heap, lake}}}."""
+
+
+def compare(spark: SparkSession, heap_location: str, lake_location: str, schema: LakeSchema) -> Comparison:
+    """Both locations are metadata files; the tables have the columns of `schema`. NULL equals NULL, NaN equals NaN,
+    -0 differs from 0, and a key that occurs twice on one side is a difference."""
+    keys = [field.name for field in schema.fields if field.field_id in schema.key_ids]
+    values = [field.name for field in schema.fields if field.name not in keys]
+    heap, lake = (_prepared(spark, location, schema) for location in (heap_location, lake_location))
+    joined = _numbered(heap, keys, "h").join(
+        _numbered(lake, keys, "l"),
+        on=reduce(Column.__and__, [*(_side("h", k).eqNullSafe(_side("l", k)) for k in keys), f.col("hn") == f.col("ln")]),
+        how="full_outer",
+    )
+    present = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
+    same = reduce(Column.__and__, [_side("h", v).eqNullSafe(_side("l", v)) for v in values], f.lit(True))  # noqa: FBT003
+    differing = joined.where(~(present["h"] & present["l"] & same))
+    counts = joined.agg(
+        f.count(f.when(present["h"], 1)), f.count(f.when(present["l"], 1)), f.count(f.when(~(present["h"] & present["l"] & same), 1))
+    ).first()
+    assert counts is not None
+    shown = differing.limit(_SHOWN).collect() if counts[2] else []
+    return Comparison(counts[0], counts[1], counts[2], tuple(_difference(row.asDict(), keys, values) for row in shown))
+
+
+def _prepared(spark: SparkSession, location: str, schema: LakeSchema) -> DataFrame:
+    table = spark.read.format("iceberg").load(location)
+    return table.select([_exact(field.name, field.type.kind) for field in schema.fields])
+
+
+def _exact(name: str, kind: Kind) -> Column:
+    """The column such that equal means the same value: Spark takes -0.0 for 0.0."""
+    column = f.col(_quoted(name))
+    return (column.cast("string") if kind in (Kind.FLOAT, Kind.DOUBLE) else column).alias(name)
+
+
+def _numbered(table: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
+    """Columns prefixed by the side, and a number among rows of one key: 1, unless the key occurs more than once."""
+    renamed = table.select([f.col(_quoted(name)).alias(f"{side}_{name}") for name in table.columns])
+    from pyspark.sql import Window
+
+    return renamed.withColumn(
+        f"{side}n", f.row_number().over(Window.partitionBy(*(_side(side, key) for key in keys)).orderBy(f.lit(1)))
+    )
+
+
+def _side(side: str, name: str) -> Column:
+    return f.col(_quoted(f"{side}_{name}"))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _difference(row: dict[str, Any], keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
+    side = "h" if row["hn"] is not None else "l"
+    key = {name: _shown(row[f"{side}_{name}"]) for name in keys}
+    if row["hn"] is None or row["ln"] is None:
+        return {"key": key, "kind": "missing" if row["ln"] is None else "extra", "columns": {}}
+    columns = {
+        name: {"heap": _shown(row[f"h_{name}"]), "lake": _shown(row[f"l_{name}"])}
+        for name in values
+        if row[f"h_{name}"] != row[f"l_{name}"]
+    }
+    return {"key": key, "kind": "different", "columns": columns}
+
+
+def _shown(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value.hex() if isinstance(value, bytes | bytearray) else str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
