@@ -38,11 +38,11 @@ def _slot(slot: SlotState) -> Text:
 
 def _leader(leader: Leader | None) -> Text:
     if leader is None:
-        return Text("leader: none yet", style="yellow")
+        return Text("leader: none; start one with mirror-pump run", style="yellow")
     who = f"process {leader.pid} on {leader.host} since {leader.since}"
     if leader.alive:
         return Text(f"leader: {who}")
-    return Text(f"leader: none; the last was {who}", style="yellow")
+    return Text(f"leader: none; {who} is gone without a word", style="yellow")
 
 
 def _tables(tables: tuple[TableStatus, ...]) -> Table:

@@ -15,6 +15,7 @@ from mirror_pump.errors import LakeError, SourceError
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.leader import is_led
 
 # One statement, so that F, the slot and the WAL position belong to one moment. The slot's confirmed position counts
 # as reached: an idle pump acknowledges the slot without publishing F (design section 4). The written position, not the
@@ -45,9 +46,6 @@ SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' ||
  WHERE m.slot_name = %s
  ORDER BY t.schema_name, t.table_name
 """
-
-# The leader holds a session advisory lock of this database for as long as it lives.
-_LEADER_ALIVE = "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = %s AND datname = current_database())"
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Leader:
-    """The pump that leads, or led, this database."""
+    """The pump that leads this mirror, or one that was killed while it led."""
 
     host: str | None
     pid: int | None
@@ -241,11 +239,11 @@ class StatusReader:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
 
     def _leader(self, leader: Mapping[str, Any] | None, epoch: int) -> Leader | None:
-        if leader is None:
+        alive = is_led(self._connection, self._settings.slot)
+        if leader is None and not alive:
             return None
-        backend = leader.get("backend_pid")
-        alive = backend is not None and self._connection.execute(_LEADER_ALIVE, (backend,)).fetchone() == (True,)
-        return Leader(leader.get("host"), leader.get("pid"), leader.get("since"), epoch, alive)
+        named = leader or {}
+        return Leader(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive)
 
     def _lag_seconds(self, at: datetime, commit_time: datetime | None, *, caught_up: bool) -> float | None:
         """0 when everything committed is published, else the age of the newest moment that is known to be.

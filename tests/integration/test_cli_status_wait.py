@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.model import format_lsn, parse_lsn
+from mirror_pump.source.leader import Leader
 from mirror_pump.testing.database import Database
 from tests.integration.cli_support import Run, no_settings, register_by_hand, run, slot
 
@@ -155,7 +157,7 @@ def test_status_json_is_what_its_documentation_shows(run: Run, database: Databas
     """The documented example has exactly the keys of the real thing, at every level."""
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
-    database.execute("""UPDATE modak.mirror_slots SET leader = '{"host": "h", "pid": 1, "since": "x"}'""")
+    database.execute("""UPDATE modak.mirror_slots SET leader = '{"host": "h", "pid": 1, "started_at": "x"}'""")
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 
@@ -216,3 +218,14 @@ def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, m
 
     assert result.exit_code == 0, result.stderr
     assert f"F = {asked[0]} has passed {asked[0]}" in result.stdout
+
+
+def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Database, mirror: str) -> None:
+    with Leader.acquire(database.dsn, mirror) as leader:
+        alive = status(run)["leader"]
+        assert (alive["pid"], alive["epoch"], alive["alive"]) == (os.getpid(), leader.epoch, True)
+        assert f"leader: process {os.getpid()}" in run("status").stdout
+        # As if the process had been killed: the row stays, the lock goes.
+        leader.connection.close()
+    assert status(run)["leader"]["alive"] is False
+    assert "gone" in run("status").stdout

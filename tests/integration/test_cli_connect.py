@@ -1,0 +1,100 @@
+"""The snippets that `connect` prints run as they stand, in a process of their own, against a real table."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from mirror_pump.engine.java import find_java_home
+from mirror_pump.lake.commit import RowDelta
+from mirror_pump.testing.database import Database
+from tests.integration.cli_support import Run, no_settings, run, slot
+from tests.integration.lake_support import SmallTable
+
+__all__ = ["no_settings", "run", "slot"]
+
+
+@pytest.fixture
+def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTable:
+    """A mirror with public.t, which holds a row that says so."""
+    result = run("init", "--warehouse", warehouse, "--slot", slot)
+    assert result.exit_code == 0, result.stderr
+    table = SmallTable(f"{warehouse}/public/t", database.dsn)
+    table.commit(RowDelta((table.segment({1: "read from the lake"}),)))
+    return table
+
+
+def pasted(run: Run, engine: str) -> str:
+    """What `connect` prints; never with a password in it."""
+    result = run("connect", "--engine", engine)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def execute(snippet: str, database: Database, directory: Path, **environment: str) -> str:
+    """Runs a Python snippet as a user would: pasted into a file, the password in the environment."""
+    script = directory / "pasted.py"
+    script.write_text(snippet)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PGPASSWORD": database.server.password, **environment},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def duckdb_home(directory: Path) -> str:
+    """A home directory where DuckDB finds its extensions installed, so that INSTALL downloads nothing."""
+    ((platform,),) = duckdb.sql("PRAGMA platform").fetchall()
+    version = f"v{duckdb.__version__}"
+    target = directory / "home" / ".duckdb" / "extensions" / version / platform
+    target.mkdir(parents=True)
+    for name in ("avro", "iceberg"):
+        files = importlib.resources.files(f"duckdb_extension_{name}") / "extensions" / version
+        (target / f"{name}.duckdb_extension").write_bytes((files / f"{name}.duckdb_extension").read_bytes())
+    return str(directory / "home")
+
+
+@pytest.mark.parametrize("engine", ["spark", "duckdb", "pyiceberg", "trino"])
+def test_no_snippet_shows_the_password(run: Run, mirror: SmallTable, database: Database, engine: str) -> None:
+    text = pasted(run, engine)
+    assert database.server.password not in text
+    assert "PGPASSWORD" in text
+
+
+def test_spark(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
+    said = execute(pasted(run, "spark"), database, tmp_path, JAVA_HOME=str(find_java_home()))
+    assert "read from the lake" in said
+
+
+def test_duckdb(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
+    assert "read from the lake" in execute(pasted(run, "duckdb"), database, tmp_path, HOME=duckdb_home(tmp_path))
+
+
+def test_pyiceberg(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
+    read_rows = "\nprint(table.scan().to_arrow().to_pylist())\n"
+    said = execute(pasted(run, "pyiceberg") + read_rows, database, tmp_path)
+    assert "read from the lake" in said
+    assert "identifier" in said or "1: id: required long" in said
+
+
+def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:
+    text = pasted(run, "trino")
+    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    assert lines["iceberg.jdbc-catalog.catalog-name"] == "lake"
+    assert lines["iceberg.jdbc-catalog.connection-url"].startswith(
+        f"jdbc:postgresql://127.0.0.1:{database.server.port}/"
+    )
+    assert "currentSchema=modak" in lines["iceberg.jdbc-catalog.connection-url"]
+    assert lines["iceberg.jdbc-catalog.connection-password"] == "${ENV:PGPASSWORD}"
