@@ -60,6 +60,7 @@ class Formats:
 
 @lru_cache(maxsize=32)
 def formats_of(partition: StructType) -> Formats:
+    """The encoders for a partition type, made once."""
     return Formats(partition)
 
 
@@ -100,7 +101,65 @@ def file_values(file: WrittenFile) -> tuple[Any, ...]:
     )
 
 
-def decode(content: bytes) -> tuple[StructType, list[Record]]:
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A live entry of a manifest file, decoded, with what it inherits from its manifest."""
+
+    snapshot_id: int
+    sequence_number: int
+    file_sequence_number: int
+    file: Record
+    """Its data_file in `_data_file_type`'s field order."""
+
+    @property
+    def path(self) -> str:
+        """URI of the file."""
+        return str(self.file[1])
+
+    @property
+    def content(self) -> int:
+        """What the file holds: a `FileContent`."""
+        return int(self.file[0])
+
+    @property
+    def records(self) -> int:
+        """Rows in the file."""
+        return int(self.file[4])
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        return int(self.file[5])
+
+    def encoded(self, partition: StructType, status: Status = Status.EXISTING) -> Entry:
+        """The entry, to be carried into another manifest."""
+        file = formats_of(partition).data_file.encode(*(self.file[index] for index in range(len(self.file))))
+        return Entry(status, self.snapshot_id, self.sequence_number, self.file_sequence_number, self.records, file)
+
+
+def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tuple[StructType, list[StoredEntry]]:
+    """Partition type and live entries of any engine's manifest file.
+
+    `snapshot_id` and `manifest_number` are the manifest's own, for entries to inherit (Iceberg spec, sequence number
+    inheritance).
+    """
+    partition, records = _decode(content)
+    found = []
+    for record in records:
+        status, own_snapshot_id, sequence_number, file_sequence_number, file = (record[index] for index in range(5))
+        if status != Status.DELETED:
+            found.append(
+                StoredEntry(
+                    snapshot_id if own_snapshot_id is None else own_snapshot_id,
+                    manifest_number if sequence_number is None else sequence_number,
+                    manifest_number if file_sequence_number is None else file_sequence_number,
+                    file,
+                )
+            )
+    return partition, found
+
+
+def _decode(content: bytes) -> tuple[StructType, list[Record]]:
     """A manifest's partition type and its entries, read as `_data_file_type` orders them."""
     partition = NO_PARTITION
 
@@ -118,24 +177,6 @@ def decode(content: bytes) -> tuple[StructType, list[Record]]:
 
     _, records = read_records(content, reading)
     return partition, records
-
-
-def inherited(record: Record, added_snapshot_id: int, manifest_number: int, encoder: Encoder) -> Entry | None:
-    """A decoded entry as an existing one, with what it inherits from its manifest; None if it is deleted.
-
-    The rule: Iceberg spec, sequence number inheritance.
-    """
-    status, snapshot_id, sequence_number, file_sequence_number, file = (record[index] for index in range(5))
-    if status == Status.DELETED:
-        return None
-    return Entry(
-        Status.EXISTING,
-        added_snapshot_id if snapshot_id is None else snapshot_id,
-        manifest_number if sequence_number is None else sequence_number,
-        manifest_number if file_sequence_number is None else file_sequence_number,
-        file[4],
-        encoder.encode(*(file[index] for index in range(len(file)))),
-    )
 
 
 def existing(entry: Entry, manifest_number: int) -> Entry:

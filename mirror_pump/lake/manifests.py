@@ -23,11 +23,11 @@ from mirror_pump.lake.entries import (
     NO_PARTITION,
     Entry,
     Status,
-    decode,
+    StoredEntry,
     existing,
     file_values,
     formats_of,
-    inherited,
+    stored_entries,
 )
 from mirror_pump.lake.files import WrittenFile
 from mirror_pump.lake.metadata import current_schema
@@ -71,6 +71,10 @@ class Manifest:
     def live_files(self) -> int:
         """Files that a reader of the snapshot sees."""
         return self.files[0] + self.files[1]
+
+    def may_hold_data_of(self, number: int) -> bool:
+        """Whether a data file of this data sequence number can be in it; none is younger than its manifest."""
+        return self.content == ManifestContent.DATA and self.min_sequence_number <= number <= self.sequence_number
 
 
 @dataclass(frozen=True)
@@ -151,13 +155,26 @@ class ManifestWriter:
         With `born_at`, only of data files of that data sequence number; other files stay.
         """
         removed = Tally()
-        result = []
+        result: list[Manifest] = []
         for manifest in manifests:
             if not manifest.live_files:
                 continue
-            partition, entries = _stored_entries(manifest, read_bytes(manifest.path, storage), removed)
-            deleted = [replace(one, status=Status.DELETED, snapshot_id=self._snapshot_id) for one in entries]
-            written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, deleted)
+            if born_at is not None and not manifest.may_hold_data_of(born_at):
+                result.append(manifest)
+                continue
+            partition, stored = _stored(manifest, storage)
+            entries = []
+            for one in stored:
+                if born_at is None or one.sequence_number == born_at:
+                    removed.count(one.content, one.records, one.size_bytes)
+                    deleted = one.encoded(partition, Status.DELETED)
+                    entries.append(replace(deleted, snapshot_id=self._snapshot_id))
+                else:
+                    entries.append(one.encoded(partition))
+            if all(entry.status is Status.EXISTING for entry in entries):
+                result.append(manifest)
+                continue
+            written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
             result.append(_with_line(replace(written, partitions=manifest.partitions)))
         return result, removed
 
@@ -182,12 +199,12 @@ class ManifestWriter:
         count = rows = 0
         for manifest in manifests:
             if manifest.entries is None:
-                stored = read_bytes(manifest.path, storage)
-                raw = raw_records(stored, formats.schema) if manifest.files[0] == manifest.files[2] == 0 else None
+                unchanged = manifest.files[0] == manifest.files[2] == 0
+                raw = raw_records(read_bytes(manifest.path, storage), formats.schema) if unchanged else None
                 if raw is None:
-                    entries = _stored_entries(manifest, stored)[1]
-                    payloads.extend(formats.entry(entry) for entry in entries)
-                    count += len(entries)
+                    stored = _stored(manifest, storage)[1]
+                    payloads.extend(formats.entry(one.encoded(NO_PARTITION)) for one in stored)
+                    count += len(stored)
                 else:
                     count += raw[0]
                     payloads.append(raw[1])
@@ -257,17 +274,12 @@ class ManifestWriter:
 
 def live_data_files(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
     """Every data file that a reader of the snapshot sees, whoever added it."""
-    found = []
-    for manifest in manifests:
-        if manifest.content != ManifestContent.DATA or not manifest.live_files:
-            continue
-        partition, records = decode(read_bytes(manifest.path, storage))
-        encoder = formats_of(partition).data_file
-        for record in records:
-            entry = inherited(record, manifest.added_snapshot_id, manifest.sequence_number, encoder)
-            if entry is not None:
-                found.append(LiveFile(record[4][1], entry.sequence_number))
-    return found
+    return [
+        LiveFile(one.path, one.sequence_number)
+        for manifest in manifests
+        if manifest.content == ManifestContent.DATA and manifest.live_files
+        for one in _stored(manifest, storage)[1]
+    ]
 
 
 def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
@@ -275,19 +287,9 @@ def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
     return tuple(_from_list(line) for line in read_manifest_list(BytesInput(read_bytes(location, storage))))
 
 
-def _stored_entries(manifest: Manifest, content: bytes, tally: Tally | None = None) -> tuple[StructType, list[Entry]]:
-    """Partition type and live entries of any engine's manifest file, counted in `tally`."""
-    partition, records = decode(content)
-    encoder = formats_of(partition).data_file
-    entries = []
-    for record in records:
-        entry = inherited(record, manifest.added_snapshot_id, manifest.sequence_number, encoder)
-        if entry is not None:
-            entries.append(entry)
-            if tally is not None:
-                file = record[4]
-                tally.count(file[0], file[4], file[5])
-    return partition, entries
+def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
+    content = read_bytes(manifest.path, storage)
+    return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
 
 
 @lru_cache(maxsize=1)
