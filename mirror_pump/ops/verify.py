@@ -236,7 +236,7 @@ def _overlay(
         messages: list[bytes] = []
         stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
         for message in messages:
-            if not overlay.feed(message[XLOG_HEADER_BYTES:], until):
+            if not overlay.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
                 return overlay
         keepalive = stream.keepalive
         if overlay.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):

@@ -221,11 +221,11 @@ class Assembler:
 
     def _control(self, tag: int, message: bytes) -> None:
         if tag == _BEGIN:
-            self._final_lsn = parse_begin(message[HEADER:]).final_lsn
+            self._final_lsn = parse_begin(bytes(message[HEADER:])).final_lsn
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
         elif tag == _COMMIT:
-            commit = parse_commit(message[HEADER:])
+            commit = parse_commit(bytes(message[HEADER:]))
             self._in_transaction = False
             self._skipping = False
             self.position = Lsn(max(self.position, commit.end_lsn))
@@ -233,9 +233,9 @@ class Assembler:
                 self._batch.transactions += 1
                 self._batch.commit_time_us = commit.commit_time_us
         elif tag == _RELATION:
-            self._relation(parse_relation(message[HEADER:]))
+            self._relation(parse_relation(bytes(message[HEADER:])))
         elif tag == _TRUNCATE and not self._skipping:
-            for relation_id in parse_truncate(message[HEADER:]).relation_ids:
+            for relation_id in parse_truncate(bytes(message[HEADER:])).relation_ids:
                 table = self._active.get(relation_id)
                 if table is not None:
                     self._cut()

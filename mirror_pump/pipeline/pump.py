@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import psycopg
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
@@ -44,8 +44,12 @@ class PumpResult:
 class Pump:
     """Runs until its goal is reached or a stop is requested. Raises what only a person can mend."""
 
-    def __init__(self, settings: Settings, *, observer: Observer | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, observer: Observer | None = None, runner: TaskRunner | None = None
+    ) -> None:
+        """Without `runner`, the pump starts a Spark of its own and ends it; with one, it uses that and leaves it."""
         self._settings = settings
+        self._runner = runner
         self._observer = observer or unobserved
         self._stop = threading.Event()
         self._inbox: SimpleQueue[Work] = SimpleQueue()
@@ -63,15 +67,18 @@ class Pump:
         goal = Goal(until, copies or once)
         totals = Totals(Lsn(0))
         storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
-        runner = SparkTaskRunner.start(self._settings.master, os.cpu_count() or 1, self._settings.copy_workers)
-        try:
-            self._sessions(goal, totals, storage, runner)
-        finally:
-            runner.close()
+        if self._runner is not None:
+            self._sessions(goal, totals, storage, self._runner)
+        else:
+            own = SparkTaskRunner.start(self._settings.master, os.cpu_count() or 1, self._settings.copy_workers)
+            try:
+                self._sessions(goal, totals, storage, own)
+            finally:
+                own.close()
         reason = "stopped" if self._stop.is_set() else "goal"
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
-    def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: SparkTaskRunner) -> None:
+    def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
         pause = _FIRST_PAUSE
         while not self._stop.is_set():
             commits = totals.commits
