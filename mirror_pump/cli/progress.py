@@ -13,6 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from mirror_pump.cli.output import count_text, stderr
 from mirror_pump.telemetry import get_logger
 
+_LIVE = "live"
+"""mirror_pump.model.TableState.LIVE, which would load Arrow for --help."""
+
 LOG_INTERVAL = 5.0
 """Seconds between two log lines of one table's progress: readable in a journal, and a sign of life."""
 
@@ -62,13 +65,18 @@ def _bars() -> Iterator[Show]:
             for table in tables:
                 if table.table not in tasks:
                     tasks[table.table] = progress.add_task(table.table, total=None, state="", rows="0")
-                progress.update(
-                    tasks[table.table],
-                    completed=table.chunks_done,
-                    total=table.chunks_total or None,
-                    state=table.state,
-                    rows=count_text(table.rows),
-                )
+                task = tasks[table.table]
+                if table.state == _LIVE:
+                    # Its chunks are forgotten by now, so their numbers no longer tell of the copy.
+                    progress.update(task, completed=1, total=1, state=table.state)
+                else:
+                    progress.update(
+                        task,
+                        completed=table.chunks_done,
+                        total=table.chunks_total or None,
+                        state=table.state,
+                        rows=count_text(table.rows),
+                    )
 
         yield show
 

@@ -60,6 +60,9 @@ class StepLog:
             publish_seconds=now - self._staged_at if self._staged_at is not None else 0.0,
             batch_seconds=now - self._received_at if self._received_at is not None else None,
         )
+        if self._publishes == 0:
+            # An idle time before is no part of the rate.
+            self._summary_at = self._received_at or now
         self._publishes += 1
         self._changes += self._batch_changes
         self._batch_changes = 0

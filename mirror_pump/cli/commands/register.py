@@ -44,7 +44,7 @@ def add(app: typer.Typer) -> None:
             elif no_wait:
                 say(f"{outcome.table}: registered")
             else:
-                say(f"{outcome.table}: live, {count_text(outcome.rows)} rows copied")
+                say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
         return 1 if any(outcome.error is not None for outcome in outcomes) else 0
 
     @command(app, "unregister", (*SLOT, *STORAGE))

@@ -1,0 +1,136 @@
+"""The program as processes: a first mirror as the README shows it, signals, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.program import Program
+from tests.integration.cli_support import slot
+
+__all__ = ["slot"]
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def program(database: Database, tmp_path: Path, slot: str) -> Program:
+    """The program on an initialised mirror."""
+    program = Program(database.dsn, tmp_path)
+    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    return program
+
+
+def await_active_slot(database: Database, slot: str, pump: subprocess.Popen[bytes]) -> None:
+    """Returns once the pump streams."""
+    deadline = time.monotonic() + 90
+    while database.rows("SELECT active FROM pg_replication_slots WHERE slot_name = %s", (slot,)) != [(True,)]:
+        assert pump.poll() is None, "the pump ended"
+        assert time.monotonic() < deadline, "the pump does not stream"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_pump_within_seconds_and_it_says_where(
+    program: Program, database: Database, slot: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    pump = program.start("run", log="pump.log")
+    try:
+        await_active_slot(database, slot, pump)
+        assert orjson.loads(program.run("status", "--json"))["leader"]["alive"] is True
+        pump.send_signal(number)
+        assert pump.wait(15) == 0
+    finally:
+        program.kill(pump)
+    said = (tmp_path / "pump.log").read_text()
+    assert re.search(r"stopped at F = [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
+    assert "Traceback" not in said
+
+
+def test_run_once_catches_up_and_ends(program: Program, database: Database, tmp_path: Path) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, g FROM generate_series(1, 50) g"
+    )
+    assert "public.t: live" in program.run("register", "t")
+    database.execute("UPDATE t SET v = 'changed' WHERE id <= 10", "DELETE FROM t WHERE id = 50")
+    end = database.lsn()
+
+    program.run("run", "--once")
+
+    status = orjson.loads(program.run("status", "--json"))
+    (table,) = status["tables"]
+    assert table["state"] == "live"
+    program.run("wait", "--lsn", f"{end >> 32:X}/{end & 0xFFFFFFFF:X}", "--timeout", "0")
+    verified = orjson.loads(program.run("verify", "--json"))
+    (compared,) = verified["tables"]
+    assert compared["table"] == "public.t"
+    assert compared["equal"] is True
+    assert (compared["heap_rows"], compared["lake_rows"], compared["differences"]) == (49, 49, [])
+
+
+def test_one_bad_table_does_not_stop_the_others(program: Program, database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE good (id int PRIMARY KEY)", "CREATE TABLE keyless (id int)")
+
+    said = program.run("register", "keyless", "good", "absent", code=1)
+
+    assert "public.good: live" in said
+    errors = (tmp_path / "register.log").read_text()
+    assert "keyless: not registered" in errors
+    assert "absent: not registered" in errors
+    assert errors.count("what to do") == 2
+
+
+def test_a_second_pump_is_refused_by_name(program: Program, database: Database, slot: str, tmp_path: Path) -> None:
+    pump = program.start("run", log="pump.log")
+    try:
+        await_active_slot(database, slot, pump)
+        program.run("run", code=1)
+    finally:
+        program.kill(pump)
+    assert f"process id {pump.pid}" in (tmp_path / "run.log").read_text()
+
+
+def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
+    """Its lines, as they stand, but for the place, the DSN and the installation."""
+    ((block),) = re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)
+    lines = [line for line in block.splitlines() if not line.startswith(("make setup", "export MIRROR_PUMP_DSN"))]
+    assert len(lines) == 8
+    script = "set -e\n" + "\n".join(lines).replace("/srv/lake", str(tmp_path / "lake"))
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))",
+        "INSERT INTO orders SELECT g, g * 1.5 FROM generate_series(1, 1000) g",
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "MIRROR_PUMP_DSN": database.dsn,
+        # The server is shared with other tests, and slots are the server's.
+        "MIRROR_PUMP_SLOT": slot,
+    }
+    shell = subprocess.Popen(
+        ["bash", "-c", script],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = shell.communicate(timeout=240)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, out + err
+    assert "public.orders: equal (heap 1,000 rows, lake 1,000 rows)" in out
+    assert "stopped at F = " in err
