@@ -117,14 +117,15 @@ def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, 
     try:
         return _Relation(buffer, read_changes(buffer, at, ends, tags, marks, len(shape.names)), shape).table_changes()
     except (ValueError, IndexError) as error:
-        # IndexError: a length in the message led out of the data.
+        # A length in a malformed message leads out of the data.
+        reason = "a row change is longer or shorter than its message" if isinstance(error, IndexError) else str(error)
         return TableChanges(
             relation_id=shape.relation_id,
             changes=len(at),
             rows=_schema(shape).empty_table(),
             deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
             incomplete=None,
-            error=str(error)[:_ERROR_LENGTH],
+            error=reason[:_ERROR_LENGTH],
         )
 
 
