@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -13,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from decoders.columns import Kind
+from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.bounds import lower_bound, upper_bound
-from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
 
 # Measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four high-cardinality columns
@@ -30,6 +31,9 @@ _ROW_GROUP_BYTES = 64 << 20
 _SAMPLE_ROWS = 512
 """Rows looked at, evenly spread, to guess whether a column's values repeat; fewer rows than that are not worth a
 dictionary page each."""
+
+
+_FLOATS = (Kind.FLOAT, Kind.DOUBLE)
 
 
 class FileContent(IntEnum):
@@ -85,6 +89,26 @@ def write_equality_deletes(keys: pa.Table, schema: LakeSchema, location: str, st
     return writer.written
 
 
+@dataclass
+class _FloatStatistics:
+    """Bounds of a float column, known to be free of NaN, which Parquet's own statistics are silent about."""
+
+    nulls: int = 0
+    nans: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """Takes one row group's values in."""
+        self.nulls += values.null_count
+        self.nans += pc.sum(pc.is_nan(values)).as_py() or 0
+        found = pc.min_max(values)
+        if found["min"].is_valid:
+            # To engines 0 = -0, but some order bounds as IEEE 754 does: a bound of zero takes the wider sign.
+            self.low = min(self.low, found["min"].as_py() or -0.0)
+            self.high = max(self.high, found["max"].as_py() or 0.0)
+
+
 class DataFileWriter:
     """Streams record batches into one Parquet file; a context manager.
 
@@ -105,9 +129,9 @@ class DataFileWriter:
         suffix = "" if content is FileContent.DATA else "-deletes"
         self._path = join(location, "data", f"{uuid.uuid4().hex}{suffix}.parquet")
         self._file_schema = pa.schema([_file_field(arrow) for arrow in schema.arrow])
-        floats = (Kind.FLOAT, Kind.DOUBLE)
-        self._floats = [index for index, column in enumerate(schema.fields) if column.type.kind in floats]
-        self._nans = dict.fromkeys(self._floats, 0)
+        self._floats = {
+            index: _FloatStatistics() for index, column in enumerate(schema.fields) if column.type.kind in _FLOATS
+        }
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
@@ -170,11 +194,12 @@ class DataFileWriter:
                 use_dictionary=_columns_worth_a_dictionary(table, self._schema),
                 # Iceberg spec, appendix A: decimals of up to 9 and 18 digits are INT32 and INT64.
                 store_decimal_as_integer=True,
+                write_statistics=_columns_with_statistics(self._schema),
                 # Field IDs are the schema; the embedded Arrow schema would only add bytes to small files.
                 store_schema=False,
             )
-        for index in self._floats:
-            self._nans[index] += pc.sum(pc.is_nan(table.column(index))).as_py() or 0
+        for index, floats in self._floats.items():
+            floats.add(table.column(index))
         columns = [
             _file_column(column, target.type) for column, target in zip(table.columns, self._file_schema, strict=True)
         ]
@@ -196,23 +221,28 @@ class DataFileWriter:
             if column.type.kind is Kind.LIST:
                 continue
             values[column.field_id] = footer.num_rows
-            statistics = [chunk.statistics for chunk in chunks]
-            if any(one is None for one in statistics):
-                continue
-            nulls[column.field_id] = sum(one.null_count for one in statistics)
-            if index in self._nans:
-                nans[column.field_id] = self._nans[index]
-                if self._nans[index]:
+            low: bytes | None = None
+            high: bytes | None = None
+            if index in self._floats:
+                floats = self._floats[index]
+                nulls[column.field_id] = floats.nulls
+                nans[column.field_id] = floats.nans
+                if not floats.nans and floats.low <= floats.high:
+                    low, high = lower_bound(column.type, [floats.low]), upper_bound(column.type, [floats.high])
+            else:
+                statistics = [chunk.statistics for chunk in chunks]
+                if any(one is None for one in statistics):
                     continue
-            # A chunk of NULLs alone has no bounds and takes none away; one with values too long to keep hides its own.
-            present = [one for one in statistics if one.num_values]
-            if present and all(one.has_min_max for one in present):
-                low = lower_bound(column.type, [one.min_raw for one in present])
-                high = upper_bound(column.type, [one.max_raw for one in present])
-                if low is not None:
-                    lower[column.field_id] = low
-                if high is not None:
-                    upper[column.field_id] = high
+                nulls[column.field_id] = sum(one.null_count for one in statistics)
+                # A chunk of NULLs alone takes no bound away; one with values too long to keep hides its own.
+                present = [one for one in statistics if one.num_values]
+                if present and all(one.has_min_max for one in present):
+                    low = lower_bound(column.type, [one.min_raw for one in present])
+                    high = upper_bound(column.type, [one.max_raw for one in present])
+            if low is not None:
+                lower[column.field_id] = low
+            if high is not None:
+                upper[column.field_id] = high
         return WrittenFile(
             content=self._content,
             path=self._path,
@@ -263,6 +293,24 @@ def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
     return pa.ListArray.from_arrays(whole.offsets, elements, type=target, mask=whole.is_null())
 
 
+def _columns_with_statistics(schema: LakeSchema) -> list[str] | bool:
+    """Parquet paths of the columns whose footer statistics tell the truth to every reader.
+
+    Those of floats leave NaN out, and DuckDB, for which NaN is the greatest value, then skips row groups that hold it.
+    """
+    if not any(_is_float(column.type) for column in schema.fields):
+        return True
+    return [_parquet_path(column) for column in schema.fields if not _is_float(column.type)] or False
+
+
+def _is_float(column_type: ColumnType) -> bool:
+    return (column_type.element or column_type).kind in _FLOATS
+
+
+def _parquet_path(column: LakeField) -> str:
+    return f"{column.name}.list.element" if column.type.kind is Kind.LIST else column.name
+
+
 def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str] | bool:
     """Parquet paths of the columns whose values repeat in a sample.
 
@@ -274,10 +322,8 @@ def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str
     sample = table.take(pa.array(range(0, step * _SAMPLE_ROWS, step), pa.int64()))
     names = []
     for column, values in zip(schema.fields, sample.columns, strict=True):
-        path = column.name
         if column.type.kind is Kind.LIST:
             values = pc.list_flatten(values)
-            path = f"{column.name}.list.element"
         if len(values) and pc.count_distinct(values).as_py() * 2 <= len(values):
-            names.append(path)
+            names.append(_parquet_path(column))
     return names or False
