@@ -68,8 +68,7 @@ WITH live AS (
     UPDATE modak.mirror_tables SET state = 'live', updated_at = now()
      WHERE slot_name = %(slot)s AND state = 'copying' AND live_after_lsn <= %(frontier)s
     RETURNING table_id),
-done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live)),
-chunks AS (DELETE FROM modak.copy_chunks WHERE table_id IN (SELECT table_id FROM live))
+done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live))
 SELECT table_id FROM live;
 
 -- name: promise
