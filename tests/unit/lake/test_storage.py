@@ -1,0 +1,108 @@
+"""Storage: local files appear whole or not at all, errors say what to do."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.storage import (
+    StorageOptions,
+    delete,
+    delete_tree,
+    exists,
+    join,
+    local_path,
+    open_input,
+    open_output,
+    read_bytes,
+    write_all,
+    write_bytes,
+)
+
+STORAGES = [StorageOptions(), StorageOptions(fsync=False)]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_bytes_go_round_in_new_directories(tmp_path: Path, storage: StorageOptions) -> None:
+    location = f"{tmp_path.as_uri()}/a/b c/ü.bin"
+    location = location.replace("%20", " ")
+    assert not exists(location, storage)
+    write_bytes(location, b"one", storage)
+    write_bytes(location, b"two", storage)
+    assert exists(location, storage)
+    assert read_bytes(location, storage) == b"two"
+    with open_input(location, storage) as stream:
+        stream.seek(1)
+        assert stream.read() == b"wo"
+    assert [path.name for path in (tmp_path / "a" / "b c").iterdir()] == ["ü.bin"]
+    delete(location, storage)
+    delete(location, storage)
+    assert not exists(location, storage)
+
+
+def test_several_files_at_once(tmp_path: Path) -> None:
+    files = [(f"{tmp_path.as_uri()}/{n}", bytes([n])) for n in range(5)]
+    write_all(files, StorageOptions())
+    assert [read_bytes(location, StorageOptions()) for location, _ in files] == [content for _, content in files]
+
+
+def test_a_stream_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    location = f"{tmp_path.as_uri()}/x"
+
+    def fail() -> None:
+        with open_output(location, StorageOptions()) as sink:
+            sink.write(b"half")
+            assert not exists(location, StorageOptions()), "not visible before it is whole"
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_appears_when_it_ends(tmp_path: Path) -> None:
+    location = f"{tmp_path.as_uri()}/deep/x"
+    with open_output(location, StorageOptions()) as sink:
+        sink.write(b"whole")
+    assert read_bytes(location, StorageOptions()) == b"whole"
+
+
+def test_a_tree_is_removed(tmp_path: Path) -> None:
+    write_bytes(f"{tmp_path.as_uri()}/t/data/x", b"", StorageOptions())
+    delete_tree(f"{tmp_path.as_uri()}/t", StorageOptions())
+    delete_tree(f"{tmp_path.as_uri()}/t", StorageOptions())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [("file:///a/b", "/a/b"), ("file:/a/b", "/a/b"), ("/a/b", "/a/b"), ("s3://a/b", None), ("file:///a%20b", "/a%20b")],
+)
+def test_local_paths(location: str, path: str | None) -> None:
+    assert local_path(location) == (None if path is None else Path(path))
+
+
+def test_errors_name_the_file_and_the_remedy(tmp_path: Path) -> None:
+    missing = f"{tmp_path.as_uri()}/none"
+    with pytest.raises(LakeError, match=r"cannot read .*none") as caught:
+        read_bytes(missing, StorageOptions())
+    assert caught.value.remedy
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(LakeError, match="cannot write"):
+        write_bytes(f"{tmp_path.as_uri()}/file/below", b"", StorageOptions())
+    with pytest.raises(LakeError, match="no storage location"):
+        read_bytes("relative/path", StorageOptions())
+    with pytest.raises(LakeError, match="nosuch"):
+        read_bytes("nosuch://a/b", StorageOptions())
+
+
+def test_joining_needs_no_care_about_slashes() -> None:
+    assert join("file:///a/", "b", "c") == join("file:///a", "b", "c") == "file:///a/b/c"
+
+
+def test_options_travel_to_tasks() -> None:
+    options = StorageOptions({"s3.endpoint": "http://127.0.0.1:1"}, fsync=False)
+    assert pickle.loads(pickle.dumps(options)) == options
