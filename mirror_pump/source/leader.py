@@ -63,6 +63,8 @@ class Leader:
                     "UPDATE modak.mirror_slots SET leader = NULL WHERE slot_name = %s AND leader_epoch = %s",
                     (self.slot, self.epoch),
                 )
+                # A closed connection lets go of its locks too, but a moment later.
+                self.connection.execute("SELECT pg_advisory_unlock(%s)", (lock_key(self.slot),))
         except SourceError:
             # The lock ends with the connection whatever happens to the row, which only informs people.
             pass
