@@ -1,0 +1,60 @@
+"""Connection strings: what is pinned, what the user's choice remains, and what never shows."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+from mirror_pump.source.connect import PINNED_SETTINGS, adbc_uri, as_source_error, connect, describe_dsn
+
+
+@pytest.mark.parametrize("dsn", ["host=h dbname=d user=u", "postgresql://u@h/d"])
+def test_settings_are_pinned_after_the_users_options(dsn: str) -> None:
+    separator = "&" if "?" in dsn else "?"
+    given = (
+        f"{dsn}{separator}options=-c%20TimeZone%3DAsia/Tokyo" if "://" in dsn else f"{dsn} options='-c TimeZone=CET'"
+    )
+    parameters = conninfo.conninfo_to_dict(adbc_uri(given))
+    options = str(parameters["options"])
+    for name, value in PINNED_SETTINGS.items():
+        assert f"-c {name}={value}" in options
+    assert options.rindex("TimeZone=UTC") > options.index("TimeZone=")
+    assert parameters["client_encoding"] == "UTF8"
+    assert (parameters["host"], parameters["dbname"], parameters["user"]) == ("h", "d", "u")
+
+
+def test_the_users_time_out_stays() -> None:
+    assert conninfo.conninfo_to_dict(adbc_uri("host=h connect_timeout=3"))["connect_timeout"] in (3, "3")
+
+
+def test_passwords_do_not_show() -> None:
+    with pytest.raises(UsageError) as failure:
+        connect("postgresql://u:secret@[h/d")
+    assert "secret" not in f"{failure.value} {failure.value.remedy} {failure.value.__cause__}"
+    assert describe_dsn("postgresql://u:secret@h:5433/d") == "database d on h:5433"
+
+
+def test_an_unreachable_server_is_worth_a_retry() -> None:
+    with pytest.raises(ConnectionLost, match=r"127\.0\.0\.1:1"):
+        connect("host=127.0.0.1 port=1")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (psycopg.errors.AdminShutdown("bye"), True),
+        (psycopg.errors.ConnectionFailure("gone"), True),
+        (psycopg.OperationalError("the connection is closed"), True),
+        (psycopg.errors.LockNotAvailable("busy"), False),
+        (psycopg.errors.InsufficientPrivilege("no"), False),
+        (psycopg.errors.DiskFull("full"), False),
+        (psycopg.InterfaceError("misuse"), False),
+    ],
+)
+def test_only_lost_connections_are_lost(error: psycopg.Error, lost: bool) -> None:
+    translated = as_source_error(error, "testing")
+    assert isinstance(translated, SourceError)
+    assert isinstance(translated, ConnectionLost) is lost
+    assert "while testing" in str(translated)
