@@ -1,0 +1,57 @@
+"""The process that writes the lag benchmark's changes at a steady pace, and notes when and where each was committed.
+
+Reads its request as JSON from stdin: `dsn`, `rows`, `per_second` (transactions of ten changes), `first` (number of
+the first), `file`. Writes a RECORD for each transaction: the time.monotonic() at which COMMIT had returned, and a WAL
+position that F has to pass. Goes on until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+import orjson
+import psycopg
+
+RECORD = struct.Struct("=dq")
+
+
+def main() -> None:
+    request = orjson.loads(sys.stdin.buffer.read())
+    interval = 1.0 / request["per_second"]
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    number = request["first"]
+    with (
+        psycopg.connect(request["dsn"], autocommit=True) as connection,
+        Path(request["file"]).open("wb", buffering=0) as file,
+    ):
+        due = time.monotonic()
+        while not stopped:
+            # One message: the position is read right after COMMIT, before the client could have sent anything else.
+            cursor = connection.execute(
+                f"BEGIN; SELECT public.bench_ten({number}, {request['rows']}); COMMIT;"
+                " SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint".encode()
+            )
+            committed = time.monotonic()
+            while cursor.nextset():
+                pass
+            row = cursor.fetchone()
+            assert row is not None
+            file.write(RECORD.pack(committed, row[0]))
+            number += 1
+            # A pace that was missed is caught up with, as a queue of waiting clients would.
+            due += interval
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main()

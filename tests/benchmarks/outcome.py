@@ -1,0 +1,51 @@
+"""What goes into a benchmark and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.benchmarks.pumping import Profiling
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chose."""
+
+    scale: float = 1.0
+    """Factor to the issue's numbers of rows, changes, seconds and commits."""
+    repeat: int = 1
+    """Runs of cdc and copy; medians count."""
+    verify: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the pump that go over the benchmarks' own."""
+    profiling: Profiling | None = None
+
+    def scaled(self, number: int, least: int, multiple: int = 1) -> int:
+        """`number` at this scale, at least `least`, a multiple of `multiple`."""
+        return max(least, round(number * self.scale)) // multiple * multiple
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table that people read."""
+
+    what: str
+    ours: str
+    limit: str = ""
+    ratio: str = ""
+    goal: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A benchmark's figures: for latest.json, and for people."""
+
+    figures: Mapping[str, float | int | str | bool]
+    lines: tuple[Line, ...]
+
+
+def cpu_text(seconds: Mapping[str, float]) -> str:
+    """CPU seconds by role, the roles that used any."""
+    return "CPU s: " + ", ".join(f"{role} {used:.1f}" for role, used in seconds.items() if used >= 0.05)

@@ -1,0 +1,63 @@
+"""The process that is measured: the pump, or a register, with a line in a file for each step that it takes.
+
+Reads its request as JSON from stdin: `settings`, `steps` (the file), `action` (`register` or `run`), `until` (an LSN).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import orjson
+
+from mirror_pump.config import Settings
+from mirror_pump.model import Lsn
+from mirror_pump.ops.profile import complete
+from mirror_pump.pipeline.pump import Pump
+from mirror_pump.pipeline.registration import register
+from mirror_pump.pipeline.steps import Step
+
+TABLE = "public.acct"
+
+
+class StepFile:
+    """An observer that writes each step with the time of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def __call__(self, step: Step, /, **details: object) -> None:
+        line = orjson.dumps({"at": time.monotonic(), "step": step.value, "details": details}, default=str)
+        with self._lock:
+            self._file.write(line + b"\n")
+            self._file.flush()
+
+
+def main() -> int:
+    request: dict[str, Any] = orjson.loads(sys.stdin.buffer.read())
+    settings = complete(Settings(**request["settings"]))
+    with Path(request["steps"]).open("wb") as file:
+        observer = StepFile(file)
+        if request["action"] == "register":
+            (outcome,) = register(settings, [TABLE], True, lambda _: None, observer)  # noqa: FBT003 - its signature
+            if outcome.error is not None:
+                raise outcome.error
+            return 0
+        pump = Pump(settings, observer=observer)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            pump.request_stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        pump.run(until=None if request["until"] is None else Lsn(request["until"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Starts the process that is measured, follows its steps, and sees to it that it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from mirror_pump.pipeline.steps import Step
+from tests.benchmarks.sampling import Sampler, parent_of
+from tests.benchmarks.scene import ROOT, Mirror
+
+START_SECONDS = 120.0
+"""Longest wait for the pump's first step."""
+_POLL = 0.02
+
+
+class BenchmarkFailed(RuntimeError):
+    """A benchmark has no result; the message says why."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step that the process took."""
+
+    at: float
+    """time.monotonic(), seconds."""
+    step: Step
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """Where py-spy's flame graphs go."""
+
+    directory: Path
+
+
+class MeasuredProcess:
+    """A pump or a register in a process of its own, as a context manager that ends it."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        name: str,
+        action: str,
+        settings: Mapping[str, object],
+        *,
+        until: int | None = None,
+        profiling: Profiling | None = None,
+    ) -> None:
+        self._steps_file = mirror.directory / f"{name}.steps"
+        self._steps_file.unlink(missing_ok=True)
+        self._log = mirror.directory / f"{name}.log"
+        self._request = {
+            "settings": {"dsn": mirror.dsn, "slot": mirror.name, "publication": mirror.name, **settings},
+            "steps": str(self._steps_file),
+            "action": action,
+            "until": until,
+        }
+        self._mirror = mirror
+        self._name = name
+        self._profiling = profiling
+        self._profiler: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> MeasuredProcess:
+        # Whoever runs the benchmark may have settings of the program's in the environment.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.benchmarks.pump_process"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
+        stdin: IO[bytes] | None = self._process.stdin
+        assert stdin is not None
+        stdin.write(orjson.dumps(self._request))
+        stdin.close()
+        with self._mirror.connect() as connection:
+            self.sampler = Sampler(self._process.pid, parent_of(connection.info.backend_pid))
+        self.sampler.start()
+        if self._profiling is not None:
+            self._profiler = _profile(self._process.pid, self._profiling.directory / f"{self._name}.svg")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sampler.stop()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._profiler is not None:
+            self._profiler.wait(60)
+
+    def steps(self) -> list[Taken]:
+        """All steps so far."""
+        if not self._steps_file.exists():
+            return []
+        lines = self._steps_file.read_bytes().split(b"\n")[:-1]
+        return [Taken(one["at"], Step(one["step"]), one["details"]) for one in map(orjson.loads, lines)]
+
+    def first(self, step: Step) -> Taken:
+        """The first time that the step was taken; BenchmarkFailed if it was not."""
+        for taken in self.steps():
+            if taken.step is step:
+                return taken
+        raise BenchmarkFailed(f"{self._name}: no step {step}, see {self._log}{self._said()}")
+
+    def wait_for(self, step: Step, timeout: float = START_SECONDS) -> None:
+        """Return once the step was taken."""
+        self._wait(lambda: any(taken.step is step for taken in self.steps()), f"step {step}", timeout)
+
+    def finish(self, timeout: float) -> None:
+        """Wait for the process to end by itself; BenchmarkFailed if it fails or takes longer."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise BenchmarkFailed(f"{self._name} took over {timeout:.0f} s{self._said()}") from None
+        if code != 0:
+            raise BenchmarkFailed(f"{self._name} ended with {code}{self._said()}")
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for the end."""
+        self._process.send_signal(signal.SIGTERM)
+        self.finish(30)
+
+    def check(self) -> None:
+        """BenchmarkFailed if the process has ended."""
+        if self._process.poll() is not None:
+            raise BenchmarkFailed(f"{self._name} ended by itself{self._said()}")
+
+    def _wait(self, done: Callable[[], bool], what: str, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not done():
+            self.check()
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"{self._name}: no {what} within {timeout:.0f} s{self._said()}")
+            time.sleep(_POLL)
+
+    def _said(self) -> str:
+        return f":\n{self._log.read_text(errors='replace')[-3000:]}"
+
+
+def _profile(pid: int, path: Path) -> subprocess.Popen[bytes]:
+    """py-spy on the pump and its Python workers, until they end. Costs some speed: for looking, not for figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["py-spy", "record", "--pid", str(pid), "--subprocesses", "--threads", "--rate", "100", "--nonblocking",
+               "--output", str(path)]  # fmt: skip
+    spy = Path(sys.executable).with_name("py-spy")
+    if spy.exists():
+        command[0] = str(spy)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise BenchmarkFailed("--profile needs py-spy: pip install py-spy") from None

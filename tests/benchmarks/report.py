@@ -1,0 +1,102 @@
+"""The machine, the table that people read, latest.json, and the figures in docs/performance.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.outcome import Line
+
+_PACKAGES = ("pyspark", "pyarrow", "numpy", "adbc-driver-postgresql", "psycopg")
+_BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+Facts = Mapping[str, str | float | int]
+COLUMNS = ("what", "ours", "limit", "ratio", "goal", "remark")
+
+
+def machine() -> dict[str, str | float | int]:
+    """What the figures depend on most. The load average tells whether the machine was ours alone."""
+    cpu = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
+    return {
+        "machine.cpu": cpu[0] if cpu else platform.processor(),
+        "machine.cores": os.cpu_count() or 0,
+        "machine.memory_mb": round(int(memory[0]) * 1024 / 1e6) if memory else 0,
+        "machine.system": f"{platform.system()} {platform.release()}",
+        "machine.load_average_before": round(os.getloadavg()[0], 2),
+        "version.python": platform.python_version(),
+        **{f"version.{package}": version(package) for package in _PACKAGES},
+    }
+
+
+def print_report(console: Console, facts: Facts, lines: Iterable[Line]) -> None:
+    table = Table(title=_machine_text(facts), title_justify="left", title_style="")
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in ("limit", "ratio") else "left")
+    for line in lines:
+        table.add_row(*_cells(line))
+    console.print(table)
+    console.print(_server_text(facts), style="dim")
+
+
+def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line]) -> None:
+    """Flat keys; `report` has the lines as they were printed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {**figures, "report": [_cells(line) for line in lines]}
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def write_document(path: Path, results: Path) -> None:
+    """Put what `results` (latest.json) says between the markers of the document."""
+    content = orjson.loads(results.read_bytes())
+    rows = [" | ".join(("", *cells, "")).strip() for cells in content["report"]]
+    figures = "\n".join(
+        [
+            _machine_text(content) + "  ",
+            _server_text(content),
+            "",
+            " | ".join(("", *COLUMNS, "")).strip(),
+            "|" + " --- |" * len(COLUMNS),
+            *rows,
+        ]
+    )
+    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no lines {_BEGIN} and {_END}")
+    path.write_text(f"{before}{begin}\n{figures}\n{end}{after}", encoding="utf-8")
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (line.what, line.ours, line.limit, line.ratio, line.goal, line.remark)
+
+
+def _machine_text(facts: Facts) -> str:
+    scale = "" if facts["scale"] == 1 else f"; at SCALE {facts['scale']}, so these are no figures to quote"
+    return (
+        f"{facts['machine.cpu']}, {facts['machine.cores']} cores, {facts['machine.memory_mb']:,} MB, "
+        f"{facts['machine.system']}; load average before: {facts['machine.load_average_before']}{scale}"
+    )
+
+
+def _server_text(facts: Facts) -> str:
+    settings = ", ".join(
+        f"{key.removeprefix('server.')} {value}"
+        for key, value in facts.items()
+        if key.startswith("server.") and key != "server.server_version"
+    )
+    versions = ", ".join(
+        f"{key.removeprefix('version.')} {value}" for key, value in facts.items() if key.startswith("version.")
+    )
+    return f"PostgreSQL {facts['server.server_version']} on the same machine ({settings}); {versions}"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()

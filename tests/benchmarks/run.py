@@ -1,0 +1,14 @@
+"""`make bench`: what the pump does in a second, beside what this machine allows. `--help` lists what can be chosen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Started as a file, Python puts this directory first on its path instead of the root that our imports start from.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+    from tests.benchmarks.suite import main
+
+    sys.exit(main())

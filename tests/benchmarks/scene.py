@@ -1,0 +1,104 @@
+"""Where benchmarks happen: a server with fsync on, and in it a mirrored database for each benchmark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from mirror_pump.model import Lsn
+from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.program import Program
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SERVER_SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "5min"}
+"""What differs from a server as installed, besides wal_level. fsync and synchronous_commit stay on, as they should."""
+
+SHOWN_SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers", "max_wal_size")
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A database that `init` was run on, with an empty public.acct that is not registered yet."""
+
+    server: EmbeddedPostgres
+    program: Program
+    dsn: str
+    directory: Path
+    name: str
+    """Of the database, the slot and the publication."""
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A plain connection in autocommit; the caller closes it."""
+        return psycopg.connect(self.dsn, autocommit=True)
+
+    def execute(self, statement: str, *parameters: object) -> None:
+        with self.connect() as connection:
+            connection.execute(statement.encode(), parameters or None)
+
+    def load(self, rows: int) -> None:
+        """Rows 1 .. `rows`; vacuumed, so that nobody's first read has to write hint bits, and on disk."""
+        with self.connect() as connection:
+            connection.execute("CALL public.bench_load(0, %s)", (rows,))
+            connection.execute("VACUUM (ANALYZE) public.acct")
+            connection.execute("CHECKPOINT")
+
+    def wal_end(self) -> Lsn:
+        with self.connect() as connection:
+            row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+        assert row is not None
+        return Lsn(row[0])
+
+
+class Scene:
+    """The server and the directory that everything lies in, which goes away at the end unless `keep` is set."""
+
+    def __init__(self, directory: Path, *, keep: bool) -> None:
+        self._directory = directory
+        self._keep = keep
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
+        self._server = EmbeddedPostgres(directory / "postgres", fsync=True, settings=SERVER_SETTINGS)
+
+    def __enter__(self) -> Scene:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        if not self._keep:
+            shutil.rmtree(self._directory)
+
+    def server_facts(self) -> dict[str, str]:
+        """The server's version and the settings that matter for speed."""
+        with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+            names = ("server_version", *SHOWN_SETTINGS)
+            rows = connection.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) name", (list(names),))
+            return dict(rows.fetchall())
+
+    @contextmanager
+    def mirror(self, name: str) -> Iterator[Mirror]:
+        """A fresh database and warehouse; both, and its slots, go away at the end."""
+        directory = self._directory / name
+        directory.mkdir()
+        dsn = self._server.create_database(name)
+        program = Program(dsn, directory)
+        mirror = Mirror(self._server, program, dsn, directory, name)
+        try:
+            with mirror.connect() as connection:
+                connection.execute(Path(__file__).with_name("acct.sql").read_bytes())
+            program.run(
+                "init", "--warehouse", f"file://{directory / 'lake'}", "--slot", name, "--publication", name
+            )  # fmt: skip
+            yield mirror
+        finally:
+            if not self._keep:
+                self._server.drop_database(name)
+                shutil.rmtree(directory / "lake", ignore_errors=True)

@@ -1,0 +1,162 @@
+"""Runs the chosen benchmarks and reports. A slow figure fails nothing; a wrong result, or none, does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from mirror_pump.testing.program import ProgramFailed
+from tests.benchmarks import bench_cdc, bench_commits, bench_copy, bench_lag, bench_memory, report
+from tests.benchmarks.outcome import Line, Options, Outcome
+from tests.benchmarks.pump_process import TABLE
+from tests.benchmarks.pumping import BenchmarkFailed, Profiling
+from tests.benchmarks.scene import ROOT, Mirror, Scene
+
+BENCHMARKS = ("copy", "cdc", "lag", "commits", "memory")
+RESULTS = ROOT / "build" / "bench"
+DOCUMENT = ROOT / "docs" / "performance.md"
+
+
+class Suite:
+    """One run of the chosen benchmarks."""
+
+    def __init__(self, chosen: frozenset[str], options: Options, scene: Scene, console: Console) -> None:
+        self._chosen = chosen
+        self._options = options
+        self._scene = scene
+        self._console = console
+        self.figures: dict[str, object] = {}
+        self.lines: list[Line] = []
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        """copy and cdc share a table of 4,000,000 rows; the others have databases of their own."""
+        if self._chosen & {"copy", "cdc"}:
+            with self._guarded("copy and cdc"), self._scene.mirror("bench_acct") as mirror:
+                self._load(mirror, bench_copy.rows_at(self._options))
+                if "copy" in self._chosen:
+                    self._measure("copy", bench_copy.run, mirror)
+                else:
+                    self._register(mirror)
+                if "cdc" in self._chosen:
+                    self._measure("cdc", bench_cdc.run, mirror)
+        for name, rows, benchmark in (
+            ("lag", bench_lag.rows_at(self._options), bench_lag.run),
+            ("commits", bench_commits.ROWS, bench_commits.run),
+            ("memory", 0, bench_memory.run),
+        ):
+            if name in self._chosen:
+                with self._guarded(name), self._scene.mirror(f"bench_{name}") as mirror:
+                    self._load(mirror, rows)
+                    self._register(mirror)
+                    self._measure(name, benchmark, mirror)
+
+    def _load(self, mirror: Mirror, rows: int) -> None:
+        with self._shown(f"{mirror.name}: {rows:,} rows"):
+            mirror.load(rows)
+
+    def _register(self, mirror: Mirror) -> None:
+        with self._shown(f"{mirror.name}: register"):
+            mirror.program.run("register", TABLE, timeout=1800)
+
+    def _measure(self, name: str, benchmark: Callable[[Mirror, Options], Outcome], mirror: Mirror) -> None:
+        with self._shown(name):
+            outcome = benchmark(mirror, self._options)
+        self.figures |= outcome.figures
+        self.lines += outcome.lines
+        if outcome.figures.get(f"{name}.verified") is False:
+            self.failures.append(f"{name}: heap and lake differ")
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        """A benchmark that fails does not stop the others."""
+        try:
+            yield
+        except (BenchmarkFailed, ProgramFailed) as error:
+            self.failures.append(f"{name}: {error}")
+        except Exception:  # noqa: BLE001 - reported in full, and the suite ends with 1
+            self.failures.append(f"{name}: {traceback.format_exc()}")
+
+    @contextmanager
+    def _shown(self, title: str) -> Iterator[None]:
+        begin = time.monotonic()
+        with self._console.status(title):
+            yield
+        self._console.print(f"{title} [dim]({time.monotonic() - begin:.1f} s)[/dim]")
+
+
+def main() -> int:
+    arguments = _arguments()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if arguments.document:
+        report.write_document(DOCUMENT, RESULTS / "latest.json")
+        console.print(f"{DOCUMENT.relative_to(ROOT)} has the figures of {(RESULTS / 'latest.json').relative_to(ROOT)}")
+        return 0
+    options = Options(
+        scale=arguments.scale,
+        repeat=arguments.repeat,
+        verify=not arguments.no_verify,
+        settings=dict(arguments.set),
+        profiling=Profiling(RESULTS) if arguments.profile else None,
+    )
+    facts: dict[str, str | float | int] = {"scale": options.scale, **report.machine()}
+    with Scene(arguments.work_dir.absolute() / "work", keep=arguments.keep) as scene:
+        facts |= {f"server.{name}": value for name, value in scene.server_facts().items()}
+        suite = Suite(arguments.only, options, scene, console)
+        suite.run()
+    facts |= {f"setting.{name}": value for name, value in options.settings.items()}
+    report.print_report(console, facts, suite.lines)
+    report.write_json(RESULTS / "latest.json", {**suite.figures, **facts}, suite.lines)
+    console.print(f"figures are in {(RESULTS / 'latest.json').relative_to(ROOT)}")
+    for failure in suite.failures:
+        console.print(f"[red]failed:[/red] {failure}", markup=True)
+    return 1 if suite.failures else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench ARGS='...'", description=__doc__)
+    parser.add_argument(
+        "--only", type=_names, default=frozenset(BENCHMARKS), metavar="NAMES", help="of " + ",".join(BENCHMARKS)
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor to all sizes, for a quick try [1]")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of cdc and copy; medians count [1]")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare heap and lake after cdc")
+    parser.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the pump; repeatable",
+    )
+    parser.add_argument("--profile", action="store_true", help="flame graphs by py-spy into build/bench/*.svg")
+    parser.add_argument("--keep", action="store_true", help="leave database files, lake and logs in the work directory")
+    parser.add_argument(
+        "--work-dir", type=Path, default=RESULTS, help="where to make the directory `work` for all files [build/bench]"
+    )
+    parser.add_argument(
+        "--document", action="store_true", help="only write the last run's figures into docs/performance.md"
+    )
+    return parser.parse_args()
+
+
+def _names(text: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(","))
+    unknown = names - set(BENCHMARKS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose among {', '.join(BENCHMARKS)}")
+    return names
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
