@@ -61,6 +61,7 @@ _OPERATOR_NEEDED = (
     "must be superuser or replication role",
     "not permitted to log in",
     "could not translate host name",
+    "unsupported startup parameter",
 )
 """Parts of libpq's messages at connect (which carry no SQLSTATE) that no retry cures."""
 
