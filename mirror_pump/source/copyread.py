@@ -3,9 +3,9 @@
 Runs inside Spark tasks: no state is shared between chunks, each opens its own connection and one short transaction.
 
 CPU seconds of client and server together for 4,300,000 rows of public.acct with zstd Parquet, one run each on a busy
-machine: numeric as text from SQL 4.2, as scaled bigint 4.2 (and an error on NaN), by ADBC's own conversion 5.0; with the
-latter, timestamptz as ADBC's microseconds 5.0, as text 5.7. So numeric travels as text into the stream's parser, and
-dates and times natively.
+machine: numeric as text from SQL 4.2, as scaled bigint 4.2 (and an error on NaN), by ADBC's own conversion 5.0; with
+the latter, timestamptz as ADBC's microseconds 5.0, as text 5.7. So numeric travels as text into the stream's parser,
+and dates and times natively.
 """
 
 from __future__ import annotations
