@@ -46,7 +46,7 @@ def _pump(settings: Settings, target: Lsn) -> None:
             revealed = value.get_secret_value() if isinstance(value, SecretStr) else value
             environment[ENV_PREFIX + name.upper()] = str(revealed)
     command = [sys.executable, "-m", "mirror_pump.cli.main", "run", "--until-lsn", format_lsn(target)]
-    finished = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # noqa: S603 - our own program
+    finished = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if finished.returncode != 0:
         lines = finished.stderr.decode(errors="replace").strip().splitlines()
         raise SourceError(f"catching up to {format_lsn(target)} failed: {' '.join(lines[-2:])}")

@@ -38,14 +38,18 @@ def compare(spark: SparkSession, heap_location: str, lake_location: str, schema:
     heap, lake = (_prepared(spark, location, schema) for location in (heap_location, lake_location))
     joined = _numbered(heap, keys, "h").join(
         _numbered(lake, keys, "l"),
-        on=reduce(Column.__and__, [*(_side("h", k).eqNullSafe(_side("l", k)) for k in keys), f.col("hn") == f.col("ln")]),
+        on=reduce(
+            Column.__and__, [*(_side("h", k).eqNullSafe(_side("l", k)) for k in keys), f.col("hn") == f.col("ln")]
+        ),
         how="full_outer",
     )
     present = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
     same = reduce(Column.__and__, [_side("h", v).eqNullSafe(_side("l", v)) for v in values], f.lit(True))  # noqa: FBT003
     differing = joined.where(~(present["h"] & present["l"] & same))
     counts = joined.agg(
-        f.count(f.when(present["h"], 1)), f.count(f.when(present["l"], 1)), f.count(f.when(~(present["h"] & present["l"] & same), 1))
+        f.count(f.when(present["h"], 1)),
+        f.count(f.when(present["l"], 1)),
+        f.count(f.when(~(present["h"] & present["l"] & same), 1)),
     ).first()
     assert counts is not None
     shown = differing.limit(_SHOWN).collect() if counts[2] else []

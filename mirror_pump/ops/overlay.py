@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from decoders.messages import parse_begin, parse_commit, parse_relation, parse_truncate
-from mirror_pump.model import Lsn, MirroredTable
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.assembler import column_difference
 
 Key: TypeAlias = tuple[str, ...]
@@ -27,7 +27,7 @@ class Unchanged:
     key: Key
 
 
-Cell: TypeAlias = str | None | Unchanged
+Cell: TypeAlias = str | Unchanged | None
 
 
 @dataclass
@@ -46,8 +46,8 @@ class TableOverlay:
 class Overlay:
     """Takes pgoutput messages (XLogData headers removed) in stream order, transaction by transaction."""
 
-    def __init__(self, tables: Mapping[int, MirroredTable], after: Lsn) -> None:
-        self.tables = {table_id: TableOverlay(table) for table_id, table in tables.items()}
+    def __init__(self, tables: Mapping[TableId, MirroredTable], after: Lsn) -> None:
+        self.tables: dict[int, TableOverlay] = {table_id: TableOverlay(table) for table_id, table in tables.items()}
         self.position = after
         """The end of the last transaction taken."""
         self._after = after
@@ -93,9 +93,7 @@ class Overlay:
 
 
 def _change(overlay: TableOverlay, tag: bytes, message: bytes) -> None:
-    key_places = [
-        place for place, column in enumerate(overlay.table.columns) if column.name in overlay.table.key
-    ]
+    key_places = [place for place, column in enumerate(overlay.table.columns) if column.name in overlay.table.key]
     position = 5
     old: list[Cell | bytes] | None = None
     new: list[Cell | bytes] | None = None

@@ -6,8 +6,8 @@
 3. The temporary slot's own stream from L to F is laid over the scratch table: now it holds what the heap held at F.
 4. Spark compares the two Iceberg tables.
 
-There is no moment at which heap and lake are compared at different points in time, so concurrent writes cannot look like
-differences, nor excuse any.
+Heap and lake are never compared at different points in time, so concurrent writes cannot look like differences, nor
+excuse any.
 """
 
 from __future__ import annotations
@@ -227,9 +227,7 @@ def _pinned(
             connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})
 
 
-def _overlay(
-    stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
-) -> Overlay:
+def _overlay(stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn) -> Overlay:
     """Everything that ended after `start` and at or before `until`."""
     overlay = Overlay(tables, start)
     while True:
@@ -251,9 +249,7 @@ def _laid_over(heap: LakeTable, overlay: TableOverlay, reader: PgConnection, sto
     table, schema = overlay.table, heap.schema
     former = _former_rows(overlay, reader)
     rows = [
-        tuple(
-            former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row)
-        )
+        tuple(former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
         for row in overlay.rows.values()
         if row is not None
     ]

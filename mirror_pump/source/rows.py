@@ -15,18 +15,24 @@ def read_rows(
 
     Raises SourceError, and ConnectionLost if the connection broke.
     """
-    selected = ", ".join(f"t.{_quoted(column.name)}::text" for column in columns)
+    # format() runs the type's output function, as the stream does; a cast to text differs for char(n), inet and bool.
+    selected = ", ".join(
+        f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END"
+        for name in (_quoted(column.name) for column in columns)
+    )
     names = [f"v{place}" for place in range(len(table.key))]
     matched = " AND ".join(
-        f"t.{_quoted(column.name)} = k.{name}::{column.type_sql}"
+        f"t.{_quoted(column.name)} = k.{name}::{column.type_sql.replace('%', '%%')}"
         for name, column in zip(names, table.key_columns, strict=True)
     )
     lists = ", ".join("%s::text[]" for _ in names)
-    query = f"SELECT {selected} FROM {table.name.quoted} t JOIN unnest({lists}) AS k({', '.join(names)}) ON {matched}"
+    relation = table.name.quoted.replace("%", "%%")
+    query = f"SELECT {selected} FROM {relation} t JOIN unnest({lists}) AS k({', '.join(names)}) ON {matched}"
     parameters = [list(part) for part in zip(*keys, strict=True)]
     with source_errors(f"reading rows of {table.name}"):
         return connection.execute(query.encode(), parameters).fetchall() if keys else []
 
 
 def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    """The name as SQL wants it, in a query with parameters: there a percent sign is doubled too."""
+    return '"' + name.replace('"', '""').replace("%", "%%") + '"'

@@ -35,7 +35,9 @@ class ConsistentPoint:
 
     def _create(self, timeout: float) -> None:
         connection = self._connection
-        connection.send_query(f"CREATE_REPLICATION_SLOT {self._slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode())
+        connection.send_query(
+            f"CREATE_REPLICATION_SLOT {self._slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode()
+        )
         connection.flush()
         deadline = time.monotonic() + timeout
         while connection.is_busy():
@@ -57,7 +59,8 @@ class ConsistentPoint:
         while connection.get_result() is not None:
             pass
         _, point, snapshot, _ = (result.get_value(0, column) for column in range(4))
-        assert point is not None and snapshot is not None
+        assert point is not None
+        assert snapshot is not None
         self.lsn: Lsn = parse_lsn(point.decode())
         self.snapshot: str = snapshot.decode()
         """For SET TRANSACTION SNAPSHOT."""
