@@ -25,7 +25,7 @@ SHOWN_SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_level"
 
 @dataclass(frozen=True)
 class Mirror:
-    """A database that `init` was run on, with an empty public.acct that is not registered yet."""
+    """A database that `init` was run on, with a public.acct that is not registered yet."""
 
     server: EmbeddedPostgres
     program: Program
@@ -41,13 +41,6 @@ class Mirror:
     def execute(self, statement: str, *parameters: object) -> None:
         with self.connect() as connection:
             connection.execute(statement.encode(), parameters or None)
-
-    def load(self, rows: int) -> None:
-        """Rows 1 .. `rows`; vacuumed, so that nobody's first read has to write hint bits, and on disk."""
-        with self.connect() as connection:
-            connection.execute("CALL public.bench_load(0, %s)", (rows,))
-            connection.execute("VACUUM (ANALYZE) public.acct")
-            connection.execute("CHECKPOINT")
 
     def wal_end(self) -> Lsn:
         with self.connect() as connection:
@@ -84,8 +77,12 @@ class Scene:
             return dict(rows.fetchall())
 
     @contextmanager
-    def mirror(self, name: str) -> Iterator[Mirror]:
-        """A fresh database and warehouse; both, and its slots, go away at the end."""
+    def mirror(self, name: str, rows: int) -> Iterator[Mirror]:
+        """A fresh database, with rows 1 .. `rows` in public.acct, and a warehouse; both, and its slots, go at the end.
+
+        The rows are there before the slot is, as in a database that somebody begins to mirror. They are vacuumed, so
+        that nobody's first read has to write hint bits, and on disk.
+        """
         directory = self._directory / name
         directory.mkdir()
         dsn = self._server.create_database(name)
@@ -94,6 +91,9 @@ class Scene:
         try:
             with mirror.connect() as connection:
                 connection.execute(Path(__file__).with_name("acct.sql").read_bytes())
+                connection.execute("CALL public.bench_load(0, %s)", (rows,))
+                connection.execute("VACUUM (ANALYZE) public.acct")
+                connection.execute("CHECKPOINT")
             program.run(
                 "init", "--warehouse", f"file://{directory / 'lake'}", "--slot", name, "--publication", name
             )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -39,8 +39,7 @@ class Suite:
     def run(self) -> None:
         """copy and cdc share a table of 4,000,000 rows; the others have databases of their own."""
         if self._chosen & {"copy", "cdc"}:
-            with self._guarded("copy and cdc"), self._scene.mirror("bench_acct") as mirror:
-                self._load(mirror, bench_copy.rows_at(self._options))
+            with self._guarded("copy and cdc"), self._mirror("bench_acct", bench_copy.rows_at(self._options)) as mirror:
                 if "copy" in self._chosen:
                     self._measure("copy", bench_copy.run, mirror)
                 else:
@@ -53,14 +52,16 @@ class Suite:
             ("memory", 0, bench_memory.run),
         ):
             if name in self._chosen:
-                with self._guarded(name), self._scene.mirror(f"bench_{name}") as mirror:
-                    self._load(mirror, rows)
+                with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
 
-    def _load(self, mirror: Mirror, rows: int) -> None:
-        with self._shown(f"{mirror.name}: {rows:,} rows"):
-            mirror.load(rows)
+    @contextmanager
+    def _mirror(self, name: str, rows: int) -> Iterator[Mirror]:
+        with ExitStack() as stack:
+            with self._shown(f"{name}: {rows:,} rows, init"):
+                mirror = stack.enter_context(self._scene.mirror(name, rows))
+            yield mirror
 
     def _register(self, mirror: Mirror) -> None:
         with self._shown(f"{mirror.name}: register"):
