@@ -59,7 +59,7 @@ class SegmentResult:
 
 
 def segment_table(table: MirroredTable) -> SegmentTable:
-    """What tasks need of `table`. While it is copied, every key that is touched gets a delete: a copied row may exist."""
+    """What tasks need of `table`. While it is copied, every key touched gets a delete: a copied row may exist."""
     names = tuple(column.name for column in table.columns)
     shape = RelationShape(
         relation_id=table.table_id,

@@ -1,4 +1,4 @@
-"""Cuts the stream into segments and batches. Protocol logic without I/O: fed with messages, asks for tables, emits work.
+"""Cuts the stream into segments and batches. Protocol logic without I/O: fed with messages, it emits work.
 
 A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
 transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction

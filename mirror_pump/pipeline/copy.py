@@ -96,7 +96,7 @@ class Copier:
                         if table is not None and (planned or self._plan(connection, table)):
                             self._copy(connection, table)
                     self._changed.wait(_LOOK_INTERVAL)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the loop, which raises it
             self._inbox.put(ThreadFailed(error))
 
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:

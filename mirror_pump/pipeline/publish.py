@@ -128,7 +128,7 @@ class Publisher:
         epoch: int,
         storage: StorageOptions,
         retry: RetryPolicy,
-        staged: Callable[[PublishRequest], None] = lambda request: None,
+        staged: Callable[[PublishRequest], None],
     ) -> None:
         self._connect = connect
         self._connection = connect()
@@ -239,7 +239,7 @@ class Publisher:
         accepted: Sequence[tuple[TableDelta, StagedCommit | None]],
         registered: dict[TableId, _Registered],
     ) -> tuple[TableId, ...]:
-        """Everything in one transaction; returns the tables that went live. Raises CommitConflict having done nothing."""
+        """All of it in one transaction; returns the tables that went live. CommitConflict: nothing was done."""
         self._in_commit = False
         self._publish_id = random.getrandbits(63)
         connection = self._open()

@@ -109,7 +109,7 @@ class Receiver:
         self._commands.append(lambda: self._assembler.drop(table_id))
 
     def want_position(self) -> None:
-        """Ask the server how far it has sent; the answer comes as CaughtUp once everything before it is in the inbox."""
+        """Ask the server how far it has sent; the answer comes as CaughtUp, after everything before it."""
         self._keepalive_wanted.set()
         self._wake()
 
@@ -126,7 +126,7 @@ class Receiver:
                     self._receive(stream)
                 finally:
                     self._stream = None
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the loop, which raises it
             self._inbox.put(ThreadFailed(error))
 
     def _receive(self, stream: ReplicationStream) -> None:
