@@ -37,7 +37,6 @@ class Figures:
     copy_seconds: float = 0.0
     load_seconds: float = 0.0
     tps: float = 0.0
-    frontiers: set[int] = field(default_factory=set)
     lags: list[float] = field(default_factory=list)
     drain_seconds: float = 0.0
     checks: list[Check] = field(default_factory=list)
@@ -51,8 +50,8 @@ class Figures:
 def print_summary(console: Console, figures: Figures, seconds: int) -> None:
     """Two tables: the mirrored tables, and what happened to them in how long."""
     tables = Table(title="the mirror", title_justify="left", title_style="bold", box=None, header_style="dim")
-    tables.add_column("table")
-    for heading in ("rows in heap", "rows in lake", "every column equal", "files", "delete files"):
+    tables.add_column("table", no_wrap=True)
+    for heading in ("rows in heap", "rows in lake", "equal", "files", "delete files"):
         tables.add_column(heading, justify="right")
     contents = {table["table"]: table for table in figures.status["tables"]}
     for table in figures.verify["tables"]:
@@ -89,11 +88,11 @@ def print_queries(console: Console, dsn: str) -> None:
     """Lines that work after the demo, when its PostgreSQL is gone: by the metadata files, without the catalog."""
     small, large = (metadata_location(dsn, f"public.{name}") for name in ("pgbench_branches", "pgbench_accounts"))
     write = console.out
-    write("Query it from DuckDB (1.5):")
-    write("  INSTALL iceberg; LOAD iceberg;")
-    write(f"  SELECT bid, bbalance FROM iceberg_scan('{small}') ORDER BY bid;")
-    write("and from Spark (PySpark 4.1; DuckDB is slow where many equality deletes are pending, Spark is not):")
+    write("Query it, in .venv/bin/python, from DuckDB (elsewhere: INSTALL iceberg; LOAD iceberg;):")
+    write("  from mirror_pump.testing.lake import duckdb_connection")
+    write(f"  duckdb_connection().sql(\"FROM iceberg_scan('{small}') ORDER BY bid\").show()")
+    write("and from Spark, which takes the large table's pending equality deletes lightly (DuckDB does not):")
     write("  from mirror_pump.engine.session import SparkSettings, spark_session")
-    write("  spark = spark_session(SparkSettings())")
-    write(f"  spark.read.format('iceberg').load('{large}').selectExpr('count(*)', 'sum(abalance)').show()")
+    write(f"  table = spark_session(SparkSettings()).read.format('iceberg').load('{large}')")
+    write("  table.selectExpr('count(*)', 'sum(abalance)').show()")
     write("A mirror of your own: mirror-pump connect --engine spark|duckdb|pyiceberg|trino prints its settings.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,9 @@ def add(app: typer.Typer) -> None:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        result = pump.run(until=until, once=once)
+        # In a thread, because pyspark takes SIGINT over in the main thread when it starts, and raises from there.
+        with ThreadPoolExecutor(1, thread_name_prefix="pump") as pool:
+            result = pool.submit(pump.run, until=until, once=once).result()
         remark(
             f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "
             f"{count_text(result.commits)} commits, {count_text(result.changes)} changes"
