@@ -92,6 +92,8 @@ class Copier:
                 while not self._stopping.is_set():
                     self._changed.clear()
                     for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
+                        if self._stopping.is_set():
+                            break
                         table = load_table(connection, TableId(table_id))
                         if table is not None and (planned or self._plan(connection, table)):
                             self._copy(connection, table)
