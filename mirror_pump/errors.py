@@ -44,4 +44,4 @@ class CommitConflict(LakeError):
 
 
 class OutcomeUnknown(MirrorPumpError):
-    """The connection was lost during COMMIT: landed or not, the database knows. No file may be deleted until it said."""
+    """The connection was lost during COMMIT: landed or not, the database knows. No file may be deleted until then."""

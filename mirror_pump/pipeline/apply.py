@@ -16,7 +16,7 @@ from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.assembler import BatchEnd, Failure
-from mirror_pump.pipeline.publish import TableDelta
+from mirror_pump.pipeline.requests import TableDelta
 from mirror_pump.pipeline.toast import VersionedFile, complete_rows
 from mirror_pump.source.connect import PgConnection
 

@@ -21,7 +21,7 @@ from mirror_pump.engine.copying import ChunkResult, ChunkTask, copy_chunk
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.publish import CopiedChunk
+from mirror_pump.pipeline.requests import CopiedChunk
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.work import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed, Work
 from mirror_pump.source.connect import PgConnection

@@ -20,11 +20,10 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from mirror_pump.errors import CommitConflict, ConnectionLost, NotLeader, OutcomeUnknown, TableError
 from mirror_pump.lake.catalog import swap_pointer
-from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
-from mirror_pump.lake.files import WrittenFile
+from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, StagedCommit
 from mirror_pump.lake.storage import StorageOptions, delete
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
-from mirror_pump.pipeline.assembler import Failure
+from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.source.connect import PgConnection
 from sql import queries
 
@@ -53,45 +52,6 @@ class LandedPublish:
     def __post_init__(self) -> None:
         if self.seal is not _MADE_HERE:
             raise TypeError("a LandedPublish comes from Publisher.publish() and from nowhere else")
-
-
-@dataclass(frozen=True)
-class CopiedChunk:
-    """A chunk of an initial copy, read and written, to be published."""
-
-    generation: int
-    chunk_no: int
-    rows: int
-    file: WrittenFile | None
-    """None when the chunk held no row."""
-
-
-@dataclass(frozen=True)
-class TableDelta:
-    """What one publish does to one table."""
-
-    table: MirroredTable
-    segments: tuple[SegmentFiles, ...] = ()
-    """In stream order."""
-    chunks: tuple[CopiedChunk, ...] = ()
-    truncate: bool = False
-    """Everything that exists before `segments` goes; a running copy starts again."""
-    restart_copy: bool = False
-    """What was copied so far goes, and the copy starts again."""
-    not_live_before: Lsn | None = None
-    """The table may not go live before F reaches this: a value was read from the heap at that position."""
-
-
-@dataclass(frozen=True)
-class PublishRequest:
-    """One publish: all tables of a batch, and whatever copies have finished meanwhile."""
-
-    frontier: Lsn | None = None
-    """The new F; None leaves it where it is."""
-    commit_time_us: int = 0
-    """Commit time of the last transaction at or below `frontier`, microseconds since the Unix epoch; 0 if unknown."""
-    deltas: tuple[TableDelta, ...] = ()
-    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -381,8 +341,10 @@ def lake_props(staged: StagedCommit) -> dict[str, object]:
 def _of_generation(delta: TableDelta, generation: int) -> TableDelta:
     """Without chunks that were read for a copy that has started again since."""
     stale = delta.table.generation != generation
+    # What was read before a TRUNCATE, or for a copy that starts again, is not part of the table.
+    again = delta.truncate or delta.restart_copy
     return replace(
         delta,
-        chunks=tuple(chunk for chunk in delta.chunks if chunk.generation == generation and not delta.restart_copy),
+        chunks=tuple(chunk for chunk in delta.chunks if chunk.generation == generation and not again),
         restart_copy=delta.restart_copy and not stale,
     )

@@ -22,15 +22,9 @@ from mirror_pump.pipeline.apply import BatchApplier
 from mirror_pump.pipeline.assembler import Failure
 from mirror_pump.pipeline.copy import Copier, CopySettings
 from mirror_pump.pipeline.listener import Listener
-from mirror_pump.pipeline.publish import (
-    CopiedChunk,
-    LandedPublish,
-    Publisher,
-    PublishRequest,
-    RetryPolicy,
-    TableDelta,
-)
+from mirror_pump.pipeline.publish import LandedPublish, Publisher, RetryPolicy
 from mirror_pump.pipeline.receiver import Receiver, ReceiverSettings
+from mirror_pump.pipeline.requests import CopiedChunk, PublishRequest, TableDelta
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.work import (
     Batch,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from mirror_pump.engine.tasks import SegmentResult
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.pipeline.assembler import BatchEnd
-from mirror_pump.pipeline.publish import CopiedChunk
+from mirror_pump.pipeline.requests import CopiedChunk
 
 
 @dataclass(frozen=True)
