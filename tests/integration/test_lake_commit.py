@@ -56,6 +56,8 @@ def test_later_segments_of_one_snapshot_win(table: SmallTable, lake: SparkSessio
     )
     assert len(table.pyiceberg().snapshots()) == before + 1
     assert staged.sequence_number == 2 + 4
+    numbers = [one.sequence_number or 0 for one in table.entries() if one.snapshot_id == staged.snapshot_id]
+    assert sorted(numbers) == [3, 3, 4, 4, 5, 5, 6], "base+1 to base+K, and none beyond the snapshot's own"
     _agree(table, lake, {1: "s3", 2: "s2", 3: "a3"})
     table.commit(RowDelta((table.segment({4: "t4"}, [4]), table.segment({5: "t5"}), table.segment({}, [3, 5]))))
     _agree(table, lake, {1: "s3", 2: "s2", 4: "t4"})
