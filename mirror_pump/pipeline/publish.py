@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
+import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 

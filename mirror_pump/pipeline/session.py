@@ -243,7 +243,8 @@ class PumpSession:
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
-        self._publish_idle()
+        # After the last chunk F has to move for the table to go live, and nothing may come that moves it.
+        self._look_around()
 
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
         """The deltas, and with them the chunks that were copied meanwhile."""

@@ -72,8 +72,12 @@ class MeasuredProcess:
         self._profiler: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> MeasuredProcess:
-        # Whoever runs the benchmark may have settings of the program's in the environment.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
+        # Neither settings of the program that whoever runs us has set, nor modules compiled anew in every process.
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("MIRROR_PUMP_") and key != "PYTHONDONTWRITEBYTECODE"
+        }
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.benchmarks.pump_process"],
