@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -315,6 +316,8 @@ def main(
 
     # Wide enough for the summary's tables where no terminal says otherwise.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    # As an exception, so that the pump and the server end with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     begin = time.monotonic()
     try:
         Demo(work_dir.absolute(), seconds, scale, console).run()
