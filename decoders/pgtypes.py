@@ -23,12 +23,15 @@ _SCALARS: dict[int, Kind] = {
     700: Kind.FLOAT,
     701: Kind.DOUBLE,
     1082: Kind.DATE,
-    1083: Kind.TIME,
     1114: Kind.TIMESTAMP,
     1184: Kind.TIMESTAMPTZ,
     2950: Kind.UUID,
 }
-"""pg_type.oid of bool, bytea, int8, int2, int4, oid, float4, float8, date, time, timestamp, timestamptz, uuid."""
+"""pg_type.oid of bool, bytea, int8, int2, int4, oid, float4, float8, date, timestamp, timestamptz, uuid.
+
+`time` (1083) is a string, as Postgres prints it: Iceberg has the type, but Spark refuses to load any table that has
+such a column ("Spark does not support time fields", Iceberg 1.12), and 24:00:00 does not fit it.
+"""
 
 _ARRAYS: dict[int, int] = {
     1000: 16,

@@ -33,7 +33,7 @@ def numeric(precision: int, scale: int) -> int:
         (1042, "string"),
         (1043, "string"),
         (1082, "date"),
-        (1083, "time"),
+        (1083, "string"),
         (1114, "timestamp"),
         (1184, "timestamptz"),
         (1186, "string"),
