@@ -191,6 +191,9 @@ class PumpSession:
                 self._look_around()
                 continue
             self._take(work)
+            # Also when the last chunk came with other work behind it: nothing else might ever publish it.
+            if self._chunks and self._inbox.empty():
+                self._publish_copies()
 
     def _take(self, work: Work) -> None:
         match work:
@@ -206,8 +209,6 @@ class PumpSession:
                     self._receiver.want_position()
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
-                if self._inbox.empty():
-                    self._publish_copies()
             case CopyPlanned():
                 self._publish_idle()
             case CopyInvalid(table):
@@ -251,7 +252,11 @@ class PumpSession:
         by_table = {delta.table.table_id: delta for delta in deltas}
         waiting, self._chunks = self._chunks, {}
         for table_id, copied in waiting.items():
-            delta = by_table.get(table_id, TableDelta(copied[0][0]))
+            newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
+            delta = by_table.get(table_id, TableDelta(newest))
+            if delta.table.start_lsn < newest.start_lsn:
+                # The table was registered anew meanwhile: the delta of its former life counts for nothing any more.
+                delta = TableDelta(newest)
             chunks = tuple(chunk for table, chunk in copied if table.start_lsn == delta.table.start_lsn)
             by_table[table_id] = replace(delta, chunks=chunks)
         return tuple(by_table.values())
