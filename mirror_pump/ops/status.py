@@ -17,16 +17,19 @@ from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 
-# One statement, so that F, the slot and the WAL position belong to one moment. The slot's confirmed position counts
-# as reached: an idle pump acknowledges the slot without publishing F (design section 4). The written position, not the
+# One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what the
+# pump reports as applied to its walsender, count as reached: a pump with nothing in hand reports how far it has read, and
+# publishes F only now and then (design section 4). The written position, not the
 # insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
 _MIRROR = """
 SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
        s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch,
        r.slot_name IS NOT NULL, r.active, r.wal_status,
        (pg_current_wal_lsn() - r.restart_lsn)::bigint,
-       (r.confirmed_flush_lsn - '0/0')::bigint
+       (r.confirmed_flush_lsn - '0/0')::bigint,
+       (p.replay_lsn - '0/0')::bigint, p.reply_time
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
+  LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
  WHERE s.slot_name = %s
 """
 
@@ -216,8 +219,11 @@ class StatusReader:
             leader = self._leader(row[5], int(row[6]))
         wal, at, database, applied, commit_time = row[:5]
         slot = SlotState(self._settings.slot, self._settings.publication, row[7], bool(row[8]), *row[9:12])
-        reached = max(applied, slot.confirmed or 0)
-        lag_seconds = self._lag_seconds(at, commit_time, caught_up=reached >= wal)
+        replayed, replied_at = row[12:14]
+        reached = max(applied, slot.confirmed or 0, replayed or 0)
+        # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
+        idle_at = replied_at if replayed is not None and replayed > applied else None
+        lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
         contents = {str(table[7]): self._content(table[7]) for table in tables if table[7] is not None}
         self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
         status = MirrorStatus(
@@ -245,16 +251,18 @@ class StatusReader:
         named = leader or {}
         return Leader(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive)
 
-    def _lag_seconds(self, at: datetime, commit_time: datetime | None, *, caught_up: bool) -> float | None:
-        """0 when everything committed is published, else the age of the newest moment that is known to be.
+    def _lag_seconds(
+        self, at: datetime, commit_time: datetime | None, idle_at: datetime | None, *, caught_up: bool
+    ) -> float | None:
+        """0 when everything committed is published, else the age of the newest moment for which that is known.
 
-        That moment is the last published commit, or the last look at which the mirror was caught up; None when there
-        was neither. So it is an upper bound of what a reader of the lake misses.
+        That moment is the last published commit, the pump's last report that it had nothing in hand, or the last look
+        at which the mirror was caught up; None without any. So it is an upper bound of what a reader misses.
         """
         if caught_up:
             self._caught_up_at = at
             return 0.0
-        known = [moment for moment in (commit_time, self._caught_up_at) if moment is not None]
+        known = [moment for moment in (commit_time, idle_at, self._caught_up_at) if moment is not None]
         return max(0.0, (at - max(known)).total_seconds()) if known else None
 
     def _content(self, location: str) -> LakeContent | str:
