@@ -17,10 +17,10 @@ from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 
-# One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what the
-# pump reports as applied to its walsender, count as reached: a pump with nothing in hand reports how far it has read, and
-# publishes F only now and then (design section 4). The written position, not the
-# insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
+# One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what
+# the pump reports as applied to its walsender, count as reached: a pump with nothing in hand may report how far it has
+# read, and publishes F only now and then (design section 4). The written position, not the insert position: that one is
+# past the header of a page on which nothing stands yet, and an idle lag would not be 0.
 _MIRROR = """
 SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
        s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch,
