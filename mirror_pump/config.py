@@ -53,9 +53,6 @@ class Settings(BaseSettings):
     max_buffered_bytes: Size = Field(
         default=ByteSize(256 * _MIB), description="Stop reading the stream while this much waits to be applied"
     )
-    spool_dir: Path | None = Field(
-        default=None, description="Where transactions larger than a batch are spooled [temporary]"
-    )
 
     copy_chunk_bytes: Size = Field(default=ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
     copy_workers: Annotated[int, Field(ge=1, le=256)] = Field(

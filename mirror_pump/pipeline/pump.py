@@ -19,6 +19,7 @@ from mirror_pump.pipeline.session import Abandoned, Goal, PumpSession, Totals
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.work import StopRequested, Work
 from mirror_pump.source.connect import connect
+from mirror_pump.source.leader import refuse_if_led
 from sql import queries
 
 _SQL = queries("pump")
@@ -61,9 +62,14 @@ class Pump:
 
     def run(self, until: Lsn | None = None, once: bool = False, copies: bool = False) -> PumpResult:
         """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
-        table is being copied any more; for ever without any of them."""
-        if once:
-            until = self._wal_end()
+        table is being copied any more; for ever without any of them. Raises NotLeader while another pump leads."""
+        with connect(self._settings.require_dsn(), autocommit=True) as connection:
+            # Before Spark starts, which takes seconds; the lead itself is taken by each session.
+            refuse_if_led(connection, self._settings.slot)
+            if once:
+                row = connection.execute(_SQL["wal_end"]).fetchone()
+                assert row is not None
+                until = Lsn(row[0])
         goal = Goal(until, copies or once)
         totals = Totals(Lsn(0))
         storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
@@ -106,9 +112,3 @@ class Pump:
                 self._observer(Step.RETRYING, error=str(error), pause=round(pause, 1))
                 self._stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
-
-    def _wal_end(self) -> Lsn:
-        with connect(self._settings.require_dsn(), autocommit=True) as connection:
-            row = connection.execute(_SQL["wal_end"]).fetchone()
-        assert row is not None
-        return Lsn(row[0])

@@ -28,6 +28,8 @@ _READ_MESSAGES = 8192
 """Messages taken from the connection before the assembler sees them."""
 _LONGEST_WAIT = 1.0
 """Seconds; how long an idle stream is waited for before the thread looks around (stop, status)."""
+_HANDLED_INTERVAL = 1.0
+"""Seconds between status updates that only say how far an idle stream is."""
 _PAUSE = 0.005
 """Seconds between looks while too much is in flight."""
 _BACKLOG = 2
@@ -132,15 +134,21 @@ class Receiver:
     def _receive(self, stream: ReplicationStream) -> None:
         assembler, settings = self._assembler, self._settings
         opened_at: float | None = None
-        reported, reported_at = Lsn(0), 0.0
+        reported, handled, reported_at = Lsn(0), Lsn(0), 0.0
         while not self._stopping.is_set():
             now = time.monotonic()
             asked = self._keepalive_wanted.is_set()
-            due = reported != self._acknowledged or now - reported_at >= settings.status_interval
+            due = (
+                reported != self._acknowledged
+                or now - reported_at >= settings.status_interval
+                or (handled != self._handled() and now - reported_at >= _HANDLED_INTERVAL)
+            )
             if asked or due or stream.reply_requested:
                 self._keepalive_wanted.clear()
-                reported, reported_at = self._acknowledged, now
-                stream.send_status(max(self._received, reported), reported, reported, reply=asked)
+                reported, handled, reported_at = self._acknowledged, self._handled(), now
+                # Only `reported`, the frontier of a landed publish, moves the slot. `handled` is for people: the
+                # server shows it as replay_lsn, which tells an idle pump from one that is behind.
+                stream.send_status(max(self._received, reported), reported, handled, reply=asked)
             while self._commands:
                 self._commands.popleft()()
             if self._in_flight >= settings.max_buffered_bytes:
@@ -156,6 +164,11 @@ class Receiver:
                 if self._due(opened_at):
                     self._close()
                     opened_at = None
+
+    def _handled(self) -> Lsn:
+        """Up to where nothing is left to do: beyond F when only WAL that concerns no mirrored table has gone by."""
+        idle = self._assembler.empty and not self._assembler.in_transaction and self._backlog == 0
+        return max(self._acknowledged, self._assembler.position) if idle else self._acknowledged
 
     def _wait(self, opened_at: float | None, reported_at: float, now: float) -> float:
         """Seconds to wait for messages at most: until the open batch is due, or the next status."""

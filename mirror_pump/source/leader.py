@@ -94,6 +94,13 @@ def is_led(conn: PgConnection, slot: str) -> bool:
     return bool(row and row[0])
 
 
+def refuse_if_led(conn: PgConnection, slot: str) -> None:
+    """Raises NotLeader, naming the leader, if some pump leads the slot at the moment; without taking the lock."""
+    if is_led(conn, slot):
+        with source_errors("looking for the leader"):
+            raise _led(conn, slot)
+
+
 def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
     """Inside the publish transaction: locks the slot's row, and raises NotLeader if `epoch` is not its epoch.
 
@@ -116,11 +123,7 @@ def _take_over(connection: PgConnection, slot: str) -> int:
     with source_errors("becoming the leader"):
         locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
         if not (locked and locked[0]):
-            row = connection.execute("SELECT leader FROM modak.mirror_slots WHERE slot_name = %s", (slot,)).fetchone()
-            raise NotLeader(
-                f"{_name(row[0] if row else None)} leads slot {slot} already",
-                "one pump per database: stop that one first, or let it work",
-            )
+            raise _led(connection, slot)
         info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
         row = connection.execute(
             "UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s"
@@ -130,6 +133,14 @@ def _take_over(connection: PgConnection, slot: str) -> int:
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog of this database", "run `mirror-pump init` first")
     return int(row[0])
+
+
+def _led(connection: PgConnection, slot: str) -> NotLeader:
+    row = connection.execute("SELECT leader FROM modak.mirror_slots WHERE slot_name = %s", (slot,)).fetchone()
+    return NotLeader(
+        f"{_name(row[0] if row else None)} leads slot {slot} already",
+        "one pump per database: stop that one first, or let it work",
+    )
 
 
 def _name(leader: dict[str, Any] | None) -> str:

@@ -23,7 +23,6 @@ TUNING = (
     "batch_bytes",
     "segment_bytes",
     "max_buffered_bytes",
-    "spool_dir",
     "copy_workers",
     "copy_chunk_bytes",
     "idle_publish_bytes",
