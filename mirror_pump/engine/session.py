@@ -27,6 +27,10 @@ JDBC_PACKAGE = "org.postgresql:postgresql:42.7.8"
 CATALOG = "lake"
 CATALOG_SCHEMA = "modak"
 
+_FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java options of a session that only hands tasks to Python: optimising its byte code costs more than it ever saves.
+Measured for a task of 4 MB: 25 ms of the JVM's CPU instead of 43, the first hundred small ones 26 ms instead of 67."""
+
 _JDBC_PARAMETERS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 """libpq parameters that the JDBC driver knows by the same names and with the same values."""
 
@@ -68,15 +72,18 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
 
 
 def _base_conf(settings: SparkSettings) -> dict[str, str]:
-    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    java_options = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+    if not settings.jars:
+        java_options += f" {_FEW_CYCLES}"
     conf = {
         "spark.driver.memory": settings.driver_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j}",
+        "spark.driver.extraJavaOptions": java_options,
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
+        "spark.python.daemon.module": "mirror_pump.engine.worker_daemon",
         # Tables here are small beside Spark's default of 200 shuffle partitions.
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
