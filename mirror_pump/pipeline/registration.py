@@ -8,6 +8,7 @@ behind a waiting lock request.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -164,7 +165,9 @@ def _new_lake_table(
     """The table's value and its empty lake table, which nothing refers to yet. Files go to a place of their own, so
     that a table that is registered again never shares a directory with what it was before."""
     name = description.name
-    location = join(settings.require_warehouse(), name.schema, f"{name.name}-{uuid.uuid4().hex[:12]}")
+    # Iceberg locations are not percent-encoded, and engines disagree on paths with anything but these characters.
+    schema, relation = (re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in (name.schema, name.name))
+    location = join(settings.require_warehouse(), schema, f"{relation}-{uuid.uuid4().hex[:12]}")
     table = MirroredTable(
         table_id=description.table_id,
         name=name,
