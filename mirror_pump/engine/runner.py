@@ -6,8 +6,6 @@ against 136-199 ms for createDataFrame with mapInArrow (design section 14), and 
 
 from __future__ import annotations
 
-import sys
-import zipimport
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, Self, TypeVar
@@ -50,7 +48,6 @@ class SparkTaskRunner:
 
     def _run(self, function: Callable[[Task], Result], task: Task) -> Result:
         def partition(tasks: Iterator[Task]) -> Iterator[Result]:
-            keep_zip_directories()
             return (function(one) for one in tasks)
 
         results: list[Result] = self._context.parallelize([task], 1).mapPartitions(partition).collect()
@@ -66,22 +63,6 @@ class SparkTaskRunner:
         self._context.cancelAllJobs()
         self._pool.shutdown(wait=True)
         self._spark.stop()
-
-
-def keep_zip_directories() -> None:
-    """In a Python worker: keep what was read of the archives on sys.path.
-
-    PySpark calls importlib.invalidate_caches() before every task, and then Python reads the directory of pyspark.zip
-    again, in Python: 100 ms of CPU for each task, five times what decoding a segment costs (py-spy on a worker).
-    Spark's archives do not change while a worker lives.
-    """
-    for finder in sys.path_importer_cache.values():
-        if isinstance(finder, zipimport.zipimporter):
-            finder.invalidate_caches = _nothing  # type: ignore[method-assign]
-
-
-def _nothing() -> None:
-    """Instead of zipimporter.invalidate_caches."""
 
 
 def _import_tasks(items: Iterator[int]) -> Iterator[str]:
