@@ -39,6 +39,10 @@ class LakeError(MirrorPumpError):
     """Files or metadata of the lake cannot be read or written: the operator of the storage acts."""
 
 
+class TaskFailed(MirrorPumpError):
+    """A Spark task, its worker or its executor broke. Retried, since machines do; fatal when it happens every time."""
+
+
 class CommitConflict(LakeError):
     """Someone else moved an Iceberg table's pointer: rebase and retry."""
 

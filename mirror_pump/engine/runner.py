@@ -8,20 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.errors import MirrorPumpError, TaskFailed
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+_SHOWN_LINES = 3
+"""Lines of a task's traceback that its error repeats; the whole is in its cause."""
 
 
 class TaskRunner(Protocol):
     """Runs `function(task)` somewhere with the project installed and the storage mounted."""
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]: ...
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """A task's error of ours: it comes back as a value, since Spark would make text of it."""
+
+    error: MirrorPumpError
+
+
+def _outcome(function: Callable[[Task], Result], task: Task) -> Result | _Raised:
+    try:
+        return function(task)
+    except MirrorPumpError as error:
+        return _Raised(error)
 
 
 class SparkTaskRunner:
@@ -47,11 +68,21 @@ class SparkTaskRunner:
         return runner
 
     def _run(self, function: Callable[[Task], Result], task: Task) -> Result:
-        def partition(tasks: Iterator[Task]) -> Iterator[Result]:
-            return (function(one) for one in tasks)
+        def partition(tasks: Iterator[Task]) -> Iterator[Result | _Raised]:
+            return (_outcome(function, one) for one in tasks)
 
-        results: list[Result] = self._context.parallelize([task], 1).mapPartitions(partition).collect()
-        return results[0]
+        try:
+            results: list[Result | _Raised] = self._context.parallelize([task], 1).mapPartitions(partition).collect()
+        except (PySparkException, Py4JError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip() and "\tat " not in line]
+            raise TaskFailed(
+                f"a task of {function.__name__} failed: {' | '.join(lines[-_SHOWN_LINES:])}",
+                "the pump tries again by itself; if it fails every time, report this with the log",
+            ) from error
+        (result,) = results
+        if isinstance(result, _Raised):
+            raise result.error
+        return result
 
     def warm_up(self, workers: int) -> None:
         """Start the Python workers and load what tasks import, so that the first batch does not pay for it."""

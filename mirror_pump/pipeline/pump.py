@@ -12,7 +12,7 @@ import psycopg
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown
+from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown, TaskFailed
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.session import Abandoned, Goal, PumpSession, Totals
@@ -24,6 +24,8 @@ from sql import queries
 
 _SQL = queries("pump")
 
+_BROKEN_TASKS = 8
+"""Failed tasks without a commit in between after which it is not the machine: somebody has to look."""
 _FIRST_PAUSE = 0.2
 """Seconds before the first new try; doubles up to `reconnect_backoff_max`."""
 
@@ -85,7 +87,7 @@ class Pump:
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
     def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
-        pause = _FIRST_PAUSE
+        pause, broken_tasks = _FIRST_PAUSE, 0
         while not self._stop.is_set():
             commits = totals.commits
             try:
@@ -105,10 +107,15 @@ class Pump:
                 OutcomeUnknown,
                 CommitConflict,
                 LakeError,
+                TaskFailed,
                 psycopg.OperationalError,
                 psycopg.InterfaceError,
             ) as error:
-                pause = _FIRST_PAUSE if totals.commits > commits else pause
+                if totals.commits > commits:
+                    pause, broken_tasks = _FIRST_PAUSE, 0
+                broken_tasks += isinstance(error, TaskFailed)
+                if broken_tasks >= _BROKEN_TASKS:
+                    raise
                 self._observer(Step.RETRYING, error=str(error), pause=round(pause, 1))
                 self._stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
