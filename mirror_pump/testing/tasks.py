@@ -1,0 +1,78 @@
+"""Task runners without Spark, for tests that need many pumps: the same functions, in threads of this process."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from mirror_pump.engine.copying import copy_chunk
+from mirror_pump.engine.runner import TaskRunner
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class ThreadTaskRunner:
+    """Runs tasks in threads. Task and result go through pickle, as on their way to a Spark worker and back."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task")
+
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """As TaskRunner.submit."""
+        return self._pool.submit(_run, pickle.dumps((function, task)))
+
+    def close(self) -> None:
+        """Waits for what runs and ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class GatedCopies:
+    """A runner that keeps tasks of initial copies waiting until a test lets them go; all others pass."""
+
+    def __init__(self, runner: TaskRunner) -> None:
+        self._runner = runner
+        self._lock = threading.Lock()
+        self._open = True
+        self._waiting: deque[tuple[Future[Any], Any]] = deque()
+
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """As TaskRunner.submit."""
+        with self._lock:
+            if self._open or function is not copy_chunk:
+                return self._runner.submit(function, task)
+            future: Future[Result] = Future()
+            self._waiting.append((future, task))
+            return future
+
+    def hold(self) -> None:
+        """Keep copies waiting from now on."""
+        with self._lock:
+            self._open = False
+
+    def let_go(self, count: int | None = None) -> None:
+        """Start so many of the waiting tasks, oldest first; with None all of them, and those to come."""
+        with self._lock:
+            self._open = self._open or count is None
+            number = len(self._waiting) if count is None else min(count, len(self._waiting))
+            started = [self._waiting.popleft() for _ in range(number)]
+        for future, task in started:
+            self._runner.submit(copy_chunk, task).add_done_callback(lambda done, future=future: _pass_on(done, future))
+
+
+def _pass_on(done: Future[Any], future: Future[Any]) -> None:
+    error = done.exception()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
+
+
+def _run(pickled: bytes) -> Result:  # type: ignore[type-var]  # the pickle says what it holds
+    function, task = pickle.loads(pickled)  # noqa: S301 - made a moment ago by ourselves
+    result: Result = pickle.loads(pickle.dumps(function(task)))  # noqa: S301 - as above
+    return result

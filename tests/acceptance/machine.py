@@ -1,0 +1,307 @@
+"""The state machine of the property test: random transactions, batch cuts, restarts, faults, registrations.
+
+Every F that is published on the way is checked: each live table, as DuckDB reads it at that F, against what the model
+says it held at that F. The pump runs all the time in its own thread; the steps only push it around.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psycopg
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from mirror_pump.errors import CommitConflict, ConnectionLost
+from mirror_pump.model import format_lsn
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.mirror import Mirror, Row, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.acceptance.oracle import CommitLog, History
+from tests.acceptance.workload import SHAPES, Act, Ending, Operation, Writer, operations
+
+SIDE = "w.side"
+"""A table that a second session writes to, in transactions that stay open while others commit."""
+
+TABLES = (*(shape.name for shape in SHAPES), SIDE)
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "segment_bytes": st.sampled_from([1, 300, 4000, 1 << 20]),
+        "batch_bytes": st.sampled_from([1, 2000, 50_000, 1 << 24]),
+        "batch_age": st.sampled_from([0.0, 0.02, 0.2]),
+        "copy_chunk_bytes": st.sampled_from([8192, 24_000]),
+        "copy_workers": st.sampled_from([1, 3]),
+    }
+)
+
+FAULTS = (
+    Step.RECEIVED,
+    Step.WRITTEN,
+    Step.STAGED,
+    Step.PUBLISHED,
+    Step.ACKNOWLEDGED,
+    Step.COPY_PLANNED,
+    Step.CHUNKS_PUBLISHED,
+    Step.LIVE,
+)
+
+_SETTLE = 30.0
+"""Seconds in which the mirror has to catch up when nobody writes."""
+
+_LIVE = """
+SELECT t.schema_name || '.' || t.table_name, c.replicated_lsn, c.lake_props ->> 'metadata_location'
+  FROM modak.cutline c JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
+ WHERE m.state = 'live'
+"""
+
+
+class MirrorMachine(RuleBasedStateMachine):
+    """One example: a fresh database with a mirror, pushed around and checked. `server` is set by the test."""
+
+    server: ClassVar[EmbeddedPostgres]
+    published: ClassVar[int] = 0
+    """(F, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closing = contextlib.ExitStack()
+        name = f"prop_{os.urandom(4).hex()}"
+        self.server.create_database(name)
+        self._closing.callback(self.server.drop_database, name)
+        database = self._database = Database(self.server, name)
+        warehouse = self._closing.enter_context(tempfile.TemporaryDirectory())
+        with database.connect() as connection:
+            connection.execute("CREATE SCHEMA w")
+            connection.execute(f"CREATE TABLE {SIDE} (id int PRIMARY KEY, v text)")
+            for statement in (statement for shape in SHAPES for statement in shape.ddl):
+                connection.execute(statement.encode())
+        log = CommitLog(database, f"oracle_{os.urandom(4).hex()}")
+        runner = ThreadTaskRunner(3)
+        self._closing.callback(runner.close)
+        self._gate = GatedCopies(runner)
+        self._mirror = Mirror.create(database, Path(warehouse).as_uri(), self._gate, reconnect_backoff_max=0.3)
+        self._history = History(log, {})
+        self._connection = self._closing.enter_context(database.connect())
+        self._writer = Writer(self._connection, self._history)
+        self._side = self._closing.enter_context(database.connect())
+        self._side_open: tuple[int, dict[Row, Row]] | None = None
+        self._duckdb = self._closing.enter_context(duckdb_connection())
+        self._probe = self._closing.enter_context(database.connect())
+        self._lock = threading.Lock()
+        self._points: list[tuple[int, str, str]] = []
+        self._rows: dict[str, list[Row]] = {}
+        self._fault: tuple[Step, type[Exception]] | None = None
+        self._registered: set[str] = set()
+        self._pump: RunningPump
+        self._steps = Steps(self._on_step)
+        self._unsettled = 0
+
+    def _on_step(self, step: Step, details: dict[str, object]) -> None:
+        """In the pump's threads."""
+        if step is Step.PUBLISHED:
+            with self._lock:
+                for table, frontier, location in self._probe.execute(_LIVE):
+                    self._points.append((frontier, table, location))
+        fault = self._fault
+        if fault is not None and fault[0] is step:
+            self._fault = None
+            raise fault[1](f"planted at {step}")
+
+    @initialize(
+        work=st.lists(operations, max_size=8),
+        options=OPTIONS,
+        tables=st.sets(st.sampled_from(TABLES), min_size=2, max_size=4),
+        hold=st.booleans(),
+    )
+    def begin(self, work: list[Operation], options: dict[str, Any], tables: set[str], hold: bool) -> None:
+        fill = Operation(Act.FILL, 0, 0, 0, None, None, None)
+        self._writer.transaction([*work, *(replace(fill, table=place) for place in range(2))], Ending.COMMIT)
+        self._pump = self._mirror.with_options(**options).start(self._steps)
+        self.register(tables, hold)
+
+    @rule(work=st.lists(operations, min_size=1, max_size=8), ending=st.sampled_from([*[Ending.COMMIT] * 5, *Ending]))
+    def transact(self, work: list[Operation], ending: Ending) -> None:
+        self._alive()
+        self._unsettled += 1
+        self._writer.transaction(work, ending)
+
+    @rule(work=st.lists(st.lists(operations, min_size=1, max_size=4), min_size=2, max_size=12))
+    def transact_often(self, work: list[list[Operation]]) -> None:
+        self._unsettled += 1
+        for one in work:
+            self._writer.transaction(one, Ending.COMMIT)
+
+    @rule(work=st.lists(st.lists(operations, min_size=1, max_size=4), min_size=2, max_size=12))
+    def transact_published(self, work: list[list[Operation]]) -> None:
+        """Each transaction waits for a publish after the one before, so that many F are seen."""
+        for one in work:
+            publishes = self._steps.count(Step.PUBLISHED)
+            self._writer.transaction(one, Ending.COMMIT)
+            deadline = time.monotonic() + 0.3
+            while self._steps.count(Step.PUBLISHED) == publishes and time.monotonic() < deadline:
+                time.sleep(0.005)
+
+    @precondition(lambda self: self._side_open is None)
+    @rule(key=st.integers(0, 3))
+    def begin_side(self, key: int) -> None:
+        number = self._history.next_number()
+        contents = dict(self._history.tables.get(SIDE, {}))
+        self._side.execute("BEGIN")
+        CommitLog.mark(self._side, number)
+        if contents.pop((key,), None) is not None:
+            self._side.execute(f"DELETE FROM {SIDE} WHERE id = {key}".encode())
+        else:
+            self._side.execute(f"INSERT INTO {SIDE} VALUES ({key}, 'v{number}')".encode())
+            contents[(key,)] = (f"v{number}",)
+        self._side_open = (number, contents)
+
+    @precondition(lambda self: self._side_open is not None)
+    @rule(commit=st.booleans())
+    def end_side(self, commit: bool) -> None:
+        assert self._side_open is not None
+        number, contents = self._side_open
+        self._side_open = None
+        self._side.execute("COMMIT" if commit else "ROLLBACK")
+        if commit:
+            self._history.committed(number, {SIDE: contents})
+
+    @rule(tables=st.sets(st.sampled_from(TABLES), min_size=1, max_size=3), hold=st.booleans())
+    def register(self, tables: set[str], hold: bool) -> None:
+        self._alive()
+        chosen = [table for table in sorted(tables - self._registered) if table != SIDE or self._side_open is None]
+        if hold:
+            self._gate.hold()
+        self._mirror.register(*chosen)
+        self._registered |= set(chosen)
+
+    @precondition(lambda self: self._registered)
+    @rule(pick=st.integers(0, 9), again=st.booleans(), drop_lake=st.booleans())
+    def unregister(self, pick: int, again: bool, drop_lake: bool) -> None:
+        table = sorted(self._registered)[pick % len(self._registered)]
+        if table == SIDE and self._side_open is not None:
+            return
+        if drop_lake:
+            self._check()
+        location = self._mirror.location(table)
+        self._mirror.unregister(table, drop_lake)
+        if drop_lake:
+            gone = location.rpartition("/metadata/")[0]
+            with self._lock:
+                self._points = [point for point in self._points if not point[2].startswith(gone)]
+        self._registered.discard(table)
+        if again:
+            self._mirror.register(table)
+            self._registered.add(table)
+
+    @rule(options=OPTIONS)
+    def restart(self, options: dict[str, Any]) -> None:
+        self._pump.stop()
+        self._pump = self._mirror.with_options(**options).start(self._steps)
+
+    @rule(step=st.sampled_from(FAULTS), error=st.sampled_from([ConnectionLost, CommitConflict]))
+    def plant(self, step: Step, error: type[Exception]) -> None:
+        self._fault = (step, error)
+
+    @rule(kind=st.sampled_from(["walsender", "client backend"]))
+    def terminate(self, kind: str) -> None:
+        """Ends the pump's connections of one kind."""
+        with self._database.connect() as connection:
+            ours = [one.info.backend_pid for one in (connection, self._connection, self._side, self._probe)]
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND backend_type = %s AND NOT pid = ANY (%s)",
+                (kind, ours),
+            )
+
+    @rule(count=st.integers(1, 3))
+    def copy_on(self, count: int) -> None:
+        self._gate.let_go(count)
+
+    @rule(pick=st.integers(0, len(SHAPES) - 1), full=st.booleans())
+    def vacuum(self, pick: int, full: bool) -> None:
+        self._connection.execute(f"VACUUM {'FULL' if full else ''} {SHAPES[pick].name}".encode())
+
+    @precondition(lambda self: self._unsettled > 3)
+    @rule()
+    def settle(self) -> None:
+        """Let everything through, wait, and compare what is published by then."""
+        self._gate.let_go()
+        self._unsettled = 0
+        try:
+            await_true(self._settled, _SETTLE, "the mirror has caught up")
+            self._mirror.await_frontier(seconds=_SETTLE)
+        except BaseException as error:
+            self._alive()
+            raise AssertionError(self._report()) from error
+        self._check()
+
+    def teardown(self) -> None:
+        with self._closing:
+            try:
+                if self._side_open is not None:
+                    self.end_side(commit=True)
+                self.settle()
+                for table in sorted(self._registered):
+                    expected = normalised([(*key, *row) for key, row in self._history.tables.get(table, {}).items()])
+                    assert_same(self._mirror.heap(table), expected, f"the model of {table} against the heap")
+                    self._mirror.assert_equal(table)
+                self._mirror.assert_sound()
+            finally:
+                self._fault = None
+                self._pump.pump.request_stop()
+                self._pump.thread.join(20)
+
+    def _report(self) -> str:
+        """Where a mirror that does not get on stands: it may not do so again when the example is repeated."""
+        states = {table: (self._mirror.state(table), self._mirror.error(table)) for table in self._registered}
+        catalog = self._database.rows(
+            "SELECT m.table_id, m.start_lsn, m.generation, m.live_after_lsn, p.chunks_done, s.applied_lsn,"
+            " count(c.*) FILTER (WHERE c.done_at IS NULL)"
+            " FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)"
+            " LEFT JOIN modak.copy_progress p USING (table_id) LEFT JOIN modak.copy_chunks c USING (table_id)"
+            " GROUP BY 1, 2, 3, 4, 5, 6"
+        )
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = [
+            f"{names.get(number)}: {''.join(traceback.format_stack(frame)[-4:])}"
+            for number, frame in sys._current_frames().items()
+        ]
+        steps = "\n".join(map(str, self._steps.seen[-30:]))
+        return f"tables {states}\ncatalog {catalog}\nlast steps\n{steps}\nthreads\n" + "\n".join(stacks)
+
+    def _settled(self) -> bool:
+        self._alive()
+        states = {table: self._mirror.state(table) for table in self._registered}
+        failed = {table: self._mirror.error(table) for table, state in states.items() if state == "failed"}
+        assert not failed, failed
+        return all(state == "live" for state in states.values())
+
+    def _alive(self) -> None:
+        if self._pump.error is not None:
+            said = "".join(traceback.format_exception(self._pump.error))
+            raise AssertionError(f"the pump ended: {said}\n{self._report()}") from self._pump.error
+
+    def _check(self) -> None:
+        """Compare every point that was published since the last check."""
+        with self._lock:
+            points, self._points = self._points, []
+        for frontier, table, location in points:
+            if location not in self._rows:
+                self._rows[location] = lake_rows(location, self._duckdb)
+            contents = self._history.at(frontier, table)
+            expected = normalised([(*key, *row) for key, row in contents.items()])
+            assert_same(expected, self._rows[location], f"{table} at F = {format_lsn(frontier)} (heap: by the model)")
+            MirrorMachine.published += 1

@@ -1,0 +1,155 @@
+"""kill -9 at every step: the next pump goes on where F stands; nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mirror_pump.config import Settings
+from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_true, normalised
+from mirror_pump.testing.program import Program
+from mirror_pump.testing.lake import lake_session, read_spark
+from mirror_pump.testing.tasks import ThreadTaskRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+
+STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED)
+COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)
+
+
+def die(mirror: Mirror, step: Step, nth: int, runner: str = "threads", **options: object) -> None:
+    """A pump in a process of its own that is killed at that step. Fails if it gets to its end."""
+    settings = mirror.settings
+    given = {"batch_age": 0, "storage_fsync": "false", **options}
+    command = [
+        sys.executable, "-m", "tests.acceptance.run_and_die", settings.dsn, settings.require_warehouse(), settings.slot,
+        step.value, str(nth), runner, *(f"{name}={value}" for name, value in given.items()),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, f"not killed at {step} ({done.returncode}): {done.stderr[-2000:]}"
+
+
+def write(database: Database, first: int) -> None:
+    """Transactions that touch two tables, each in every way, so that one applied twice or not at all shows."""
+    for number in range(first, first + 4):
+        base = number * 100
+        with database.connect(autocommit=False) as connection:
+            run = connection.execute
+            run("INSERT INTO a SELECT g, 0, 'new' FROM generate_series(%s::int, %s::int) g", (base, base + 60))
+            run("UPDATE a SET n = n + 1 WHERE id %% 3 = %s", (number % 3,))
+            run("UPDATE a SET id = id + 50000 WHERE id BETWEEN %s AND %s", (base + 10, base + 14))
+            run("DELETE FROM a WHERE id BETWEEN %s AND %s", (base + 20, base + 25))
+            run("INSERT INTO b SELECT id, n, v FROM a WHERE id % 7 = 0 ON CONFLICT (id) DO UPDATE SET n = b.n + 1")
+            if number % 4 == 3:
+                run("DELETE FROM b WHERE n % 2 = 0")
+            connection.commit()
+
+
+def done_chunks(database: Database) -> int:
+    """Chunks of copies under way that are published."""
+    return int(database.rows("SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL")[0][0])
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Mirror:
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, n int, v text)",
+        "CREATE TABLE b (id int PRIMARY KEY, n int, v text)",
+        "INSERT INTO a SELECT -g, 0, repeat('v', 200) FROM generate_series(1, 1000) g",
+    )
+    return Mirror.create(database, warehouse, ThreadTaskRunner())
+
+
+@pytest.mark.parametrize("runner", ["threads", pytest.param("spark", marks=pytest.mark.slow)])
+def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkSession, runner: str) -> None:
+    mirror.register("a", "b")
+    mirror.catch_up()
+    frontiers = [mirror.frontier()]
+    number = 0
+    # Real Spark for the steps around the publish; its tasks may still be writing when their driver is gone.
+    steps = STREAM_STEPS if runner == "threads" else (Step.RECEIVED, Step.PUBLISHED)
+    for step in steps:
+        for nth in (1, 3) if runner == "threads" else (2,):
+            write(mirror.database, number := number + 10)
+            options = {"batch_bytes": 1, "segment_bytes": 3000} if step is not Step.STREAMING else {}
+            die(mirror, step, 1 if step is Step.STREAMING else nth, runner, **options)
+            frontiers.append(mirror.frontier())
+            mirror.assert_sound()
+    survivor = Mirror(mirror.database, mirror.settings, SparkTaskRunner(spark, 2))
+    assert survivor.catch_up().frontier >= frontiers[-1]
+    assert frontiers == sorted(frontiers)
+    assert frontiers[-1] > frontiers[0]
+    mirror.assert_equal("public.a", "public.b")
+    mirror.assert_sound()
+    session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
+    for table in ("public.a", "public.b"):
+        assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
+
+
+def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
+    """While rows change: each kill leaves chunks published, copied for nothing, or not begun."""
+    mirror.register("a", "b")
+    for number, step in enumerate(COPY_STEPS):
+        write(mirror.database, number * 10 + 10)
+        die(mirror, step, 1 if step is Step.COPY_PLANNED else 2, copy_chunk_bytes=16384, copy_workers=2)
+        mirror.assert_sound()
+    steps = Steps()
+    (planned, done), = mirror.database.rows(
+        "SELECT count(*), count(done_at) FROM modak.copy_chunks WHERE table_id = 'a'::regclass::oid"
+    )
+    assert 0 < done < planned
+    write(mirror.database, 100)
+    mirror.with_options(copy_chunk_bytes=16384).catch_up(steps)
+    assert "public.a" not in steps.details(Step.COPY_PLANNED, "table"), "what was planned is not planned again"
+    read = steps.details(Step.CHUNK_COPIED, "table").count("public.a")
+    assert read == planned - done, "finished chunks are not read again"
+    assert mirror.state("public.a") == mirror.state("public.b") == "live"
+    mirror.assert_equal("public.a", "public.b")
+    mirror.assert_sound()
+
+
+def test_register_killed_as_a_process_goes_on_where_it_was(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, repeat('v', 500) FROM generate_series(1, 40000) g",
+    )
+    program = Program(database.dsn, tmp_path)
+    slot = f"s_{os.urandom(4).hex()}"
+    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--publication", slot)
+    audit(database)
+    chunks = ("--copy-chunk-bytes", "64kB", "--copy-workers", "2")
+    process = program.start("register", "t", *chunks, log="first.log")
+    try:
+        await_true(lambda: done_chunks(database) >= 5, 90, "five chunks are published")
+    finally:
+        program.kill(process)
+    done = done_chunks(database)
+    planned = database.rows("SELECT count(*) FROM modak.copy_chunks")[0][0]
+    assert 5 <= done < planned
+    database.execute("UPDATE t SET v = 'changed' WHERE id % 5 = 0", "DELETE FROM t WHERE id % 7 = 0")
+
+    assert "public.t: live" in program.run("register", "t", *chunks)
+
+    times = database.rows(
+        "SELECT published, count(*) FROM (SELECT count(*) AS published FROM audit.chunks GROUP BY chunk_no) c GROUP BY 1"
+    )
+    assert times == [(1, planned)], "each chunk was published once, by one run or by the other"
+    files = list((tmp_path / "lake").glob("public/t-*/data/*.parquet"))
+    assert len(files) < planned + 20, "finished chunks were not read again"
+    settings = Settings(dsn=database.dsn, slot=slot)
+    mirror = Mirror(database, settings, ThreadTaskRunner())
+    program.run("run", "--once")
+    mirror.assert_equal("public.t")
+    mirror.assert_sound()
