@@ -106,7 +106,8 @@ class _Versions:
     def add(self, order: int, rows: pa.Table) -> None:
         for position, key in enumerate(_keys(rows, self._key), start=self._rows):
             self._by_key.setdefault(key, []).append((order, position))
-        self._tables.append(rows.select(self._names))
+        # Sources differ in what they declare NOT NULL; only the values count here.
+        self._tables.append(pa.table([rows.column(name) for name in self._names], names=self._names))
         self._rows += rows.num_rows
 
     def newest(self, key: Key, before: int) -> int | None:
