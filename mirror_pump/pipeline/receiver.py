@@ -226,10 +226,12 @@ class Receiver:
             storage=self._storage,
             header=HEADER,
         )
+        # A future keeps its callbacks, and lives until the batch ends: this one must not keep the segment's messages.
+        size = segment.size
         with self._lock:
-            self._in_flight += segment.size
+            self._in_flight += size
         future = self._runner.submit(apply_segment, task)
-        future.add_done_callback(lambda _: self._landed(segment.size))
+        future.add_done_callback(lambda _: self._landed(size))
         self._segments.append(SegmentInFlight(future, segment.tables))
 
     def _landed(self, size: int) -> None:
