@@ -39,6 +39,7 @@ from sql import queries
 
 _SQL = queries("copy")
 _PUMP_SQL = queries("pump")
+_PUBLISH_SQL = queries("publish")
 
 _LOCK_PATIENCE = 120.0
 """Seconds in all that a table's lock is asked for, in tries of `lock_timeout`."""
@@ -125,6 +126,8 @@ def unregister(settings: Settings, name: str, drop_lake: bool) -> str:
             with source_errors(f"unregistering {table.name}"), connection.transaction():
                 _limit_lock(connection, settings)
                 remove_from_publication(connection, settings.publication, table.name)
+                # Publishes and plans of copies hold this row too, so that none of them loses the table halfway.
+                connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
                 delete_table(connection, table.table_id)
                 if drop_lake:
                     delete_pointer(connection, table.name.schema, table.lake_table)
