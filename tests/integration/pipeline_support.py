@@ -1,0 +1,110 @@
+"""Fixtures and helpers of the pipeline's tests: a task runner on the run's Spark, and a session that keeps writing."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
+from mirror_pump.testing.database import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PAUSE = 0.02
+"""Seconds between two transactions: writers are there to be in the way, not to be the load."""
+
+
+@pytest.fixture
+def runner(spark: SparkSession) -> TaskRunner:
+    """Tasks go to the run's Spark, which outlives every pump."""
+    return SparkTaskRunner(spark, 4)
+
+
+@contextmanager
+def writing(
+    database: Database, write: Callable[[psycopg.Connection[Any], random.Random], None], seed: int
+) -> Iterator[Callable[[], int]]:
+    """Calls `write` again and again, each time in a transaction of its own, in a thread, for the time of the block.
+
+    Yields a function that tells how often it did. An error of `write` is raised at the end of the block.
+    """
+    stop = threading.Event()
+    count = 0
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        nonlocal count
+        chance = random.Random(seed)
+        try:
+            with database.connect(autocommit=False) as connection:
+                while not stop.is_set():
+                    try:
+                        write(connection, chance)
+                        connection.commit()
+                        count += 1
+                    except psycopg.errors.UniqueViolation:
+                        # A random key was taken: an application's transaction that fails is part of the load.
+                        connection.rollback()
+                    stop.wait(_PAUSE)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="writer", daemon=True)
+    thread.start()
+
+    def written() -> int:
+        assert thread.is_alive(), f"the writer ended: {failure}"
+        return count
+
+    try:
+        yield written
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive(), "the writer hangs"
+    if failure:
+        raise failure[0]
+
+
+def change_rows(table: str, rows: int) -> Callable[[psycopg.Connection[Any], random.Random], None]:
+    """A writer over a table (id bigint, n int, v text, big text): every kind of change, of random rows below `rows`."""
+
+    def write(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        def run(query: str) -> None:
+            connection.execute(query.encode())
+
+        first = chance.randrange(rows)
+        last = first + chance.randrange(30)
+        match chance.randrange(7):
+            case 0:
+                run(f"UPDATE {table} SET n = n + 1 WHERE id BETWEEN {first} AND {last}")
+            case 1:
+                run(f"DELETE FROM {table} WHERE id BETWEEN {first} AND {last}")
+            case 2:
+                run(
+                    f"INSERT INTO {table} SELECT g, 0, 'again', NULL FROM generate_series({first}, {last}) g"
+                    " ON CONFLICT (id) DO UPDATE SET v = 'upserted'"
+                )
+            case 3:
+                # Keys move out of the way and others, or the same, move in.
+                run(f"UPDATE {table} SET id = id + 10000000 WHERE id BETWEEN {first} AND {last}")
+                run(f"UPDATE {table} SET id = id - 10000000, n = n + 1 WHERE id BETWEEN {first + 10000000} AND 10000000 + {first + 9}")
+            case 4:
+                run(f"UPDATE {table} SET id = -id, v = 'moved' WHERE id BETWEEN {first} AND {first + 3} AND id > 0"
+                    f" AND NOT EXISTS (SELECT FROM {table} o WHERE o.id = -{table}.id)")
+            case 5:
+                run(f"UPDATE {table} SET big = repeat(md5('{chance.random()}'), 120) WHERE id BETWEEN {first} AND {first + 5}")
+            case 6:
+                run("SAVEPOINT s")
+                run(f"DELETE FROM {table} WHERE id BETWEEN {first} AND {first + 300}")
+                run("ROLLBACK TO SAVEPOINT s")
+                run(f"UPDATE {table} SET n = -n WHERE big IS NOT NULL AND id BETWEEN {first} AND {first + 500}")
+
+    return write

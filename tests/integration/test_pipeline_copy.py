@@ -1,0 +1,62 @@
+"""Initial copies of a busy table, beside a running pump."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from tests.integration.pipeline_support import change_rows, runner, writing
+
+__all__ = ["runner"]
+
+ROWS = 80_000
+
+
+@pytest.fixture
+def busy(database: Database) -> Database:
+    """A table of 80,000 rows, every hundredth with a value that is stored out of line, and a small one."""
+    database.execute(
+        "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
+        "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g, g % 1000, repeat('v', 40), CASE WHEN g % 100 = 0 THEN repeat(md5(g::text), 100) END"
+        " FROM generate_series(1, 80000) g",
+        "CREATE TABLE u (id bigint PRIMARY KEY, n int, v text, big text)",
+        "INSERT INTO u SELECT g, 0, 'u', NULL FROM generate_series(1, 100) g",
+    )
+    return database
+
+
+@pytest.mark.parametrize("event", ["", "TRUNCATE t", "VACUUM FULL t"])
+def test_a_table_is_copied_while_it_changes(busy: Database, warehouse: str, runner: TaskRunner, event: str) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"writer's seed: {seed}")
+    mirror = Mirror.create(busy, warehouse, runner, batch_age=0.3, copy_chunk_bytes=1 << 19, copy_workers=2)
+    steps = Steps()
+    with mirror.pumping(steps), writing(busy, change_rows("t", ROWS), seed) as written:
+        mirror.register("u")
+        mirror.await_live("public.u")
+        before = written()
+        mirror.register("t")
+        await_true(lambda: steps.count(Step.CHUNK_COPIED) >= 5, 60, "five chunks are copied")
+        assert mirror.state("public.t") == "copying"
+        if event:
+            with busy.connect() as connection:
+                connection.execute(event.encode())
+        copied_frontier = mirror.frontier()
+        busy.execute("UPDATE u SET n = n + 1")
+        mirror.await_frontier(copied_frontier + 1)
+        mirror.await_live("public.t", seconds=120)
+        after = written()
+        assert after > before + 10, "rows changed during the copy"
+        await_true(lambda: written() > after + 20, 60, "changes go on in the live table")
+    with mirror.pumping():
+        mirror.await_frontier()
+    mirror.assert_equal("public.t", "public.u")
+    mirror.assert_sound()
+    planned = steps.details(Step.COPY_PLANNED, "table").count("public.t")
+    assert planned >= 2 if event else planned == 1, "the copy starts again exactly if the heap was rewritten"
