@@ -89,7 +89,7 @@ def test_names_schemas_keys_and_columns_of_all_sorts(
         )
         mirror.await_frontier()
         mirror.assert_equal(*plain)
-        heap = database.rows(f'SELECT "Key One", "k%2", "select", "a""b" FROM {quoted} ORDER BY 2')  # type: ignore[arg-type]
+        heap = database.rows(f'SELECT "Key One", "k%2", "select", "a""b" FROM {quoted} ORDER BY 2')
         assert sorted(mirror.lake(odd), key=lambda row: row[1]) == heap
         assert sorted(mirror.lake("public.changed"), key=lambda row: row[1]) == database.rows(
             "SELECT a, id, v FROM changed ORDER BY id"

@@ -44,11 +44,10 @@ def test_a_batch_cannot_close_inside_a_transaction_but_its_segments_leave_it() -
     fed = Fed(table, segment=200, batch=300)
     messages = [pg.begin(92), pg.relation(table), *(pg.insert(7, str(i), "x" * 50) for i in range(20))]
     assert fed.feed(*messages) == len(messages)
-    assert fed.assembler.in_transaction
-    assert not fed.assembler.full
+    assert (fed.assembler.in_transaction, fed.assembler.full) == (True, False)
     assert len(fed.segments) > 3, "a large transaction leaves in pieces before it ends"
     fed.feed(pg.commit(100))
-    assert fed.assembler.full
+    assert (fed.assembler.in_transaction, fed.assembler.full) == (False, True)
     assert fed.assembler.close().changes == 20
 
 
