@@ -12,8 +12,8 @@ from tests.benchmarks.scene import Mirror
 
 ROWS = 100_000
 COMMITS = 1_000
-_WARM_UP = 20
-"""Commits before those that count."""
+_WARM_UP = 100
+"""Commits before those that count: the JVM compiles its code meanwhile."""
 _WINDOW = 100
 _POLL = 0.002
 _LONGEST = 30.0
@@ -26,17 +26,18 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     """The table must be live. The next transaction is written once F has passed the last one."""
     count = options.scaled(COMMITS, 40)
     window = min(_WINDOW, count // 4)
+    warm_up = options.scaled(_WARM_UP, 20)
     settings = {**options.settings, "batch_age": 0}
     with MeasuredProcess(mirror, "commits", "run", settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
-        _write(mirror, process, _WARM_UP + count)
+        _write(mirror, process, warm_up + count)
         steps = process.steps()
         peak = process.sampler.peak()
         process.stop()
     commits, batches = _durations(steps)
-    if len(commits) < _WARM_UP + count:
-        raise BenchmarkFailed(f"{len(commits)} commits for {_WARM_UP + count} transactions")
-    commits, batches = commits[_WARM_UP:], batches[_WARM_UP:]
+    if len(commits) < warm_up + count:
+        raise BenchmarkFailed(f"{len(commits)} commits for {warm_up + count} transactions")
+    commits, batches = commits[warm_up:], batches[warm_up:]
     first, last = statistics.median(commits[:window]), statistics.median(commits[-window:])
     batch_first, batch_last = statistics.median(batches[:window]), statistics.median(batches[-window:])
     figures: dict[str, float | int | str | bool] = {
