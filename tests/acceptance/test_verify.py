@@ -1,0 +1,143 @@
+"""verify: no false alarm while writes go on, and no single changed byte that it misses."""
+
+from __future__ import annotations
+
+import random
+import urllib.parse
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.program import Program
+from tests.integration.pipeline_support import change_rows, runner, writing
+
+__all__ = ["runner"]
+
+RUNS = 2
+"""Verifications beside a writer; `make soak` does hundreds."""
+
+
+def make_table(database: Database, name: str, rows: int) -> None:
+    with database.connect() as connection:
+        connection.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, n int, v text, big text)".encode())
+        connection.execute(f"ALTER TABLE {name} ALTER COLUMN big SET STORAGE EXTERNAL".encode())
+        connection.execute(
+            f"INSERT INTO {name} SELECT g, g, 'value ' || g, CASE WHEN g % 50 = 0 THEN repeat(md5(g::text), 100) END"
+            f" FROM generate_series(1, {rows}) g".encode()
+        )
+
+
+@pytest.mark.slow
+def test_no_false_alarm_while_writes_go_on(
+    database: Database, warehouse: str, runner: TaskRunner, tmp_path: Path
+) -> None:
+    make_table(database, "t", 5000)
+    make_table(database, "u", 100)
+    mirror = Mirror.create(database, warehouse, runner, batch_age=0.2)
+    program = Program(database.dsn, tmp_path)
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"writer's seed: {seed}")
+    with mirror.pumping():
+        mirror.register("t", "u")
+        mirror.await_live("public.t", "public.u")
+        with writing(database, change_rows("t", 5000), seed) as written, writing(database, change_rows("u", 80), seed):
+            for _ in range(RUNS):
+                before = written()
+                report = orjson.loads(program.run("verify", "--json"))
+                assert written() > before + 10, "rows changed while they were compared"
+                assert [table["equal"] for table in report["tables"]] == [True, True], report
+                assert all(table["heap_rows"] == table["lake_rows"] > 0 for table in report["tables"])
+                assert all(table["differences"] == [] for table in report["tables"])
+    # Nothing is left of it: no slot that holds WAL back, no pin that holds snapshots back, no files.
+    assert database.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [
+        (mirror.settings.slot,)
+    ]
+    assert database.rows("SELECT * FROM modak.read_pins") == []
+    assert not list(tmp_path.glob("warehouse/.verify*"))
+
+
+def write_in_place(rows: pa.Table, path: Path) -> None:
+    """A file of exactly the former size, which the manifest knows: smaller by better compression, then padded."""
+    size = path.stat().st_size
+    padding = 0
+    for _ in range(10):
+        with pq.ParquetWriter(
+            path, rows.schema, compression="zstd", compression_level=19, write_statistics=False, store_schema=False
+        ) as writer:
+            writer.write_table(rows)
+            writer.add_key_value_metadata({"padding": "x" * padding})
+        if path.stat().st_size == size:
+            return
+        padding += size - path.stat().st_size
+        assert padding >= 0, "the corrupted file is larger than what it replaces"
+    raise AssertionError("the corrupted file does not get the size of what it replaces")
+
+
+def rewrite(mirror: Mirror, table: str, key: int, change: str) -> None:
+    """Plants a corruption: rewrites the data file that holds row `key`, in place, with only that row changed."""
+    name = table.removeprefix("public.")
+    root = Path(urllib.parse.urlparse(mirror.settings.require_warehouse()).path)
+    for path in root.glob(f"public/{name}-*/data/*.parquet"):
+        rows = pq.read_table(path)
+        if "v" not in rows.column_names:
+            continue
+        here = pc.equal(rows["id"], key)
+        if not pc.any(here).as_py():
+            continue
+        match change:
+            case "byte":
+                values = pc.if_else(here, pc.replace_substring(rows["v"], "value", "valuE"), rows["v"])
+                assert pc.sum(pc.not_equal(values, rows["v"])).as_py() == 1
+                rows = rows.set_column(rows.column_names.index("v"), rows.schema.field("v"), values)
+            case "missing":
+                rows = rows.filter(pc.invert(here))
+            case "extra":
+                extra = rows.filter(here).set_column(0, rows.schema.field("id"), pa.array([-1], pa.int64()))
+                rows = pa.concat_tables([rows, extra])
+            case "twice":
+                rows = pa.concat_tables([rows, rows.filter(here)])
+        write_in_place(rows, path)
+        return
+    raise AssertionError(f"no data file of {table} holds row {key}")
+
+
+@pytest.mark.slow
+def test_a_single_changed_byte_is_found(
+    database: Database, warehouse: str, runner: TaskRunner, tmp_path: Path
+) -> None:
+    tables = ("public.byte", "public.extra", "public.good", "public.missing", "public.twice")
+    for table in tables:
+        make_table(database, table, 1000)
+    mirror = Mirror.create(database, warehouse, runner)
+    with mirror.pumping():
+        mirror.register(*tables)
+        mirror.await_live(*tables)
+        for table in tables:
+            with database.connect() as connection:
+                connection.execute(f"UPDATE {table} SET n = -1 WHERE id % 10 = 0".encode())
+        mirror.await_frontier()
+        for table, key in (("public.byte", 777), ("public.extra", 12), ("public.missing", 501), ("public.twice", 3)):
+            rewrite(mirror, table, key, table.removeprefix("public."))
+        program = Program(database.dsn, tmp_path)
+        report = orjson.loads(program.run("verify", "--json", code=1))
+    found = {table["table"]: table for table in report["tables"]}
+    assert set(found) == set(tables)
+    assert {table: found[table]["equal"] for table in tables} == {table: table == "public.good" for table in tables}
+    assert found["public.good"]["differences"] == []
+    (byte,) = found["public.byte"]["differences"]
+    assert byte["key"] == {"id": "777"}
+    assert byte["columns"] == {"v": {"heap": "value 777", "lake": "valuE 777"}}
+    (missing,) = found["public.missing"]["differences"]
+    assert (missing["key"], missing["kind"]) == ({"id": "501"}, "missing")
+    (extra,) = found["public.extra"]["differences"]
+    assert (extra["key"], extra["kind"]) == ({"id": "-1"}, "extra")
+    assert found["public.missing"]["lake_rows"] == 999
+    assert found["public.twice"]["lake_rows"] == 1001
+    assert found["public.twice"]["differences"]
