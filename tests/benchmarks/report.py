@@ -29,7 +29,8 @@ def machine() -> dict[str, str | float | int]:
         "machine.cpu": cpu[0] if cpu else platform.processor(),
         "machine.cores": os.cpu_count() or 0,
         "machine.memory_mb": round(int(memory[0]) * 1024 / 1e6) if memory else 0,
-        "machine.system": f"{platform.system()} {platform.release()}",
+        # The version alone: what comes after it names somebody's build.
+        "machine.system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "machine.load_average_before": round(os.getloadavg()[0], 2),
         "version.python": platform.python_version(),
         **{f"version.{package}": version(package) for package in _PACKAGES},
