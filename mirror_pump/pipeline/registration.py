@@ -33,7 +33,7 @@ from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
-from mirror_pump.source.slot import add_to_publication, remove_from_publication
+from mirror_pump.source.slot import add_to_publication, published_tables, remove_from_publication
 from mirror_pump.source.tables import delete_table, insert_table, load_table
 from sql import queries
 
@@ -125,7 +125,10 @@ def unregister(settings: Settings, name: str, drop_lake: bool) -> str:
         def take_out() -> None:
             with source_errors(f"unregistering {table.name}"), connection.transaction():
                 _limit_lock(connection, settings)
-                remove_from_publication(connection, settings.publication, table.name)
+                # By its present name: it may have been renamed since, and its former name be another table's.
+                present = published_tables(connection, settings.publication).get(table.table_id)
+                if present is not None:
+                    remove_from_publication(connection, settings.publication, present)
                 # Publishes and plans of copies hold this row too, so that none of them loses the table halfway.
                 connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
                 delete_table(connection, table.table_id)
@@ -149,6 +152,11 @@ def _register_one(connection: PgConnection, settings: Settings, name: str) -> Ta
                 "`mirror-pump status` says why; mend that, then unregister and register the table.",
             )
         return table_id
+    if _named(connection, str(table_name)) is not None:
+        raise TableError(
+            f"another table was registered as {table_name}, and has been dropped or renamed since",
+            f"Unregister it first: mirror-pump unregister {table_name.quoted}",
+        )
     description = describe(connection, table_id)
     refuse(description)
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
@@ -258,19 +266,33 @@ class _LockBusy(Exception):
 
 
 def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
+    """The registration that `name` means: of the relation of that name, else of one that had it and was dropped."""
+    unknown: MirrorPumpError = TableError(f"{name} is not registered", "`mirror-pump status` lists the tables that are.")
+    written = name
     try:
-        _, table_id = resolve_name(connection, name)
-    except MirrorPumpError:
-        row = connection.execute(
-            "SELECT table_id FROM modak.tables WHERE %s IN (table_name, schema_name || '.' || table_name)", (name,)
-        ).fetchone()
-        if row is None:
-            raise
-        table_id = TableId(row[0])
-    table = load_table(connection, table_id)
+        table_name, table_id = resolve_name(connection, name)
+    except MirrorPumpError as error:
+        unknown = error
+    else:
+        table = load_table(connection, table_id)
+        if table is not None:
+            return table
+        written = str(table_name)
+    table = _named(connection, written)
     if table is None:
-        raise TableError(f"{name} is not registered", "`mirror-pump status` lists the tables that are.")
+        raise unknown
     return table
+
+
+def _named(connection: PgConnection, name: str) -> MirroredTable | None:
+    """The table that was registered under this name, with or without its schema, whatever it is called now."""
+    with source_errors("looking for a registered table"):
+        row = connection.execute(
+            "SELECT table_id FROM modak.tables WHERE schema_name || '.' || table_name = %(name)s"
+            " OR table_name = %(name)s ORDER BY table_name = %(name)s LIMIT 1",
+            {"name": name},
+        ).fetchone()
+    return None if row is None else load_table(connection, TableId(row[0]))
 
 
 def _follow(
