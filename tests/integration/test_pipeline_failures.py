@@ -1,0 +1,254 @@
+"""One table's trouble sets that table aside; connections that break are made anew."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.errors import SourceError, TableError
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
+from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.integration.pipeline_support import change_rows, runner, writing
+
+__all__ = ["runner"]
+
+
+@pytest.fixture
+def two(database: Database, warehouse: str) -> Mirror:
+    """Two tables, mirrored by pumps without Spark."""
+    database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, v text, m numeric(10, 2), d date)",
+        "CREATE TABLE b (id int PRIMARY KEY, v text)",
+        "INSERT INTO a SELECT g, g, g, '2026-01-01' FROM generate_series(1, 100) g",
+        "INSERT INTO b SELECT g, g FROM generate_series(1, 100) g",
+    )
+    return Mirror.create(database, warehouse, ThreadTaskRunner())
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("ALTER TABLE a ADD COLUMN extra int DEFAULT 7", "extra is new"),
+        ("ALTER TABLE a DROP COLUMN v", "v is gone"),
+        ("ALTER TABLE a ALTER COLUMN v TYPE varchar(100)", "v has another type"),
+        ("ALTER TABLE a RENAME COLUMN v TO w", "v is gone"),
+        ("UPDATE a SET m = 'NaN' WHERE id = 5", "m"),
+        ("UPDATE a SET d = 'infinity' WHERE id = 5", "d"),
+    ],
+)
+def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, said: str) -> None:
+    database = two.database
+    with two.pumping() as pump:
+        two.register("a", "b")
+        two.await_live("public.a", "public.b")
+        before = two.heap("a")
+        two.await_frontier()
+        with database.connect() as connection:
+            connection.execute(trouble.encode())
+            # A change of columns is noticed with the first change of a row.
+            connection.execute("UPDATE a SET id = id + 1000 WHERE id > 50")
+        database.execute("UPDATE b SET v = v || '!'")
+        two.await_frontier()
+        assert two.state("public.a") == "failed"
+        assert said in two.error("public.a")
+        assert two.state("public.b") == "live"
+        two.assert_equal("public.b")
+        assert lake_rows(two.location("public.a")) == before, "readable as of its last F"
+        assert [name for name in pump.steps.details(Step.TABLE_FAILED, "table")] == ["public.a"]
+        with pytest.raises(TableError) as refused:
+            two.register("a")
+        assert "unregister" in refused.value.remedy
+        # It stays aside, also over a restart, and the others go on.
+        database.execute("UPDATE a SET id = -id WHERE id % 2 = 0", "DELETE FROM b WHERE id % 2 = 0")
+        two.await_frontier()
+    with two.pumping():
+        database.execute("INSERT INTO a (id) VALUES (7777)", "INSERT INTO b VALUES (7777)")
+        two.await_frontier()
+        two.assert_equal("public.b")
+        assert two.state("public.a") == "failed"
+        # Repaired: the values that cannot be held are gone, the columns are what they are now.
+        database.execute(
+            "UPDATE a SET m = 0 WHERE m = 'NaN'", "UPDATE a SET d = NULL WHERE d = 'infinity'"
+        )
+        two.unregister("public.a")
+        two.register("a")
+        two.await_live("public.a")
+        database.execute("UPDATE a SET m = 1 WHERE id > 20", "UPDATE b SET v = NULL WHERE id > 60")
+        two.await_frontier()
+        two.assert_equal("public.a", "public.b")
+    two.assert_sound()
+
+
+def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
+    two.database.execute("UPDATE a SET m = 'NaN' WHERE id = 50")
+    with two.pumping():
+        two.register("a", "b")
+        two.await_live("public.b")
+        await_true(lambda: two.state("public.a") == "failed", 30, "a is set aside")
+        assert "m" in two.error("public.a")
+        assert "NaN" in two.error("public.a")
+        two.database.execute("UPDATE a SET m = 5 WHERE id = 50", "UPDATE b SET v = 'b'")
+        two.unregister("a", drop_lake=True)
+        two.register("a")
+        two.await_live("public.a")
+        two.await_frontier()
+        two.assert_equal("public.a", "public.b")
+
+
+def test_a_table_that_is_dropped_while_it_is_mirrored_or_copied(two: Mirror) -> None:
+    gate = GatedCopies(two.runner)
+    mirror = Mirror(two.database, two.settings, gate)
+    with mirror.pumping():
+        mirror.register("a")
+        mirror.await_live("public.a")
+        gate.hold()
+        mirror.register("b")
+        await_true(lambda: two.database.rows("SELECT FROM modak.copy_chunks"), 30, "the copy is planned")
+        two.database.execute("UPDATE b SET v = 'x'", "UPDATE a SET v = 'x'", "DROP TABLE a, b")
+        gate.let_go()
+        two.database.execute(
+            "CREATE TABLE a (id int PRIMARY KEY, w int)", "INSERT INTO a SELECT g, g FROM generate_series(1, 50) g"
+        )
+        mirror.await_frontier()
+        with pytest.raises(TableError) as refused:
+            mirror.register("a")
+        assert "unregister" in refused.value.remedy, "another table of that name is registered"
+        mirror.unregister("public.a")
+        mirror.unregister("public.b")
+        mirror.register("a")
+        mirror.await_live("public.a")
+        two.database.execute("DELETE FROM a WHERE id < 10")
+        mirror.await_frontier()
+        mirror.assert_equal("public.a")
+    mirror.assert_sound()
+
+
+def test_a_table_that_is_renamed_leaves_its_name_to_another(two: Mirror) -> None:
+    two.register("a")
+    two.catch_up()
+    two.database.execute(
+        "ALTER TABLE a RENAME TO c",
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "UPDATE c SET v = 'c' WHERE id < 10",
+        "INSERT INTO a VALUES (1)",
+    )
+    two.catch_up()
+    assert two.lake("public.a") == two.heap("c"), "it is the same table, whatever its name"
+    with pytest.raises(TableError, match="registered as public.a"):
+        two.register("a")
+    two.unregister("a")
+    published = "SELECT tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
+    assert two.database.rows(published, (two.settings.publication,)) == []
+    two.register("a", "c")
+    two.catch_up()
+    two.assert_equal("public.a", "public.c")
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server that a test may crash."""
+    with EmbeddedPostgres() as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_connections_that_break_are_made_anew(
+    own_server: EmbeddedPostgres, warehouse: str, runner: TaskRunner
+) -> None:
+    """With real Spark: what a task says about its lost connection crosses two process borders."""
+    own_server.create_database("x")
+    database = Database(own_server, "x")
+    database.execute(
+        "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
+        "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g, 0, 'v', NULL FROM generate_series(1, 20000) g",
+        "CREATE TABLE u (LIKE t INCLUDING ALL)",
+        "INSERT INTO u SELECT * FROM t",
+    )
+    mirror = Mirror.create(database, warehouse, runner, copy_chunk_bytes=65536, reconnect_backoff_max=1.0)
+    steps = Steps()
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"writer's seed: {seed}")
+    with mirror.pumping(steps):
+        mirror.register("t")
+        mirror.await_live("public.t")
+
+        def retried(times: int) -> bool:
+            return steps.count(Step.RETRYING) >= times
+
+        with writing(database, change_rows("t", 20000), seed) as written:
+            for kind in ("walsender", "client backend"):
+                retries, before = steps.count(Step.RETRYING), written()
+                with database.connect() as connection:
+                    connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = %s"
+                        " AND datname = 'x' AND pid <> pg_backend_pid()"
+                        " AND (application_name LIKE 'mirror-pump%%' OR backend_type = 'walsender')",
+                        (kind,),
+                    )
+                await_true(lambda: retried(retries + 1), 30, f"the pump noticed: {kind}")
+                await_true(lambda: written() > before + 5, 30, "writes go on")
+                mirror.await_frontier()
+        # A crash in the middle of a copy: chunks that tasks are reading break off.
+        retries = steps.count(Step.RETRYING)
+        mirror.register("u")
+        await_true(lambda: "public.u" in steps.details(Step.CHUNK_COPIED, "table"), 60, "the copy is under way")
+        own_server.restart("immediate")
+        await_true(lambda: retried(retries + 1), 30, "the pump noticed the crash")
+        database.execute("UPDATE t SET n = n + 1 WHERE id % 10 = 0", "DELETE FROM u WHERE id % 9 = 0")
+        mirror.await_live("public.u", seconds=120)
+        own_server.restart("fast")
+        database.execute("UPDATE t SET v = 'after'  WHERE id % 11 = 0")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t", "public.u")
+    mirror.assert_sound()
+
+
+def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehouse: str) -> None:
+    own_server.create_database("x")
+    database = Database(own_server, "x")
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), reconnect_backoff_max=0.5)
+    steps = Steps()
+    with mirror.pumping(steps):
+        mirror.register("t")
+        mirror.await_live("public.t")
+        own_server.stop("fast")
+        await_true(lambda: steps.count(Step.RETRYING) >= 4, 30, "the pump tries again and again")
+        own_server.start()
+        database.execute("INSERT INTO t VALUES (1)")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+    # Asked to stop while nothing can be reached, it stops.
+    running = mirror.start(steps)
+    await_true(lambda: mirror.acknowledged() and running.steps.count(Step.STREAMING) >= 2, 30, "it streams")
+    own_server.stop("immediate")
+    retries = steps.count(Step.RETRYING)
+    await_true(lambda: steps.count(Step.RETRYING) > retries, 30, "it noticed")
+    running.stop(10)
+
+
+def test_a_slot_that_is_gone_stops_the_pump_with_what_to_do(two: Mirror) -> None:
+    two.register("a")
+    two.catch_up()
+    with two.database.connect() as connection:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (two.settings.slot,))
+    with pytest.raises(SourceError) as missing:
+        two.catch_up()
+    assert two.settings.slot in str(missing.value)
+    assert missing.value.remedy
+    with two.database.connect() as connection:
+        # Somebody made it anew: it begins beyond F, so what lies between is lost to it.
+        connection.execute("INSERT INTO a VALUES (12345)")
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (two.settings.slot,))
+    with pytest.raises(SourceError) as ahead:
+        two.catch_up()
+    assert ahead.value.remedy
