@@ -7,6 +7,9 @@ packet, where they win over ALTER ROLE and ALTER DATABASE settings.
 
 from __future__ import annotations
 
+import math
+import selectors
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -85,12 +88,30 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     replication cursor: the caller speaks libpq's COPY BOTH calls. Errors as in `connect`.
     """
     text = _conninfo(dsn, application_name=application_name, replication="database")
-    connection = pq.PGconn.connect(text.encode())
-    if connection.status != pq.ConnStatus.OK:
-        message = connection.get_error_message()
+    # Not PQconnectdb: it keeps the interpreter's lock for as long as the server takes to answer.
+    connection = pq.PGconn.connect_start(text.encode())
+    seconds = float(conninfo.conninfo_to_dict(text).get("connect_timeout") or 0)
+    failed = _await_connection(connection, time.monotonic() + seconds if seconds > 0 else math.inf)
+    if failed:
         connection.finish()
-        raise _connect_error(message, dsn)
+        raise _connect_error(failed, dsn)
     return connection
+
+
+def _await_connection(connection: PGconn, deadline: float) -> str:
+    """Lets a connection that was begun come about; returns why it did not."""
+    # connect_poll must not be called on a connection that was bad from the start (libpq docs, PQconnectPoll).
+    polled = pq.PollingStatus.FAILED if connection.status == pq.ConnStatus.BAD else pq.PollingStatus.WRITING
+    while polled not in (pq.PollingStatus.OK, pq.PollingStatus.FAILED):
+        event = selectors.EVENT_READ if polled == pq.PollingStatus.READING else selectors.EVENT_WRITE
+        # The socket may be another one after each poll: another address of the host, or after TLS was refused.
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.socket, event)
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(None if math.isinf(left) else left):
+                return "timeout expired"
+        polled = connection.connect_poll()
+    return "" if polled == pq.PollingStatus.OK else connection.get_error_message()
 
 
 def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
