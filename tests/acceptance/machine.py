@@ -129,7 +129,7 @@ class MirrorMachine(RuleBasedStateMachine):
     def begin(self, work: list[Operation], options: dict[str, Any], tables: set[str], hold: bool) -> None:
         fill = Operation(Act.FILL, 0, 0, 0, None, None, None)
         self._writer.transaction([*work, *(replace(fill, table=place) for place in range(2))], Ending.COMMIT)
-        self._pump = self._mirror.with_options(**options).start(self._steps)
+        self._start(options)
         self.register(tables, hold)
 
     @rule(work=st.lists(operations, min_size=1, max_size=8), ending=st.sampled_from([*[Ending.COMMIT] * 5, *Ending]))
@@ -209,6 +209,10 @@ class MirrorMachine(RuleBasedStateMachine):
     @rule(options=OPTIONS)
     def restart(self, options: dict[str, Any]) -> None:
         self._pump.stop()
+        self._start(options)
+
+    def _start(self, options: dict[str, Any]) -> None:
+        self._streams = self._steps.count(Step.STREAMING)
         self._pump = self._mirror.with_options(**options).start(self._steps)
 
     @rule(step=st.sampled_from(FAULTS), error=st.sampled_from([ConnectionLost, CommitConflict]))
@@ -217,7 +221,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["walsender", "client backend"]))
     def terminate(self, kind: str) -> None:
-        """Ends the pump's connections of one kind."""
+        """Ends the pump's connections of one kind, once it is past its start, where a lost connection is final."""
+        streams = self._streams
+        await_true(lambda: self._steps.count(Step.STREAMING) > streams or self._pump.error, _SETTLE, "the pump starts")
         with self._database.connect() as connection:
             ours = [one.info.backend_pid for one in (connection, self._connection, self._side, self._probe)]
             connection.execute(

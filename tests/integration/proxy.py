@@ -1,0 +1,102 @@
+"""A TCP proxy before Postgres that can lose a connection at its worst moment: during COMMIT."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from urllib.parse import urlsplit, urlunsplit
+
+_COMMIT = b"COMMIT\0"
+"""How a simple-protocol COMMIT ends on the wire (PostgreSQL documentation, message format Query)."""
+
+
+class Loss(Enum):
+    """What the server sees of the COMMIT."""
+
+    BEFORE = "the COMMIT never arrives"
+    AFTER = "the COMMIT arrives and is done, its answer is lost"
+
+
+class Proxy:
+    """Forwards connections to a server; `lose` arms the loss of the next COMMIT's connection."""
+
+    def __init__(self, dsn: str) -> None:
+        parts = urlsplit(dsn)
+        assert parts.hostname and parts.port
+        self._target = (parts.hostname, parts.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.dsn = urlunsplit(parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}"))
+        self._armed: Loss | None = None
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self.lost = 0
+        """Connections lost on purpose."""
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    def lose(self, loss: Loss) -> None:
+        """The next COMMIT that passes through loses its connection."""
+        self._armed = loss
+
+    def close(self) -> None:
+        """Ends the proxy and everything that goes through it."""
+        self._listener.close()
+        with self._lock:
+            for one in self._open:
+                _cut(one)
+                one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                with self._lock:
+                    self._open += [client, server]
+                threading.Thread(target=self._forward, args=(client, server), name="proxy", daemon=True).start()
+                threading.Thread(target=self._back, args=(server, client), name="proxy", daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(65536):
+                loss = self._armed
+                if loss is not None and data.endswith(_COMMIT):
+                    self._armed = None
+                    self.lost += 1
+                    # The client is cut off first: it must not see the answer.
+                    _cut(client)
+                    if loss is Loss.AFTER:
+                        server.sendall(data)
+                        # The server answers once it is done; our other thread may take the answer, and drops it.
+                        with suppress(OSError):
+                            server.settimeout(0.2)
+                            server.recv(1)
+                    break
+                server.sendall(data)
+        _cut(client)
+        _cut(server)
+
+    def _back(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(65536):
+                client.sendall(data)
+        _cut(client)
+
+
+def _cut(one: socket.socket) -> None:
+    """Ends the connection. The socket stays open: another thread may be in it, and its number must not be reused."""
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def proxied(dsn: str) -> Iterator[Proxy]:
+    """A proxy for the time of the block."""
+    proxy = Proxy(dsn)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

@@ -1,0 +1,216 @@
+"""The publish: one leader, other engines that commit too, and a COMMIT whose answer never comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from mirror_pump.errors import NotLeader
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import lake_session, read_spark
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.program import Program
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.integration.proxy import Loss, proxied
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def table(database: Database) -> Database:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 100) g",
+    )
+    return database
+
+
+@pytest.fixture
+def mirror(table: Database, warehouse: str) -> Mirror:
+    return Mirror.create(table, warehouse, ThreadTaskRunner())
+
+
+def test_a_second_pump_is_refused_and_told_why(mirror: Mirror, tmp_path: Path) -> None:
+    with mirror.pumping() as first:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        with pytest.raises(NotLeader) as refused:
+            mirror.start().join(10)
+        assert refused.value.exit_code == 1
+        assert "process id" in str(refused.value)
+        assert "stop" in refused.value.remedy
+        # As a process: the same, within the time that it takes to start.
+        program = Program(mirror.database.dsn, tmp_path)
+        program.run("run", "--once", timeout=60, code=1)
+        said = (tmp_path / "run.log").read_text()
+        assert "leads slot" in said
+        assert "one pump per database" in said
+        mirror.database.execute("UPDATE t SET v = 'w'")
+        mirror.await_frontier()
+        assert first.steps.count(Step.RETRYING) == 0, "the first one was not disturbed"
+    mirror.assert_equal("public.t")
+
+
+def test_a_pump_that_was_replaced_publishes_nothing_any_more(mirror: Mirror) -> None:
+    running = mirror.start()
+    mirror.register("t")
+    mirror.await_live("public.t")
+    with mirror.database.connect() as connection:
+        # As a new leader does when the old one's connection, and with it the lock, is gone without its knowing.
+        connection.execute("UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1")
+    frontier, location = mirror.frontier(), mirror.location("public.t")
+    files = set(Path(urlsplit(location).path).parent.iterdir())
+    mirror.database.execute("UPDATE t SET v = 'w'")
+    with pytest.raises(NotLeader, match="taken over") as fenced:
+        running.join(20)
+    assert fenced.value.remedy
+    assert (mirror.frontier(), mirror.location("public.t")) == (frontier, location)
+    assert mirror.acknowledged() <= frontier
+    assert set(Path(urlsplit(location).path).parent.iterdir()) == files, "what it had staged is removed"
+    mirror.catch_up()
+    mirror.assert_equal("public.t")
+    mirror.assert_sound()
+
+
+def test_two_leaders_in_turn_lose_nothing(mirror: Mirror) -> None:
+    """The first one's leader connection is cut; the second takes the lead while the first still streams."""
+    first = mirror.start()
+    mirror.register("t")
+    mirror.await_live("public.t")
+    with mirror.database.connect() as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'mirror-pump-leader'"
+            " AND datname = current_database()"
+        )
+    second = mirror.start()
+    await_true(lambda: second.error or second.steps.seen, 20, "the second one begins")
+    mirror.database.execute("INSERT INTO t VALUES (1000, 'x')", "DELETE FROM t WHERE id < 10")
+    with pytest.raises(NotLeader):
+        first.join(20)
+    mirror.await_frontier()
+    second.stop()
+    mirror.assert_equal("public.t")
+    mirror.assert_sound()
+
+
+def test_other_engines_commit_between_the_pumps_commits(
+    mirror: Mirror, warehouse: str, spark: SparkSession
+) -> None:
+    session = lake_session(spark, mirror.database.dsn, warehouse)
+    database = mirror.database
+    with mirror.pumping() as pump:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        database.execute("UPDATE t SET v = 'w' WHERE id <= 50")
+        mirror.await_frontier()
+        session.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('steward' = 'somebody')")
+        database.execute("UPDATE t SET v = 'x' WHERE id <= 40", "INSERT INTO t VALUES (200, 'new')")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+        properties = {row[0]: row[1] for row in session.sql("SHOW TBLPROPERTIES lake.public.t").collect()}
+        assert properties["steward"] == "somebody", "the other engine's commit is kept"
+        before = mirror.location("public.t")
+        session.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
+        assert mirror.location("public.t") != before, "the rewrite was committed"
+        database.execute("UPDATE t SET v = 'y' WHERE id <= 30", "DELETE FROM t WHERE id = 200")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+        session.sql("INSERT INTO lake.public.t VALUES (-1, 'by Spark')")
+        database.execute("UPDATE t SET v = 'z' WHERE id <= 20")
+        mirror.await_frontier()
+        expected = normalised([*mirror.heap("t"), (-1, "by Spark")])
+        assert_same(expected, mirror.lake("public.t"), "the mirror and Spark's row")
+        assert_same(expected, normalised(read_spark(session, "public.t")), "the same by Spark")
+        assert pump.steps.count(Step.RETRYING) == 0, "a rebase is no error"
+    mirror.assert_sound()
+
+
+def test_a_commit_in_the_middle_of_a_publish_makes_it_rebase(
+    mirror: Mirror, warehouse: str, spark: SparkSession
+) -> None:
+    """Another engine commits after the pump has staged and before it swaps the pointer, three times in a row."""
+    session = lake_session(spark, mirror.database.dsn, warehouse)
+    left = 0
+
+    def interfere(step: Step, details: dict[str, object]) -> None:
+        nonlocal left
+        if step is Step.STAGED and left:
+            left -= 1
+            session.sql(f"ALTER TABLE lake.public.t SET TBLPROPERTIES ('try' = '{left}')")
+
+    steps = Steps(interfere)
+    with mirror.pumping(steps):
+        mirror.register("t")
+        mirror.await_live("public.t")
+        published, left = steps.count(Step.PUBLISHED), 3
+        staged = steps.count(Step.STAGED)
+        mirror.database.execute("UPDATE t SET v = 'w'")
+        mirror.await_frontier()
+        assert steps.count(Step.STAGED) - staged >= 4
+        assert steps.count(Step.PUBLISHED) - published <= 2
+        assert steps.count(Step.RETRYING) == 0
+    mirror.assert_equal("public.t")
+    mirror.assert_sound()
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_the_answer_to_commit_is_lost(table: Database, warehouse: str, loss: Loss) -> None:
+    """Landed although nobody said so: found out, and not done again. Not landed: done again."""
+    steps = Steps()
+    with proxied(table.dsn) as proxy:
+        mirror = Mirror.create(table, warehouse, ThreadTaskRunner(), dsn=proxy.dsn, reconnect_backoff_max=0.2)
+        with mirror.pumping(steps):
+            mirror.register("t")
+            mirror.await_live("public.t")
+            for number in range(1, 4):
+                commits = snapshots(mirror)
+                proxy.lose(loss)
+                table.execute("UPDATE t SET id = id + 1000 WHERE id < 900 AND id % 10 = 0", "INSERT INTO t VALUES (10)")
+                await_true(lambda number=number: proxy.lost == number, 20, "a COMMIT was lost")
+                mirror.await_frontier()
+                if loss is Loss.AFTER:
+                    assert steps.count(Step.RETRYING) == 0, "the outcome was read back: it had landed"
+                    assert snapshots(mirror) <= commits + 2, "and was not done twice"
+                else:
+                    assert steps.count(Step.RETRYING) == number
+                table.execute("UPDATE t SET id = -id WHERE id >= 1000")
+                mirror.await_frontier()
+            mirror.assert_equal("public.t")
+        mirror.assert_sound()
+
+
+def snapshots(mirror: Mirror) -> int:
+    """The table's sequence number: how often it was committed to."""
+    row = mirror.database.rows("SELECT count(*) FROM audit.frontiers")
+    return int(row[0][0])
+
+
+def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
+    """Whoever reads the catalog in one statement never sees a table of another F: each publish is checked."""
+    points: list[tuple[int, list[tuple[int, str]]]] = []
+
+    def look(step: Step, details: dict[str, object]) -> None:
+        if step is Step.PUBLISHED:
+            rows = mirror.database.rows(
+                "SELECT c.replicated_lsn, i.metadata_location = c.lake_props ->> 'metadata_location'"
+                " FROM modak.cutline c JOIN modak.tables t USING (table_id) JOIN modak.iceberg_tables i"
+                " ON i.table_namespace = t.schema_name AND i.table_name = t.table_name"
+            )
+            points.append((int(str(details["frontier"])), rows))
+
+    mirror.database.execute("CREATE TABLE u (id int PRIMARY KEY, v text)")
+    mirror.register("t", "u")
+    mirror.catch_up()
+    with mirror.pumping(Steps(look)):
+        for number in range(10):
+            mirror.database.execute("UPDATE t SET v = v || '.'", "INSERT INTO u SELECT coalesce(max(id), 0) + 1 FROM u")
+            mirror.await_frontier()
+            await_true(lambda number=number: len(points) > number, 20, "a publish was seen")
+    for frontier, rows in points:
+        assert rows == [(frontier, True), (frontier, True)], "every table, idle or not, has the same F and its own S"
+    assert lake_rows(mirror.location("public.u")) == mirror.heap("u")
