@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import psycopg
-from hypothesis import strategies as st
 
 from mirror_pump.testing.mirror import Row
 from tests.acceptance.oracle import Contents, CommitLog, History
@@ -95,17 +95,26 @@ class Operation:
 _COMMON = [Act.PUT, Act.TOUCH, Act.BIG, Act.DELETE, Act.REINSERT, Act.MOVE, Act.MOVE_TOUCH, Act.SWAP]
 _RARE = [Act.BUMP, Act.FILL, Act.DELETE_SOME, Act.TRUNCATE]
 _NESTING = [Act.SAVEPOINT, Act.ROLLBACK_TO, Act.RELEASE]
+_ACTS = (*_COMMON * 3, *_RARE, *_NESTING * 2)
 
-operations = st.builds(
-    Operation,
-    act=st.sampled_from(_COMMON * 3 + _RARE + _NESTING * 2),
-    table=st.integers(0, len(SHAPES) - 1),
-    first=st.integers(0, 6),
-    second=st.integers(0, 6),
-    n=st.none() | st.integers(-(2**31), 2**31 - 1),
-    s=st.none() | st.sampled_from(["", "\\N", "NULL", "it's", "tab\there", "ünïcode 🚰", "x" * 300]),
-    big=st.none() | st.sampled_from([0, 5, BIG, 3 * BIG]),
-)
+_TEXTS = (None, "", "\\N", "NULL", "it's", "tab\there", "ünïcode 🚰", "x" * 300)
+_LENGTHS = (None, 0, 5, BIG, 3 * BIG)
+
+
+def random_operations(chance: random.Random, most: int) -> list[Operation]:
+    """Up to `most` operations. Drawn from a seed, not one by one by hypothesis, whose budget goes to the steps."""
+    return [
+        Operation(
+            act=chance.choice(_ACTS),
+            table=chance.randrange(len(SHAPES)),
+            first=chance.randrange(7),
+            second=chance.randrange(7),
+            n=chance.choice((None, 0, 3, chance.randrange(-(2**31), 2**31))),
+            s=chance.choice(_TEXTS),
+            big=chance.choice(_LENGTHS),
+        )
+        for _ in range(chance.randint(1, most))
+    ]
 
 
 class Ending(StrEnum):
