@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeVar
 
 import psycopg
 
@@ -23,6 +26,19 @@ from mirror_pump.source.leader import refuse_if_led
 from sql import queries
 
 _SQL = queries("pump")
+
+Outcome = TypeVar("Outcome")
+
+_CURABLE = (
+    ConnectionLost,
+    OutcomeUnknown,
+    CommitConflict,
+    LakeError,
+    TaskFailed,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+"""Errors after which the pump goes back to what is published and tries again."""
 
 _BROKEN_TASKS = 8
 """Failed tasks without a commit in between after which it is not the machine: somebody has to look."""
@@ -65,15 +81,10 @@ class Pump:
     def run(self, until: Lsn | None = None, once: bool = False, copies: bool = False) -> PumpResult:
         """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
         table is being copied any more; for ever without any of them. Raises NotLeader while another pump leads."""
-        with connect(self._settings.require_dsn(), autocommit=True) as connection:
-            # Before Spark starts, which takes seconds; the lead itself is taken by each session.
-            refuse_if_led(connection, self._settings.slot)
-            if once:
-                row = connection.execute(_SQL["wal_end"]).fetchone()
-                assert row is not None
-                until = Lsn(row[0])
-        goal = Goal(until, copies or once)
         totals = Totals(Lsn(0))
+        # Before Spark starts, which takes seconds; the lead itself is taken by each session.
+        end = self._persist(self._wal_end_unless_led, totals)
+        goal = Goal(end if once else until, copies or once)
         storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
         if self._runner is not None:
             self._sessions(goal, totals, storage, self._runner)
@@ -87,30 +98,27 @@ class Pump:
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
     def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
+        def live() -> None:
+            self._inbox = SimpleQueue()
+            session = PumpSession(
+                self._settings, storage, runner, self._observer, goal, totals, self._inbox, self._stop.is_set
+            )
+            try:
+                session.run()
+            finally:
+                session.close()
+
+        with suppress(Abandoned):
+            self._persist(live, totals)
+
+    def _persist(self, attempt: Callable[[], Outcome], totals: Totals) -> Outcome | None:
+        """What `attempt` returns, tried again after errors that time may cure; None once the stop is requested."""
         pause, broken_tasks = _FIRST_PAUSE, 0
         while not self._stop.is_set():
             commits = totals.commits
             try:
-                self._inbox = SimpleQueue()
-                session = PumpSession(
-                    self._settings, storage, runner, self._observer, goal, totals, self._inbox, self._stop.is_set
-                )
-                try:
-                    session.run()
-                finally:
-                    session.close()
-                return
-            except Abandoned:
-                return
-            except (
-                ConnectionLost,
-                OutcomeUnknown,
-                CommitConflict,
-                LakeError,
-                TaskFailed,
-                psycopg.OperationalError,
-                psycopg.InterfaceError,
-            ) as error:
+                return attempt()
+            except _CURABLE as error:
                 if totals.commits > commits:
                     pause, broken_tasks = _FIRST_PAUSE, 0
                 broken_tasks += isinstance(error, TaskFailed)
@@ -119,3 +127,11 @@ class Pump:
                 self._observer(Step.RETRYING, error=str(error), pause=round(pause, 1))
                 self._stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
+        return None
+
+    def _wal_end_unless_led(self) -> Lsn:
+        with connect(self._settings.require_dsn(), autocommit=True) as connection:
+            refuse_if_led(connection, self._settings.slot)
+            row = connection.execute(_SQL["wal_end"]).fetchone()
+        assert row is not None
+        return Lsn(row[0])

@@ -267,7 +267,9 @@ class _LockBusy(Exception):
 
 def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
     """The registration that `name` means: of the relation of that name, else of one that had it and was dropped."""
-    unknown: MirrorPumpError = TableError(f"{name} is not registered", "`mirror-pump status` lists the tables that are.")
+    unknown: MirrorPumpError = TableError(
+        f"{name} is not registered", "`mirror-pump status` lists the tables that are."
+    )
     written = name
     try:
         table_name, table_id = resolve_name(connection, name)
