@@ -125,7 +125,7 @@ class Mirror:
         where the pump finds the database, if not where the test does."""
         chosen = {"slot": f"s_{os.urandom(4).hex()}", "batch_age": 0.05, "storage_fsync": False, **options}
         settings = Settings(dsn=dsn or database.dsn, warehouse=warehouse, publication=chosen["slot"], **chosen)
-        initialise(settings, lambda line: None)
+        initialise(settings, lambda _: None)
         audit(database)
         return cls(database, settings, runner)
 
@@ -141,7 +141,7 @@ class Mirror:
         def work() -> None:
             try:
                 running.result = pump.run(**run)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the pump
                 running.error = error
 
         running = RunningPump(pump, observer, threading.Thread(target=work, name="pump", daemon=True))
@@ -168,7 +168,7 @@ class Mirror:
 
     def register(self, *tables: str) -> None:
         """Registers tables without waiting for their copies; raises the first refusal."""
-        for outcome in register(self.settings, tables, False, lambda progress: None):
+        for outcome in register(self.settings, tables, wait=False, on_progress=lambda _: None):
             if outcome.error is not None:
                 raise outcome.error
 
@@ -275,8 +275,7 @@ def assert_same(heap: Sequence[Row], lake: Sequence[Row], what: str) -> None:
         f"\n  {kind}: {row[:300]}" for kind, rows in (("missing", missing), ("extra", extra)) for row in list(rows)[:5]
     )
     raise AssertionError(
-        f"{what}: heap has {len(heap)} rows, lake {len(lake)}; "
-        f"{missing.total()} missing, {extra.total()} extra{shown}"
+        f"{what}: heap has {len(heap)} rows, lake {len(lake)}; {missing.total()} missing, {extra.total()} extra{shown}"
     )
 
 
@@ -286,4 +285,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, memoryview):
         return bytes(value)
     return str(value) if isinstance(value, uuid.UUID) else value
-

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from mirror_pump.engine.copying import copy_chunk
@@ -61,10 +62,10 @@ class GatedCopies:
             number = len(self._waiting) if count is None else min(count, len(self._waiting))
             started = [self._waiting.popleft() for _ in range(number)]
         for future, task in started:
-            self._runner.submit(copy_chunk, task).add_done_callback(lambda done, future=future: _pass_on(done, future))
+            self._runner.submit(copy_chunk, task).add_done_callback(partial(_pass_on, future))
 
 
-def _pass_on(done: Future[Any], future: Future[Any]) -> None:
+def _pass_on(future: Future[Any], done: Future[Any]) -> None:
     error = done.exception()
     if error is not None:
         future.set_exception(error)

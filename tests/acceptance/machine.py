@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psycopg
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost
 from mirror_pump.model import format_lsn
 from mirror_pump.pipeline.steps import Step
@@ -75,6 +75,8 @@ class MirrorMachine(RuleBasedStateMachine):
     server: ClassVar[EmbeddedPostgres]
     published: ClassVar[int] = 0
     """(F, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
+    spark_runner: ClassVar[TaskRunner | None] = None
+    """Runs the tasks instead of threads of this process: slower by far, and closer to what users have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,9 +92,9 @@ class MirrorMachine(RuleBasedStateMachine):
             for statement in (statement for shape in SHAPES for statement in shape.ddl):
                 connection.execute(statement.encode())
         log = CommitLog(database, f"oracle_{os.urandom(4).hex()}")
-        runner = ThreadTaskRunner(3)
-        self._closing.callback(runner.close)
-        self._gate = GatedCopies(runner)
+        threads = ThreadTaskRunner(3)
+        self._closing.callback(threads.close)
+        self._gate = GatedCopies(self.spark_runner or threads)
         self._mirror = Mirror.create(database, Path(warehouse).as_uri(), self._gate, reconnect_backoff_max=0.3)
         self._history = History(log, {})
         self._connection = self._closing.enter_context(database.connect())
@@ -110,7 +112,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self._pump: RunningPump
         self._steps = Steps(self._on_step)
 
-    def _on_step(self, step: Step, details: dict[str, object]) -> None:
+    def _on_step(self, step: Step, _details: dict[str, object]) -> None:
         """In the pump's threads."""
         if step is Step.PUBLISHED:
             with self._lock:

@@ -1,4 +1,4 @@
-"""What the lake has to be at each F: exact commit positions from a slot of the test's own, and a model of the tables."""
+"""What the lake has to be at each F: exact commit positions from a slot of the test's own, and a model of tables."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_true, normalised
 from mirror_pump.testing.program import Program
-from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
         die(mirror, step, 1 if step is Step.COPY_PLANNED else 2, copy_chunk_bytes=16384, copy_workers=2)
         mirror.assert_sound()
     steps = Steps()
-    (planned, done), = mirror.database.rows(
+    ((planned, done),) = mirror.database.rows(
         "SELECT count(*), count(done_at) FROM modak.copy_chunks WHERE table_id = 'a'::regclass::oid"
     )
     assert 0 < done < planned
@@ -143,7 +143,8 @@ def test_register_killed_as_a_process_goes_on_where_it_was(database: Database, t
     assert "public.t: live" in program.run("register", "t", *chunks)
 
     times = database.rows(
-        "SELECT published, count(*) FROM (SELECT count(*) AS published FROM audit.chunks GROUP BY chunk_no) c GROUP BY 1"
+        "SELECT published, count(*) FROM (SELECT count(*) AS published FROM audit.chunks GROUP BY chunk_no) c"
+        " GROUP BY 1"
     )
     assert times == [(1, planned)], "each chunk was published once, by one run or by the other"
     files = list((tmp_path / "lake").glob("public/t-*/data/*.parquet"))

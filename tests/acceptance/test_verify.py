@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import urllib.parse
 from pathlib import Path
@@ -20,8 +21,8 @@ from tests.integration.pipeline_support import change_rows, runner, writing
 
 __all__ = ["runner"]
 
-RUNS = 2
-"""Verifications beside a writer; `make soak` does hundreds."""
+RUNS = 10 if os.environ.get("SOAK") else 2
+"""Verifications beside a writer."""
 
 
 def make_table(database: Database, name: str, rows: int) -> None:
@@ -109,9 +110,7 @@ def rewrite(mirror: Mirror, table: str, key: int, change: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_single_changed_byte_is_found(
-    database: Database, warehouse: str, runner: TaskRunner, tmp_path: Path
-) -> None:
+def test_a_single_changed_byte_is_found(database: Database, warehouse: str, runner: TaskRunner, tmp_path: Path) -> None:
     tables = ("public.byte", "public.extra", "public.good", "public.missing", "public.twice")
     for table in tables:
         make_table(database, table, 1000)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from mirror_pump.testing.mirror import Row
-from tests.acceptance.oracle import Contents, CommitLog, History
+from tests.acceptance.oracle import CommitLog, Contents, History
 
 BIG = 3000
 """Bytes beyond which Postgres stores a value out of line, and an UPDATE of other columns does not send it."""
@@ -35,7 +35,8 @@ class TableShape:
     @property
     def ddl(self) -> list[str]:
         return [
-            f"CREATE TABLE {self.name} ({self.key_columns}, n int, s text, big text, PRIMARY KEY ({', '.join(self.key)}))",
+            f"CREATE TABLE {self.name} ({self.key_columns}, n int, s text, big text,"
+            f" PRIMARY KEY ({', '.join(self.key)}))",
             f"ALTER TABLE {self.name} ALTER COLUMN big SET STORAGE EXTERNAL",
             *([f"ALTER TABLE {self.name} {self.identity}"] if self.identity else []),
         ]
@@ -46,8 +47,9 @@ _TEXT_KEYS = (("",), ("k",), ("K",), ("k ",), ("ü\n'\\\x1f",), ("k" * 40,))
 SHAPES = (
     TableShape("w.plain", "id int", ("id",), tuple((i,) for i in range(-2, 5)), "1000 + g"),
     TableShape(
-        "w.pair", "a bigint, b text", ("a", "b"), tuple((a, b) for a in (1, 2**40) for b in ("", "x", "y")), "5, 'f' || g"
-    ),
+        "w.pair", "a bigint, b text", ("a", "b"), tuple((a, b) for a in (1, 2**40) for b in ("", "x", "y")),
+        "5, 'f' || g",
+    ),  # fmt: skip
     TableShape("w.named", "k text", ("k",), _TEXT_KEYS, "'filler' || g"),
     TableShape("w.whole", "id uuid", ("id",), tuple((f"{i:08x}-0000-4000-8000-000000000000",) for i in range(5)),
                "('f0000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid", "REPLICA IDENTITY FULL"),

@@ -53,7 +53,7 @@ def writing(
                         # A random key was taken: an application's transaction that fails is part of the load.
                         connection.rollback()
                     stop.wait(_PAUSE)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             failure.append(error)
 
     thread = threading.Thread(target=work, name="writer", daemon=True)
@@ -95,12 +95,20 @@ def change_rows(table: str, rows: int) -> Callable[[psycopg.Connection[Any], ran
             case 3:
                 # Keys move out of the way and others, or the same, move in.
                 run(f"UPDATE {table} SET id = id + 10000000 WHERE id BETWEEN {first} AND {last}")
-                run(f"UPDATE {table} SET id = id - 10000000, n = n + 1 WHERE id BETWEEN {first + 10000000} AND 10000000 + {first + 9}")
+                run(
+                    f"UPDATE {table} SET id = id - 10000000, n = n + 1"
+                    f" WHERE id BETWEEN {first + 10000000} AND {first + 10000009}"
+                )
             case 4:
-                run(f"UPDATE {table} SET id = -id, v = 'moved' WHERE id BETWEEN {first} AND {first + 3} AND id > 0"
-                    f" AND NOT EXISTS (SELECT FROM {table} o WHERE o.id = -{table}.id)")
+                run(
+                    f"UPDATE {table} SET id = -id, v = 'moved' WHERE id BETWEEN {first} AND {first + 3} AND id > 0"
+                    f" AND NOT EXISTS (SELECT FROM {table} o WHERE o.id = -{table}.id)"
+                )
             case 5:
-                run(f"UPDATE {table} SET big = repeat(md5('{chance.random()}'), 120) WHERE id BETWEEN {first} AND {first + 5}")
+                run(
+                    f"UPDATE {table} SET big = repeat(md5('{chance.random()}'), 120)"
+                    f" WHERE id BETWEEN {first} AND {first + 5}"
+                )
             case 6:
                 run("SAVEPOINT s")
                 run(f"DELETE FROM {table} WHERE id BETWEEN {first} AND {first + 300}")

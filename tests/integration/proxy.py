@@ -25,7 +25,8 @@ class Proxy:
 
     def __init__(self, dsn: str) -> None:
         parts = urlsplit(dsn)
-        assert parts.hostname and parts.port
+        assert parts.hostname is not None
+        assert parts.port is not None
         self._target = (parts.hostname, parts.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]

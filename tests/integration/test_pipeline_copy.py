@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -14,20 +15,24 @@ from tests.integration.pipeline_support import change_rows, runner, writing
 
 __all__ = ["runner"]
 
-ROWS = 80_000
+ROWS = 200_000 if os.environ.get("SOAK") else 80_000
 
 
 @pytest.fixture
 def busy(database: Database) -> Database:
-    """A table of 80,000 rows, every hundredth with a value that is stored out of line, and a small one."""
+    """A table of ROWS rows, every hundredth with a value that is stored out of line, and a small one."""
     database.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
         "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
-        "INSERT INTO t SELECT g, g % 1000, repeat('v', 40), CASE WHEN g % 100 = 0 THEN repeat(md5(g::text), 100) END"
-        " FROM generate_series(1, 80000) g",
         "CREATE TABLE u (id bigint PRIMARY KEY, n int, v text, big text)",
         "INSERT INTO u SELECT g, 0, 'u', NULL FROM generate_series(1, 100) g",
     )
+    with database.connect() as connection:
+        connection.execute(
+            "INSERT INTO t SELECT g, g %% 1000, repeat('v', 40), CASE WHEN g %% 100 = 0 THEN repeat(md5(g::text), 100)"
+            " END FROM generate_series(1, %s) g",
+            (ROWS,),
+        )
     return database
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -98,9 +99,7 @@ def test_two_leaders_in_turn_lose_nothing(mirror: Mirror) -> None:
     mirror.assert_sound()
 
 
-def test_other_engines_commit_between_the_pumps_commits(
-    mirror: Mirror, warehouse: str, spark: SparkSession
-) -> None:
+def test_other_engines_commit_between_the_pumps_commits(mirror: Mirror, warehouse: str, spark: SparkSession) -> None:
     session = lake_session(spark, mirror.database.dsn, warehouse)
     database = mirror.database
     with mirror.pumping() as pump:
@@ -164,6 +163,10 @@ def test_the_answer_to_commit_is_lost(table: Database, warehouse: str, loss: Los
     steps = Steps()
     with proxied(table.dsn) as proxy:
         mirror = Mirror.create(table, warehouse, ThreadTaskRunner(), dsn=proxy.dsn, reconnect_backoff_max=0.2)
+
+        def lost(number: int) -> bool:
+            return proxy.lost == number
+
         with mirror.pumping(steps):
             mirror.register("t")
             mirror.await_live("public.t")
@@ -171,7 +174,7 @@ def test_the_answer_to_commit_is_lost(table: Database, warehouse: str, loss: Los
                 commits = snapshots(mirror)
                 proxy.lose(loss)
                 table.execute("UPDATE t SET id = id + 1000 WHERE id < 900 AND id % 10 = 0", "INSERT INTO t VALUES (10)")
-                await_true(lambda number=number: proxy.lost == number, 20, "a COMMIT was lost")
+                await_true(partial(lost, number), 20, "a COMMIT was lost")
                 mirror.await_frontier()
                 if loss is Loss.AFTER:
                     assert steps.count(Step.RETRYING) == 0, "the outcome was read back: it had landed"
@@ -192,7 +195,7 @@ def snapshots(mirror: Mirror) -> int:
 
 def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
     """Whoever reads the catalog in one statement never sees a table of another F: each publish is checked."""
-    points: list[tuple[int, list[tuple[int, str]]]] = []
+    points: list[tuple[int, list[tuple[int, bool]]]] = []
 
     def look(step: Step, details: dict[str, object]) -> None:
         if step is Step.PUBLISHED:
@@ -206,11 +209,15 @@ def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
     mirror.database.execute("CREATE TABLE u (id int PRIMARY KEY, v text)")
     mirror.register("t", "u")
     mirror.catch_up()
+
+    def seen(number: int) -> bool:
+        return len(points) > number
+
     with mirror.pumping(Steps(look)):
         for number in range(10):
             mirror.database.execute("UPDATE t SET v = v || '.'", "INSERT INTO u SELECT coalesce(max(id), 0) + 1 FROM u")
             mirror.await_frontier()
-            await_true(lambda number=number: len(points) > number, 20, "a publish was seen")
+            await_true(partial(seen, number), 20, "a publish was seen")
     for frontier, rows in points:
         assert rows == [(frontier, True), (frontier, True)], "every table, idle or not, has the same F and its own S"
     assert lake_rows(mirror.location("public.u")) == mirror.heap("u")

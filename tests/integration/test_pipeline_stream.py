@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from pyiceberg.table import StaticTable
 
@@ -17,7 +14,6 @@ from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
-from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.pipeline_support import runner
 
@@ -225,7 +221,10 @@ def test_common_types_read_as_psql_prints_them(database: Database, warehouse: st
         printed = connection.execute(f"SELECT id, {casts} FROM t ORDER BY id".encode()).pgresult
         assert printed is not None
         wanted = [
-            [None if value is None else value.decode() for value in map(partial(printed.get_value, row), range(len(VALUES) + 1))]
+            [
+                None if value is None else value.decode()
+                for value in map(partial(printed.get_value, row), range(len(VALUES) + 1))
+            ]
             for row in range(printed.ntuples)
         ]
     location = mirror.location("public.t")
