@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from decoders.messages import parse_begin, parse_commit, parse_relation, parse_truncate
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.assembler import column_difference
+from mirror_pump.pipeline.assembler import difference_from
 
 Key: TypeAlias = tuple[str, ...]
 """The key columns' texts, in attribute order."""
@@ -78,7 +78,7 @@ class Overlay:
             relation = parse_relation(message)
             table = self.tables.get(relation.relation_id)
             if table is not None:
-                table.altered = table.altered or column_difference(table.table.columns, relation)
+                table.altered = table.altered or difference_from(table.table, relation)
             return
         if tag == b"T":
             for relation_id in parse_truncate(message).relation_ids:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from decoders.messages import Relation, parse_begin, parse_commit, parse_relation, parse_truncate
-from mirror_pump.model import Column, Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId
 
 HEADER = 25
 """Bytes before the pgoutput message in a CopyData message: 'w' and three int64 (protocol docs, XLogData)."""
@@ -251,11 +251,11 @@ class Assembler:
         if table is None:
             self.drop(TableId(relation.relation_id))
             return
-        difference = column_difference(table.columns, relation)
+        difference = difference_from(table, relation)
         if difference:
             self.drop(table.table_id)
             self._batch.failures.append(
-                Failure(table, f"{table.name}: its columns changed since it was registered: {difference}")
+                Failure(table, f"{table.name}: it was altered since it was registered: {difference}")
             )
         elif known is None or known.start_lsn != table.start_lsn:
             self._cut()
@@ -266,12 +266,24 @@ class Assembler:
         self._tables = tuple(active.values())
 
 
-def column_difference(columns: Sequence[Column], relation: Relation) -> str:
-    """What differs between the columns as registered and as the server now sends them; empty when nothing does."""
-    registered = [(column.name, column.type_oid, column.type_modifier) for column in columns]
+_FULL = "f"
+"""pg_class.relreplident under which the whole old row is sent, whatever the key."""
+
+
+def difference_from(table: MirroredTable, relation: Relation) -> str:
+    """What differs between the table as registered and as the server now sends it; empty when nothing does.
+
+    The replica identity matters as much as the columns do: an old row is sent only when columns of the identity
+    change, so a key that is not the identity any more could change unnoticed.
+    """
+    registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
     sent = [(column.name, column.type_oid, column.type_modifier) for column in relation.columns]
     if registered == sent:
-        return ""
+        identity = {column.name for column in relation.columns if column.is_key}
+        # Without any identity the server refuses updates and deletes, and inserts are what they were.
+        if relation.replica_identity == _FULL or not identity or identity == set(table.key):
+            return ""
+        return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"
     names, now = {name for name, *_ in registered}, {name for name, *_ in sent}
     parts = [f"column {name} is gone" for name, *_ in registered if name not in now]
     parts += [f"column {name} is new" for name, *_ in sent if name not in names]

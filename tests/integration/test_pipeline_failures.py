@@ -40,6 +40,8 @@ def two(database: Database, warehouse: str) -> Mirror:
         ("ALTER TABLE a DROP COLUMN v", "v is gone"),
         ("ALTER TABLE a ALTER COLUMN v TYPE varchar(100)", "v has another type"),
         ("ALTER TABLE a RENAME COLUMN v TO w", "v is gone"),
+        ("ALTER TABLE a ADD UNIQUE (id, d), ALTER d SET NOT NULL, REPLICA IDENTITY USING INDEX a_id_d_key", "identity"),
+        ("ALTER TABLE a DROP CONSTRAINT a_pkey, ALTER d SET NOT NULL, ADD PRIMARY KEY (id, d)", "identity"),
         ("UPDATE a SET m = 'NaN' WHERE id = 5", "m"),
         ("UPDATE a SET d = 'infinity' WHERE id = 5", "d"),
     ],
@@ -70,7 +72,7 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
         database.execute("UPDATE a SET id = -id WHERE id % 2 = 0", "DELETE FROM b WHERE id % 2 = 0")
         two.await_frontier()
     with two.pumping():
-        database.execute("INSERT INTO a (id) VALUES (7777)", "INSERT INTO b VALUES (7777)")
+        database.execute("INSERT INTO a (id, d) VALUES (7777, '2026-02-02')", "INSERT INTO b VALUES (7777)")
         two.await_frontier()
         two.assert_equal("public.b")
         assert two.state("public.a") == "failed"
