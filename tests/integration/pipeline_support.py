@@ -49,8 +49,8 @@ def writing(
                         write(connection, chance)
                         connection.commit()
                         count += 1
-                    except psycopg.errors.UniqueViolation:
-                        # A random key was taken: an application's transaction that fails is part of the load.
+                    except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                        # A random key was taken, or locked by another writer: transactions that fail are part of it.
                         connection.rollback()
                     stop.wait(_PAUSE)
         except BaseException as error:  # noqa: BLE001 - raised at the end of the block
