@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,8 @@ from mirror_pump.errors import LakeError
 _LOCAL = "file://"
 _PARALLEL_WRITES = 4
 """A commit writes four small objects; in a remote store each costs a round trip of some 20 ms."""
+_REMOVE_TRIES = 20
+"""A task that is being abandoned leaves a file or two; only one that goes on writing gets this far."""
 _REMEDY = "check that the location exists, that the process may write there and that the storage properties fit"
 
 
@@ -144,10 +147,24 @@ def delete_tree(location: str, storage: StorageOptions) -> None:
     with _lake_errors("delete", location):
         path = local_path(location)
         if path is not None:
-            shutil.rmtree(path, ignore_errors=not path.exists())
+            _remove_tree(path)
             return
         filesystem, key = _remote(location, storage)
         filesystem.delete_dir_contents(key, missing_dir_ok=True)
+
+
+def _remove_tree(path: Path) -> None:
+    """As rm -r. Tasks may still be writing below: what vanishes meanwhile is no error, what appears goes as well."""
+    for tries_left in reversed(range(_REMOVE_TRIES)):
+        try:
+            shutil.rmtree(path)
+            return
+        except FileNotFoundError:
+            if not path.exists():
+                return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not tries_left:
+                raise
 
 
 @contextmanager
