@@ -110,7 +110,7 @@ def _await_connection(connection: PGconn, deadline: float) -> str:
             left = deadline - time.monotonic()
             if left <= 0 or not selector.select(None if math.isinf(left) else left):
                 return "timeout expired"
-        polled = connection.connect_poll()
+        polled = pq.PollingStatus(connection.connect_poll())
     return "" if polled == pq.PollingStatus.OK else connection.get_error_message()
 
 

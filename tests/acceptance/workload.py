@@ -34,12 +34,12 @@ class TableShape:
 
     @property
     def ddl(self) -> list[str]:
-        return [
-            f"CREATE TABLE {self.name} ({self.key_columns}, n int, s text, big text,"
-            f" PRIMARY KEY ({', '.join(self.key)}))",
+        key = f"PRIMARY KEY ({', '.join(self.key)})"
+        statements = [
+            f"CREATE TABLE {self.name} ({self.key_columns}, n int, s text, big text, {key})",
             f"ALTER TABLE {self.name} ALTER COLUMN big SET STORAGE EXTERNAL",
-            *([f"ALTER TABLE {self.name} {self.identity}"] if self.identity else []),
         ]
+        return [*statements, f"ALTER TABLE {self.name} {self.identity}"] if self.identity else statements
 
 
 _TEXT_KEYS = (("",), ("k",), ("K",), ("k ",), ("ü\n'\\\x1f",), ("k" * 40,))
@@ -47,13 +47,22 @@ _TEXT_KEYS = (("",), ("k",), ("K",), ("k ",), ("ü\n'\\\x1f",), ("k" * 40,))
 SHAPES = (
     TableShape("w.plain", "id int", ("id",), tuple((i,) for i in range(-2, 5)), "1000 + g"),
     TableShape(
-        "w.pair", "a bigint, b text", ("a", "b"), tuple((a, b) for a in (1, 2**40) for b in ("", "x", "y")),
+        "w.pair",
+        "a bigint, b text",
+        ("a", "b"),
+        tuple((a, b) for a in (1, 2**40) for b in ("", "x", "y")),
         "5, 'f' || g",
-    ),  # fmt: skip
+    ),
     TableShape("w.named", "k text", ("k",), _TEXT_KEYS, "'filler' || g"),
-    TableShape("w.whole", "id uuid", ("id",), tuple((f"{i:08x}-0000-4000-8000-000000000000",) for i in range(5)),
-               "('f0000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid", "REPLICA IDENTITY FULL"),
-)  # fmt: skip
+    TableShape(
+        "w.whole",
+        "id uuid",
+        ("id",),
+        tuple((f"{i:08x}-0000-4000-8000-000000000000",) for i in range(5)),
+        "('f0000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid",
+        "REPLICA IDENTITY FULL",
+    ),
+)
 
 
 class Act(StrEnum):
@@ -77,6 +86,8 @@ class Act(StrEnum):
     """Bulk insert of the fillers that are not there."""
     DELETE_SOME = "delete-some"
     TRUNCATE = "truncate"
+    TRUNCATE_TWO = "truncate-two"
+    """One statement, two tables."""
     SAVEPOINT = "savepoint"
     ROLLBACK_TO = "rollback-to"
     RELEASE = "release"
@@ -95,7 +106,7 @@ class Operation:
 
 
 _COMMON = [Act.PUT, Act.TOUCH, Act.BIG, Act.DELETE, Act.REINSERT, Act.MOVE, Act.MOVE_TOUCH, Act.SWAP]
-_RARE = [Act.BUMP, Act.FILL, Act.DELETE_SOME, Act.TRUNCATE]
+_RARE = [Act.BUMP, Act.FILL, Act.DELETE_SOME, Act.TRUNCATE, Act.TRUNCATE_TWO]
 _NESTING = [Act.SAVEPOINT, Act.ROLLBACK_TO, Act.RELEASE]
 _ACTS = (*_COMMON * 3, *_RARE, *_NESTING * 2)
 
@@ -157,6 +168,10 @@ class Writer:
                     saved.pop()
                 case Act.ROLLBACK_TO | Act.RELEASE:
                     pass
+                case Act.TRUNCATE_TWO:
+                    names = {shapes[place % len(shapes)].name for place in (operation.table, operation.first)}
+                    run(f"TRUNCATE {', '.join(sorted(names))}".encode())
+                    tables |= {name: {} for name in names}
                 case _:
                     shape = shapes[operation.table % len(shapes)]
                     self._do(operation, shape, tables[shape.name])

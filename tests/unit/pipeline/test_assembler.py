@@ -114,9 +114,7 @@ def test_a_changed_column_sets_the_table_aside_with_its_reason() -> None:
 def test_truncate_keeps_its_place() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.feed(
-        *transaction(100, pg.relation(table), pg.insert(7, "1", "a"), pg.truncate(7, 99), pg.insert(7, "2", "b"))
-    )
+    fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a"), pg.truncate(7, 99), pg.insert(7, "2", "b")))
     end = fed.assembler.close()
     assert [(one.table_id, one.before) for one in end.truncations] == [(7, 1)]
     assert end.segments == 2
