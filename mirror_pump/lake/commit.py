@@ -15,7 +15,8 @@ import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.files import FileContent, WrittenFile
+from mirror_pump.lake.anchor import anchor_number
+from mirror_pump.lake.files import FileContent, WrittenFile, write_data_file
 from mirror_pump.lake.manifests import LiveFile, Manifest, ManifestWriter, live_data_files, read_list
 from mirror_pump.lake.metadata import (
     DEFAULT_RETENTION,
@@ -78,7 +79,7 @@ class StagedCommit:
     snapshot_id: SnapshotId
     sequence_number: SequenceNumber
     files: tuple[str, ...]
-    """Metadata files written: to be removed if the publish is known to have failed, and only then."""
+    """Files written by staging: to be removed if the publish is known to have failed, and only then."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,10 @@ class LakeTable:
             data.extend((file, number) for file in segment.data)
             deletes.extend((file, number) for file in segment.deletes)
         _check_contents(data, deletes)
+        anchors: tuple[WrittenFile, ...] = ()
+        if (anchored_at := anchor_number(data, deletes)) is not None:
+            anchors = (write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage),)
+            data.extend((anchor, anchored_at) for anchor in anchors)
 
         snapshot_id = new_snapshot_id(self.metadata)
         writer = ManifestWriter(self.metadata, metadata_directory(self.metadata), snapshot_id, sequence_number)
@@ -179,7 +184,7 @@ class LakeTable:
             new_location=new_location,
             snapshot_id=SnapshotId(snapshot_id),
             sequence_number=SequenceNumber(sequence_number),
-            files=tuple(location for location, _ in files),
+            files=(*(location for location, _ in files), *(anchor.path for anchor in anchors)),
         )
 
     @property
