@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mirror_pump.engine.copying import copy_chunk
 from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.errors import LakeError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -33,17 +34,26 @@ class ThreadTaskRunner:
 
 
 class GatedCopies:
-    """A runner that keeps tasks of initial copies waiting until a test lets them go; all others pass."""
+    """A runner that keeps tasks of initial copies waiting until a test lets them go; all others pass.
+
+    On demand it also fails tasks after they have done their work, which leaves files that nothing refers to.
+    """
 
     def __init__(self, runner: TaskRunner) -> None:
         self._runner = runner
         self._lock = threading.Lock()
         self._open = True
         self._waiting: deque[tuple[Future[Any], Any]] = deque()
+        self._failing = 0
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         """As TaskRunner.submit."""
         with self._lock:
+            if self._failing:
+                self._failing -= 1
+                failed: Future[Result] = Future()
+                self._runner.submit(function, task).add_done_callback(partial(_fail, failed))
+                return failed
             if self._open or function is not copy_chunk:
                 return self._runner.submit(function, task)
             future: Future[Result] = Future()
@@ -55,6 +65,11 @@ class GatedCopies:
         with self._lock:
             self._open = False
 
+    def fail(self, count: int) -> None:
+        """Let the next so many tasks, of whatever kind, do their work and end with a LakeError."""
+        with self._lock:
+            self._failing = count
+
     def let_go(self, count: int | None = None) -> None:
         """Start so many of the waiting tasks, oldest first; with None all of them, and those to come."""
         with self._lock:
@@ -63,6 +78,10 @@ class GatedCopies:
             started = [self._waiting.popleft() for _ in range(number)]
         for future, task in started:
             self._runner.submit(copy_chunk, task).add_done_callback(partial(_pass_on, future))
+
+
+def _fail(future: Future[Any], _done: Future[Any]) -> None:
+    future.set_exception(LakeError("planted: the storage went away"))
 
 
 def _pass_on(future: Future[Any], done: Future[Any]) -> None:

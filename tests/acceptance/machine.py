@@ -217,6 +217,10 @@ class MirrorMachine(RuleBasedStateMachine):
     def plant(self, step: Step, error: type[Exception]) -> None:
         self._fault = (step, error)
 
+    @rule(count=st.integers(1, 3))
+    def fail_tasks(self, count: int) -> None:
+        self._gate.fail(count)
+
     @rule(kind=st.sampled_from(["walsender", "client backend"]))
     def terminate(self, kind: str) -> None:
         """Ends the pump's connections of one kind, once it is past its start, where a lost connection is final."""
