@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.integration.pipeline_support import change_rows, runner, writing
 
 __all__ = ["runner"]
@@ -65,3 +67,44 @@ def test_a_table_is_copied_while_it_changes(busy: Database, warehouse: str, runn
     mirror.assert_sound()
     planned = steps.details(Step.COPY_PLANNED, "table").count("public.t")
     assert planned >= 2 if event else planned == 1, "the copy starts again exactly if the heap was rewritten"
+
+
+def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Database, warehouse: str) -> None:
+    """Chunks that wait while the loop is busy, and then meet the TRUNCATE in one publish."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, repeat('v', 100) FROM generate_series(1, 1000) g",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+    )
+    busy, go_on = threading.Event(), threading.Event()
+    armed = False
+
+    def block(step: Step, _details: dict[str, object]) -> None:
+        nonlocal armed
+        if step is Step.WRITTEN and armed:
+            armed = False
+            busy.set()
+            assert go_on.wait(30)
+
+    steps = Steps(block)
+    gate = GatedCopies(ThreadTaskRunner())
+    gate.hold()
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=1 << 20, batch_age=0.0)
+    with mirror.pumping(steps) as running:
+        mirror.register("u")
+        mirror.await_live("public.u")
+        mirror.register("t")
+        await_true(lambda: "public.t" in steps.details(Step.COPY_PLANNED, "table"), 30, "the copy is planned")
+        armed = True
+        database.execute("INSERT INTO u VALUES (1)")
+        assert busy.wait(30), "a batch is being applied"
+        gate.let_go()
+        await_true(lambda: steps.count(Step.CHUNK_COPIED), 30, "the chunk is copied")
+        waiting = running.pump._inbox.qsize()
+        database.execute("TRUNCATE t", "INSERT INTO t VALUES (1, 'after')")
+        await_true(lambda: running.pump._inbox.qsize() > waiting, 30, "the TRUNCATE waits behind the chunk")
+        go_on.set()
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+    mirror.assert_equal("public.t", "public.u")
+    mirror.assert_sound()
