@@ -1,10 +1,10 @@
 """Keeps other engines' compactions from dropping equality deletes that their new files still need.
 
 Iceberg's Java code, when it commits a rewrite of data files, drops every delete file whose sequence number is lower
-than that of all data files it does not rewrite (MergingSnapshotProducer.apply, dropDeleteFilesOlderThan; seen in 1.12).
-The rewritten files keep the number that they started from, and it does not count them. So when a rewrite covers the whole
-table, and the commits that landed meanwhile begin with one that only deletes, these deletes vanish, and the rows that
-they removed come back. A data file as old as the deletes, even an empty one, keeps the bound where it has to be.
+than that of all data files it does not rewrite (MergingSnapshotProducer.apply, dropDeleteFilesOlderThan; seen in
+1.12). The rewritten files keep the number that they started from, and it does not count them. So when a rewrite covers
+the whole table, and the commits that landed meanwhile begin with one that only deletes, these deletes vanish, and the
+rows that they removed come back. A data file as old as the deletes, even an empty one, keeps the bound in its place.
 """
 
 from __future__ import annotations
