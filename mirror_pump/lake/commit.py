@@ -17,7 +17,14 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.anchor import anchor_number
 from mirror_pump.lake.files import FileContent, WrittenFile, write_data_file
-from mirror_pump.lake.manifests import LiveFile, Manifest, ManifestWriter, live_data_files, read_list
+from mirror_pump.lake.manifests import (
+    LiveFile,
+    Manifest,
+    ManifestWriter,
+    live_data_files,
+    live_equality_deletes,
+    read_list,
+)
 from mirror_pump.lake.metadata import (
     DEFAULT_RETENTION,
     Retention,
@@ -210,6 +217,10 @@ class LakeTable:
     def live_data_files(self) -> list[LiveFile]:
         """The current snapshot's data files; reads its manifests."""
         return live_data_files(self.manifests, self.storage)
+
+    def live_equality_deletes(self) -> list[LiveFile]:
+        """The current snapshot's equality-delete files; reads its manifests."""
+        return live_equality_deletes(self.manifests, self.storage)
 
     @property
     def data_files(self) -> int:

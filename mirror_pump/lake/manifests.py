@@ -29,7 +29,7 @@ from mirror_pump.lake.entries import (
     formats_of,
     stored_entries,
 )
-from mirror_pump.lake.files import WrittenFile
+from mirror_pump.lake.files import FileContent, WrittenFile
 from mirror_pump.lake.metadata import current_schema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 from mirror_pump.lake.summary import Tally
@@ -79,7 +79,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class LiveFile:
-    """A data file of a snapshot."""
+    """A data or equality-delete file of a snapshot."""
 
     path: str
     sequence_number: int
@@ -279,6 +279,17 @@ def live_data_files(manifests: Sequence[Manifest], storage: StorageOptions) -> l
         for manifest in manifests
         if manifest.content == ManifestContent.DATA and manifest.live_files
         for one in _stored(manifest, storage)[1]
+    ]
+
+
+def live_equality_deletes(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
+    """Every equality-delete file that a reader of the snapshot applies, whoever added it."""
+    return [
+        LiveFile(one.path, one.sequence_number)
+        for manifest in manifests
+        if manifest.content == ManifestContent.DELETES and manifest.live_files
+        for one in _stored(manifest, storage)[1]
+        if one.content == FileContent.EQUALITY_DELETES
     ]
 
 

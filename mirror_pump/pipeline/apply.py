@@ -14,7 +14,7 @@ from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import write_data_file
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.assembler import BatchEnd, Failure
 from mirror_pump.pipeline.requests import TableDelta
 from mirror_pump.pipeline.toast import VersionedFile, complete_rows
@@ -88,15 +88,7 @@ class BatchApplier:
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
-            versions = [VersionedFile(file.path, number) for number, segment in files.items() for file in segment.data]
-            if truncated_before is None:
-                # Numbered below every segment, in the order of their sequence numbers.
-                older = self._lake_table(table).live_data_files()
-                ranks = {
-                    sequence: rank
-                    for rank, sequence in enumerate(sorted({file.sequence_number for file in older}, reverse=True))
-                }
-                versions += [VersionedFile(file.path, -2 - ranks[file.sequence_number]) for file in older]
+            versions = self._versions(table, files, in_lake=truncated_before is None)
             completed = complete_rows(table, incomplete, versions, self._runner, self._storage, self._connect)
             heap_read_at = completed.heap_read_at
             for number, rows in completed.rows.items():
@@ -107,6 +99,28 @@ class BatchApplier:
             truncate=truncated_before is not None,
             not_live_before=heap_read_at,
         )
+
+    def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
+        """The files in which rows' previous versions may be. While the table is being copied, where a row may be
+        without any version, those that say which versions are another row's: the deletes."""
+        deletes_count = table.state is not TableState.LIVE
+        versions = [VersionedFile(file.path, number) for number, segment in files.items() for file in segment.data]
+        if deletes_count:
+            versions += [
+                VersionedFile(file.path, number, deletes=True)
+                for number, segment in files.items()
+                for file in segment.deletes
+            ]
+        if in_lake:
+            lake = self._lake_table(table)
+            older = [(file, False) for file in lake.live_data_files()]
+            if deletes_count:
+                older += [(file, True) for file in lake.live_equality_deletes()]
+            # Numbered below every segment, in the order of their sequence numbers.
+            sequences = sorted({file.sequence_number for file, _ in older}, reverse=True)
+            ranks = {sequence: rank for rank, sequence in enumerate(sequences)}
+            versions += [VersionedFile(file.path, -2 - ranks[file.sequence_number], deletes) for file, deletes in older]
+        return versions
 
     def _with_rows(self, table: MirroredTable, files: SegmentFiles, rows: pa.Table) -> SegmentFiles:
         if not rows.num_rows:

@@ -5,7 +5,8 @@ the same key written before: in an earlier segment of the batch, else in the lak
 sequence number; whether delete files have hidden the row since does not matter, for the row is being updated, so
 its newest version is the live one (design section 5).
 
-While a table is being copied the previous version may not be in the lake yet. Then the heap has it. What the heap
+While a table is being copied the previous version may not be in the lake yet; what is there under its key may be of
+another row, which was deleted: then a delete is newer than it. Then the heap has the value. What the heap
 holds now may be newer than the update; in that case the stream brings the newer value later, so the table is exact
 once F has passed the position at which the heap was read, and it is not promised to readers before that. A row that
 the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
@@ -35,6 +36,12 @@ from mirror_pump.source.rows import read_rows
 
 Key: TypeAlias = tuple[object, ...]
 
+_GONE = -1
+"""In the place of a row's position: less than every position, so that a row of the same order counts."""
+
+_FILES_PER_TASK = 32
+"""A task costs as much as opening some dozens of files does."""
+
 
 @dataclass(frozen=True)
 class VersionedFile:
@@ -42,6 +49,8 @@ class VersionedFile:
 
     path: str
     order: int
+    deletes: bool = False
+    """It holds keys that had to go, instead of rows: older versions under them are of rows that are gone."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +74,8 @@ def complete_rows(
     Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
     """
     columns = _missing_columns(table, incomplete.values())
-    keys = pa.concat_tables([one.lookup_keys.select(table.key) for one in incomplete.values()])
     versions = _Versions(table.key, columns)
-    for order, found in _find(keys, columns, files, runner, LakeSchema.of_table(table), storage):
-        versions.add(order, found)
+    _search(table, incomplete, columns, files, runner, storage, versions)
     completed: dict[int, pa.Table] = {}
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
@@ -110,10 +117,16 @@ class _Versions:
         self._tables.append(pa.table([rows.column(name) for name in self._names], names=self._names))
         self._rows += rows.num_rows
 
+    def add_deletes(self, order: int, keys: Iterable[Key]) -> None:
+        """What is older than `order` under these keys is of rows that are gone; what is of that order is not."""
+        for key in keys:
+            self._by_key.setdefault(key, []).append((order, _GONE))
+
     def newest(self, key: Key, before: int) -> int | None:
         """Position of the key's newest row that is older than segment `before`."""
         older = [version for version in self._by_key.get(key, ()) if version[0] < before and version[0] != -1]
-        return max(older)[1] if older else None
+        position = max(older)[1] if older else _GONE
+        return None if position == _GONE else position
 
     def at(self, key: Key, order: int) -> int | None:
         return next((position for known, position in self._by_key.get(key, ()) if known == order), None)
@@ -146,19 +159,69 @@ def _keys(rows: pa.Table, names: Sequence[str]) -> list[Key]:
     return list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
 
 
-def _find(
-    keys: pa.Table,
+def _search(
+    table: MirroredTable,
+    incomplete: Mapping[int, IncompleteRows],
     columns: tuple[str, ...],
     files: Sequence[VersionedFile],
     runner: TaskRunner,
-    schema: LakeSchema,
     storage: StorageOptions,
-) -> list[tuple[int, pa.Table]]:
-    """Rows with these keys in the files, each with its file's order."""
-    futures: list[tuple[int, Future[pa.Table]]] = [
-        (file.order, runner.submit(find_rows, LookupTask(file.path, keys, columns, schema, storage))) for file in files
-    ]
-    return [(order, future.result()) for order, future in futures]
+    versions: _Versions,
+) -> None:
+    """Add the versions that the rows need: from the batch's own files, else from the newest older one that has them.
+
+    Rows that change now have mostly changed lately, and a table has many files: those are opened newest first, in
+    waves that double, until every row is found.
+    """
+    keys = pa.concat_tables([one.lookup_keys.select(table.key) for one in incomplete.values()])
+    schema = LakeSchema.of_table(table)
+
+    def find(wave: Sequence[VersionedFile]) -> set[Key]:
+        """Take in the versions that these files hold; return the keys seen, alive or deleted."""
+        groups = [
+            (kind[start : start + _FILES_PER_TASK], wanted)
+            for kind, wanted in (
+                ([file for file in wave if not file.deletes], columns),
+                ([file for file in wave if file.deletes], ()),
+            )
+            for start in range(0, len(kind), _FILES_PER_TASK)
+        ]
+        futures: list[Future[list[pa.Table]]] = [
+            runner.submit(find_rows, LookupTask(tuple(file.path for file in group), keys, wanted, schema, storage))
+            for group, wanted in groups
+        ]
+        seen: set[Key] = set()
+        for (group, _), future in zip(groups, futures, strict=True):
+            for file, rows in zip(group, future.result(), strict=True):
+                found = _keys(rows, table.key)
+                seen.update(found)
+                if file.deletes:
+                    versions.add_deletes(file.order, found)
+                else:
+                    versions.add(file.order, rows)
+        return seen
+
+    find([file for file in files if file.order >= 0])
+    # Of one order, rows before deletes: a wave that ends between them must not take a row for gone.
+    older = sorted((file for file in files if file.order < 0), key=lambda file: (-file.order, file.deletes))
+    wanted = _unknown(table, incomplete, versions)
+    begin, size = 0, _FILES_PER_TASK
+    while wanted and begin < len(older):
+        wanted -= find(older[begin : begin + size])
+        begin, size = begin + size, size * 2
+
+
+def _unknown(table: MirroredTable, incomplete: Mapping[int, IncompleteRows], versions: _Versions) -> set[Key]:
+    """The keys whose previous version is not in the batch itself."""
+    unknown: set[Key] = set()
+    completed: set[Key] = set()
+    for segment in sorted(incomplete):
+        one = incomplete[segment]
+        keys = _keys(one.lookup_keys, table.key)
+        unknown.update(key for key in keys if key not in completed and versions.newest(key, before=segment) is None)
+        # Once they are complete, these rows are versions that later segments find.
+        completed.update(_keys(one.rows, table.key))
+    return unknown
 
 
 def _read_heap(

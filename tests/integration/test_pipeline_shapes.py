@@ -141,7 +141,7 @@ def test_several_writers_contend_for_the_same_rows(database: Database, warehouse
     )
     seed = random.SystemRandom().randrange(2**32)
     print(f"writers' seed: {seed}")
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=3000)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=30_000)
     mirror.register("t", "u")
     with ExitStack() as writers:
         counts = [
