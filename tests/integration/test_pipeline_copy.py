@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,9 @@ def test_a_large_value_is_never_that_of_a_row_long_gone(database: Database, ware
     )
     gate = GatedCopies(ThreadTaskRunner())
     gate.hold()
-    batch = {"batch_bytes": 1 << 20, "batch_age": 0.5} if together else {"batch_bytes": 1, "batch_age": 0.0}
+    batch: dict[str, Any] = (
+        {"batch_bytes": 1 << 20, "batch_age": 0.5} if together else {"batch_bytes": 1, "batch_age": 0.0}
+    )
     mirror = Mirror.create(database, warehouse, gate, segment_bytes=1, **batch)
     gone = ("INSERT INTO t VALUES (2, 0, repeat('wrong', 1000))", "DELETE FROM t WHERE id = 2")
     with mirror.pumping() as running:
