@@ -9,6 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 BOOTSTRAP := build/bootstrap
+CHDB := build/chdb/.ready
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
 
@@ -39,18 +40,28 @@ $(READY): pyproject.toml requirements/dev.txt requirements/uv.txt
 demo: $(READY)
 	@$(BIN)/python -m mirror_pump.testing.demo $(ARGS)
 
+# Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
+WORKERS ?= 3
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+# ClickHouse, half a gigabyte that only `read` needs, in a directory of its own: tests neither load it nor wait for it.
+# Without its dependencies: what is used of it needs none. Where it cannot be had, `read` says so and does without.
+$(CHDB): requirements/bench.txt | $(READY)
+	@echo 'setting up ClickHouse ...' >&2
+	@$(UV) pip install --quiet --python $(BIN)/python --target build/chdb --no-deps --require-hashes -r $< \
+		&& touch $@ || echo 'make bench goes on without ClickHouse' >&2
+
+bench: $(READY) $(CHDB)
 	$(BIN)/python tests/benchmarks/run.py $(ARGS)
 
 soak: $(READY)
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 wheel: $(READY)
@@ -63,6 +74,7 @@ requirements:
 	$(COMPILE) pyproject.toml --extra demo --group dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt -o requirements/run.txt
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
+	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

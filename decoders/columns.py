@@ -43,6 +43,9 @@ _ARROW: dict[Kind, pa.DataType] = {
 }
 
 
+_PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.LIST})
+
+
 @dataclass(frozen=True)
 class ColumnType:
     """A lake column's type. Frozen and picklable: it travels to tasks and, as JSON text, into the catalog."""
@@ -54,6 +57,12 @@ class ColumnType:
     """Digits after the point; DECIMAL only, 0 to precision."""
     element: ColumnType | None = None
     """LIST only."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the type holds every value that Postgres's type can have. If not, some go elsewhere as text: NaN,
+        infinities, what is out of range, arrays of several dimensions."""
+        return self.kind not in _PARTIAL
 
     @property
     def arrow(self) -> pa.DataType:

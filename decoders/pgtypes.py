@@ -5,7 +5,8 @@ from __future__ import annotations
 from decoders.columns import ColumnType, Kind
 
 _STRING = ColumnType(Kind.STRING)
-_NUMERIC = 1700
+NUMERIC = 1700
+"""pg_type.oid."""
 
 _MAX_PRECISION = 38
 """Digits that an Iceberg decimal, and Arrow's decimal128, can hold."""
@@ -75,6 +76,13 @@ _ARRAYS: dict[int, int] = {
 """pg_type.typarray to its element type for the built-in types of the table (pg_type.dat). Absent on purpose:
 box[] (1020), whose text separates elements by a semicolon; int2vector and oidvector, whose text is no array."""
 
+_EXTENSION_TYPES: dict[str, ColumnType] = {
+    "vector.vector": ColumnType(Kind.LIST, element=ColumnType(Kind.FLOAT)),
+    "vector.halfvec": ColumnType(Kind.LIST, element=ColumnType(Kind.FLOAT)),
+}
+"""Types of extensions that are more than text, as `extension.type`: their OIDs differ between databases. pgvector's two
+print `[1,2,3]`; every half-precision number is a single-precision one too. Arrays of these are lists of text."""
+
 _NEVER_LISTS = frozenset({22, 30, 1020})
 """int2vector, oidvector and box[]: pg_type.typelem is set, but their text is not an array's with commas."""
 
@@ -88,17 +96,23 @@ def column_type(
     base_modifier: int = -1,
     element_oid: int = 0,
     delimiter: str = ",",
+    extension_type: str = "",
 ) -> ColumnType:
     """The lake type of a column whose type is `type_oid` with `type_modifier` (pg_attribute.atttypmod).
 
     For a domain (`typtype` 'd') give `base_oid` and `base_modifier`: the type under it, down to the last that is no
     domain. For an array type that is not built in, give `element_oid` (pg_type.typelem where typcategory is 'A'; the
-    base type's when the element is a domain) and the element's `delimiter` (pg_type.typdelim). Whatever is not in
-    design section 9's table is a string, as Postgres prints it: never an error.
+    base type's when the element is a domain) and the element's `delimiter` (pg_type.typdelim). For a type that an
+    extension brought give `extension_type`: the extension's name, a point, the type's. Whatever is not in
+    docs/types.md's table is a string, as Postgres prints it: never an error.
     """
     if typtype == "d" and base_oid:
-        return column_type(base_oid, base_modifier, element_oid=element_oid, delimiter=delimiter)
-    if type_oid == _NUMERIC:
+        return column_type(
+            base_oid, base_modifier, element_oid=element_oid, delimiter=delimiter, extension_type=extension_type
+        )
+    if extension_type in _EXTENSION_TYPES:
+        return _EXTENSION_TYPES[extension_type]
+    if type_oid == NUMERIC:
         return _numeric(type_modifier)
     if type_oid in _SCALARS:
         return ColumnType(_SCALARS[type_oid])

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from decoders.columns import ColumnType
 from decoders.keys import is_integer_key, key_numbers
 from decoders.net_effect import NetEffect, net_effect
-from decoders.text import parse_text
+from decoders.text import ParsedColumn, parse_column
 from decoders.toast import chain_ends, from_earlier_images, from_old_tuples
 from decoders.tuples import (
     DELETE,
@@ -47,7 +47,7 @@ class RelationShape:
     relation_id: int
     """The OID in pgoutput's messages."""
     names: tuple[str, ...]
-    """Columns in the order that pgoutput sends."""
+    """Columns in the order that pgoutput sends, without those that are left out."""
     types: tuple[ColumnType, ...]
     key: tuple[int, ...]
     """Places of the key columns in `names`, ascending."""
@@ -55,6 +55,13 @@ class RelationShape:
     """Columns that the lake requires: a NULL there is an error of the table, not a broken file."""
     every_key_deletes: bool
     """While the table is being copied: each touched key deletes, also one that first appears here."""
+    left_out: tuple[int, ...] = ()
+    """Places, among all columns that pgoutput sends, of those that are not in `names` and count for nothing."""
+
+
+RawTexts: TypeAlias = Mapping[str, pa.ChunkedArray]
+"""By name of the columns that have any: the texts (string) of values that the column's type cannot hold, NULL in all
+other rows. The cells of these values are NULL."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class IncompleteRows:
 
     rows: pa.Table
     """As TableChanges.rows; NULL in the missing cells."""
+    raw: RawTexts
+    """As TableChanges.raw."""
     missing: pa.Table
     """bool columns of the same names: True where the cell is missing."""
     lookup_keys: pa.Table
@@ -78,6 +87,8 @@ class TableChanges:
     """Messages seen."""
     rows: pa.Table
     """Complete rows that exist when the segment ends, one per key: all columns, with their ColumnType's Arrow types."""
+    raw: RawTexts
+    """Of `rows`: values that their column's type cannot hold."""
     deleted_keys: pa.Table
     """Key columns, unique: the keys whose row from before the segment must go."""
     incomplete: IncompleteRows | None
@@ -115,7 +126,8 @@ def decode_segment(
 
 def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, shape: RelationShape) -> TableChanges:
     try:
-        return _Relation(buffer, read_changes(buffer, at, ends, tags, marks, len(shape.names)), shape).table_changes()
+        changes = read_changes(buffer, at, ends, tags, marks, len(shape.names) + len(shape.left_out))
+        return _Relation(buffer, changes.without(shape.left_out), shape).table_changes()
     except (ValueError, IndexError) as error:
         # A length in a malformed message leads out of the data.
         reason = "a row change is longer or shorter than its message" if isinstance(error, IndexError) else str(error)
@@ -123,6 +135,7 @@ def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, 
             relation_id=shape.relation_id,
             changes=len(at),
             rows=_schema(shape).empty_table(),
+            raw={},
             deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
             incomplete=None,
             error=reason[:_ERROR_LENGTH],
@@ -162,10 +175,12 @@ class _Relation:
             incomplete = self._incomplete(effect, surviving, cells, missing, np.flatnonzero(lacking), previous)
             whole = np.flatnonzero(~lacking)
             surviving, cells = surviving[whole], [column.take(whole) for column in cells]
+        rows, raw = self._rows(changes.new_places[surviving], cells)
         return TableChanges(
             relation_id=shape.relation_id,
             changes=len(changes.tags),
-            rows=self._rows(changes.new_places[surviving], cells),
+            rows=rows,
+            raw=raw,
             deleted_keys=self._deleted_keys(effect),
             incomplete=incomplete,
             error=None,
@@ -205,8 +220,10 @@ class _Relation:
             effect.key_changed[roots], len(changes.new_messages) + changes.old_places[roots], changes.new_places[roots]
         )
         flags = [pa.array(column[lacking]) for column in missing]
+        rows, raw = self._rows(changes.new_places[messages], [column.take(lacking) for column in cells])
         return IncompleteRows(
-            rows=self._rows(changes.new_places[messages], [column.take(lacking) for column in cells]),
+            rows=rows,
+            raw=raw,
             missing=pa.table(flags, names=list(shape.names)),
             lookup_keys=self._keys(tuples),
         )
@@ -220,38 +237,49 @@ class _Relation:
     def _keys(self, tuples: Ints) -> pa.Table:
         """The keys of tuples, counted through the new and then the old ones."""
         columns = [
-            self._key_numbers(tuples) if is_integer_key(self._key_types) else self._parsed(cells.take(tuples), column)
+            self._key_numbers(tuples) if is_integer_key(self._key_types) else self._held(cells.take(tuples), column)
             for cells, column in zip(self._key_cells, self._shape.key, strict=True)
         ]
         return pa.table(columns, schema=pa.schema([_schema(self._shape).field(column) for column in self._shape.key]))
 
-    def _rows(self, tuples: Ints, cells: list[Cells]) -> pa.Table:
+    def _rows(self, tuples: Ints, cells: list[Cells]) -> tuple[pa.Table, RawTexts]:
         integer_key = self._shape.key[0] if is_integer_key(self._key_types) else None
-        columns = [
-            self._key_numbers(tuples) if column == integer_key else self._parsed(cells[column], column)
-            for column in range(len(cells))
-        ]
-        return pa.table(columns, schema=_schema(self._shape))
+        columns: list[pa.Array | pa.ChunkedArray] = []
+        raw: dict[str, pa.ChunkedArray] = {}
+        for column, one in enumerate(cells):
+            if column == integer_key:
+                columns.append(self._key_numbers(tuples))
+            elif self._shape.not_null[column]:
+                columns.append(self._held(one, column))
+            else:
+                parsed = self._parsed(one, column)
+                columns.append(parsed.values)
+                if parsed.raw is not None:
+                    raw[self._shape.names[column]] = parsed.raw
+        return pa.table(columns, schema=_schema(self._shape)), raw
 
     def _key_numbers(self, tuples: Ints) -> pa.Array:
         """A single integer key's values, which were parsed to number the keys."""
         return pa.array(self._numbers[tuples]).cast(self._key_types[0].arrow)
 
-    def _parsed(self, cells: Cells, column: int) -> pa.ChunkedArray:
-        name, type_ = self._shape.names[column], self._shape.types[column]
+    def _parsed(self, cells: Cells, column: int) -> ParsedColumn:
         try:
-            chunks = [self._parsed_chunk(texts, type_) for texts in self._buffer.text(cells).chunks]
+            return parse_column(self._buffer.text(cells), self._shape.types[column])
         except ValueError as error:
-            raise ValueError(f"column {name}: {error}") from error
-        if self._shape.not_null[column] and not np.isin(cells.kinds, (TEXT, UNCHANGED)).all():
-            raise ValueError(f"column {name}: NULL came where the lake requires a value")
-        return pa.chunked_array(chunks, type_.arrow)
+            raise ValueError(f"column {self._shape.names[column]}: {error}") from error
 
-    def _parsed_chunk(self, texts: pa.Array, column: ColumnType) -> pa.Array:
-        parsed = parse_text(texts, column)
-        if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
-            value = texts.filter(parsed.unrepresentable)[0].as_py()
-            raise ValueError(f"the value {value!r} cannot be held by {column}")
+    def _held(self, cells: Cells, column: int) -> pa.ChunkedArray:
+        """A column whose every cell the lake requires: nothing can stand beside it."""
+        name, type_ = self._shape.names[column], self._shape.types[column]
+        parsed = self._parsed(cells, column)
+        if not np.isin(cells.kinds, (TEXT, UNCHANGED)).all():
+            raise ValueError(f"column {name}: NULL came where the lake requires a value")
+        if parsed.raw is not None:
+            value = parsed.raw.drop_null()[0].as_py()
+            raise ValueError(
+                f"key column {name} holds {value!r}, which {type_} cannot hold. Unregister the table, then register it"
+                f" with --column {name}=string."
+            )
         return parsed.values
 
     def _checked(self, cells: Cells, column: int) -> Cells:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -50,6 +50,45 @@ def parse_text(values: pa.Array, type: ColumnType) -> Parsed:  # noqa: A002 - th
         values = values.cast(pa.string())
     parsed, flagged = _PARSERS[type.kind](values, type)
     return Parsed(parsed, flagged)
+
+
+@dataclass(frozen=True)
+class ParsedColumn:
+    """A parsed column, and what its type cannot hold."""
+
+    values: pa.ChunkedArray
+    """As Parsed.values."""
+    raw: pa.ChunkedArray | None
+    """string: the texts of values that the type cannot hold, NULL elsewhere. None when there is no such value."""
+
+
+def parse_column(texts: pa.ChunkedArray, type: ColumnType) -> ParsedColumn:  # noqa: A002 - the word callers use
+    """`parse_text` of each chunk of `texts`. Raises ValueError as that does."""
+    parsed = [parse_text(chunk, type) for chunk in texts.chunks]
+    values = pa.chunked_array([one.values for one in parsed], type.arrow)
+    if not any(one.unrepresentable is not None and pc.any(one.unrepresentable).as_py() for one in parsed):
+        return ParsedColumn(values, None)
+    raw = [
+        pa.nulls(len(chunk), pa.string())
+        if one.unrepresentable is None
+        else pc.if_else(one.unrepresentable, chunk.cast(pa.string()), pa.scalar(None, pa.string()))
+        for chunk, one in zip(texts.chunks, parsed, strict=True)
+    ]
+    return ParsedColumn(values, pa.chunked_array(raw, pa.string()))
+
+
+def parse_rows(
+    rows: Sequence[Sequence[str | None]], types: Mapping[str, ColumnType]
+) -> tuple[dict[str, pa.ChunkedArray], dict[str, pa.ChunkedArray]]:
+    """`parse_column` of each column of rows of texts, which are in the order of `types`: the values by column name; and
+    what their types cannot hold, for those columns that have any. Raises ValueError as that does."""
+    values, raw = {}, {}
+    for place, (name, kind) in enumerate(types.items()):
+        parsed = parse_column(pa.chunked_array([pa.array([row[place] for row in rows], pa.string())]), kind)
+        values[name] = parsed.values
+        if parsed.raw is not None:
+            raw[name] = parsed.raw
+    return values, raw
 
 
 _Result = tuple[pa.Array, pa.Array | None]

@@ -37,9 +37,11 @@ def split_arrays(values: pa.Array) -> SplitArrays:
 
 
 def _split(text: str) -> list[str | None] | None:
-    """The elements of one array; None when a list cannot hold it."""
+    """The elements of one array, or of a vector of pgvector's; None when a list cannot hold it."""
     if text[:1] == "[" and text[-1:] == "}" and "]={" in text:
         return None
+    if text[:1] == "[" and text[-1:] == "]":
+        return list(text[1:-1].split(","))
     if text[:1] != "{" or text[-1:] != "}" or len(text) < 2:
         raise ValueError(f"{text!r} is no Postgres array")
     inner = text[1:-1]

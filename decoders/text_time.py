@@ -30,6 +30,9 @@ _TIMESTAMP = re.compile(
 _DAYS_OF_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _DAY_US = 86_400_000_000
 
+INFINITE_MICROSECONDS = 2**63 - 1
+"""294247-01-10 04:00:54.775807: a moment to Postgres, Arrow and Spark, but infinity to DuckDB. So no timestamp."""
+
 _Result = tuple[pa.Array, pa.Array | None]
 
 
@@ -113,7 +116,7 @@ def _odd_timestamp(text: str, with_zone: bool) -> int | None:
         seconds += offset if match[8] == "-" else -offset
     fraction = int((match[7] or "").ljust(6, "0"))
     micros = _days(text, match[1], match[2], match[3], match[12]) * _DAY_US + seconds * 1_000_000 + fraction
-    return micros if -(2**63) <= micros < 2**63 else None
+    return micros if -(2**63) <= micros < INFINITE_MICROSECONDS else None
 
 
 def _days(text: str, year_text: str, month_text: str, day_text: str, era: str | None) -> int:

@@ -8,6 +8,7 @@ column starts depends on the lengths before it, so the loop goes over columns an
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -184,6 +185,13 @@ class Changes:
         old_places[self.old_messages] = np.arange(len(self.old_messages))
         object.__setattr__(self, "new_places", new_places)
         object.__setattr__(self, "old_places", old_places)
+
+    def without(self, columns: Collection[int]) -> Changes:
+        """The same without the columns at these places."""
+        if not columns:
+            return self
+        new, old = ([one for place, one in enumerate(cells) if place not in columns] for cells in (self.new, self.old))
+        return Changes(self.tags, self.new_messages, new, self.old_messages, old)
 
 
 def read_changes(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, columns: int) -> Changes:

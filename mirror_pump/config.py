@@ -27,6 +27,9 @@ _MIB = 1024 * 1024
 Size = Annotated[ByteSize, Field(gt=0)]
 """Bytes; `16MiB`, `256kB` and plain numbers are understood."""
 
+SizeOrNone = Annotated[ByteSize, Field(ge=0)]
+"""As `Size`; 0 turns something off."""
+
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
@@ -54,9 +57,36 @@ class Settings(BaseSettings):
         default=ByteSize(256 * _MIB), description="Stop reading the stream while this much waits to be applied"
     )
 
+    max_row_bytes: Size = Field(
+        default=ByteSize(256 * _MIB), description="Set a table aside when one change of a row takes more stream bytes"
+    )
+
     copy_chunk_bytes: Size = Field(default=ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
     copy_workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default_factory=lambda: os.cpu_count() or 1, description="Copy chunks read at the same time [cores]"
+    )
+
+    resolve_age: Seconds = Field(
+        default=10.0, description="Turn equality deletes into position deletes once one is this many seconds old"
+    )
+    resolve_rows: Annotated[int, Field(ge=1)] = Field(
+        default=50_000, description="... or once a table has this many, whatever their age"
+    )
+
+    fold_age: Seconds = Field(
+        default=10.0, description="Fold a correction of an old row into the lake once it is this many seconds old"
+    )
+    fold_rows: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=20_000, description="... or once a table has this many; and so many at once, at most"
+    )
+
+    merge_bytes: SizeOrNone = Field(
+        default=ByteSize(32 * _MIB), description="Merge a table's small data files until they have this size; 0: never"
+    )
+
+    index_memory: SizeOrNone = Field(
+        default=ByteSize(1024 * _MIB),
+        description="Memory for indexes of keys, with which deletes are written by position at once; 0 for none",
     )
 
     idle_publish_bytes: Size = Field(
@@ -64,6 +94,9 @@ class Settings(BaseSettings):
     )
     idle_publish_interval: Seconds = Field(
         default=10.0, description="When idle, seconds between two such publishes, at least"
+    )
+    retention_interval: Annotated[float, Field(ge=0.05, le=3600)] = Field(
+        default=2.0, description="Seconds between looks at which partitions may leave the heap"
     )
     lock_timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=2.0, description="Seconds that register waits for a table's lock before it lets go and tries again"
@@ -73,6 +106,18 @@ class Settings(BaseSettings):
         default=10.0, description="Longest pause between two tries of a publish, in seconds"
     )
     reconnect_backoff_max: Seconds = Field(default=30.0, description="Longest pause between two reconnects, in seconds")
+
+    maintain_interval: Seconds = Field(
+        default=15.0, description="Seconds between two looks of `maintain --serve` at the tables' debt"
+    )
+    maintain_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5, description="Share of the time that `maintain --serve` works unasked, at most"
+    )
+    maintain_cores: Annotated[int, Field(ge=1, le=256)] = Field(
+        default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
+        description="Cores of maintenance's own Spark, unless --master names another [half of them]",
+    )
+    maintain_memory: Size = Field(default=ByteSize(1024 * _MIB), description="Java heap of maintenance's own Spark")
 
     storage_endpoint: str | None = Field(default=None, description="S3 endpoint URL, for anything that is not AWS")
     storage_region: str | None = Field(default=None, description="S3 region")

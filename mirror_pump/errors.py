@@ -31,12 +31,24 @@ class ConnectionLost(SourceError):
     """Postgres went away. Retried with back-off; fatal only when retries are used up."""
 
 
+class RowNotSent(ConnectionLost):
+    """A row that the server cannot print ended the stream, and would each time: its transaction is passed over, and
+    what it may have changed is copied again."""
+
+    transaction: int = 0
+    """LSN of its commit, once known."""
+
+
 class NotLeader(SourceError):
     """Another pump leads this database, or took over from us: this one must stop."""
 
 
 class LakeError(MirrorPumpError):
     """Files or metadata of the lake cannot be read or written: the operator of the storage acts."""
+
+
+class StorageFull(LakeError):
+    """There is no room for the lake's files, or for Spark's own: whoever owns the storage makes some. Tried again."""
 
 
 class TaskFailed(MirrorPumpError):

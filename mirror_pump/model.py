@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NewType
 
 from decoders.columns import ColumnType
+from mirror_pump.quoting import identifier
 
 Lsn = NewType("Lsn", int)
 """A WAL position in bytes from 0/0, as `pg_lsn - '0/0'` gives it."""
@@ -51,7 +52,7 @@ class TableName:
     @property
     def quoted(self) -> str:
         """The name as SQL wants it: both parts quoted."""
-        return ".".join('"' + part.replace('"', '""') + '"' for part in (self.schema, self.name))
+        return ".".join(identifier(part) for part in (self.schema, self.name))
 
 
 class TableState(StrEnum):
@@ -80,6 +81,61 @@ class Column:
     field_id: int
     """The Iceberg field ID. Never changes, never reused."""
     not_null: bool
+    chosen: bool = False
+    """The lake type is the user's choice, not the mapping's."""
+
+
+@dataclass(frozen=True)
+class ExcludedColumn:
+    """A column that the user left out of the mirror: it is sent, and thrown away."""
+
+    attnum: int
+    name: str
+
+
+class TierKind(StrEnum):
+    """What the tier key is (modak.tables.tier_key_type); smallint and integer keys count as bigint."""
+
+    BIGINT = "bigint"
+    TIMESTAMPTZ = "timestamptz"
+    TIMESTAMP = "timestamp"
+    DATE = "date"
+
+
+EVERYTHING_IN_HEAP = -(2**63)
+"""T (cutline.tier_key_hi) of a table whose every row is at or above it, hence in Postgres."""
+
+FIRST_YEAR = {
+    TierKind.BIGINT: EVERYTHING_IN_HEAP,
+    TierKind.TIMESTAMPTZ: -62_135_596_800_000_000,
+    TierKind.TIMESTAMP: -62_135_596_800_000_000,
+    TierKind.DATE: -719_162,
+}
+"""0001-01-01, where T of a time key begins if the table has no partition for anything older: not every engine can write
+down what is before."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Heap retention of a table: rows below the cut-line T are the lake's and the delta's, the others the heap's.
+
+    Tier values are integers: bigint keys as they are, times as microseconds since 1970-01-01 UTC (a timestamp: as if it
+    were UTC), dates as days since then, -infinity -2^63, infinity 2^63-1.
+    """
+
+    column: str
+    """The partition key's column."""
+    kind: TierKind
+    cut: int = EVERYTHING_IN_HEAP
+    """T."""
+    lag: int | None = None
+    """How far below the high-water mark rows stay in the heap, in tier values. None: retention was switched off after
+    T had moved; what is below T stays the lake's."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether any row may be below T."""
+        return self.cut > FIRST_YEAR[self.kind]
 
 
 @dataclass(frozen=True)
@@ -105,6 +161,22 @@ class MirroredTable:
     """Root URI of the Iceberg table's files."""
     live_after_lsn: Lsn | None
     """Set once the last chunk is read: the table is live when F reaches it."""
+    next_field_id: int = 0
+    """The lowest field ID that no column ever had; 0: one above the highest in use."""
+    shape: str = ""
+    """What the table is like as of F (modak.mirror_shape(), JSON); empty for one that was registered without."""
+    stalled: bool = False
+    """It has to be copied again, and cannot be before the stream says what it is like: until then it is not applied."""
+    excluded: tuple[ExcludedColumn, ...] = ()
+    """In attribute order."""
+    tier: Tier | None = None
+    """Heap retention; None: a plain mirror, all of whose rows are in the heap."""
+
+    @property
+    def excluded_places(self) -> tuple[int, ...]:
+        """Where the excluded columns are in the rows that pgoutput sends, counted from 0."""
+        order = sorted([column.attnum for column in self.columns] + [one.attnum for one in self.excluded])
+        return tuple(order.index(one.attnum) for one in self.excluded)
 
     @property
     def key_columns(self) -> tuple[Column, ...]:

@@ -53,7 +53,8 @@ def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        # Whatever stderr is when a line is written: who embeds the pump may exchange it.
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
     # py4j and pyiceberg log through the standard library; their chatter is of interest only when something is wrong.
@@ -69,6 +70,7 @@ _meter = metrics.get_meter("mirror_pump")
 _publishes = _meter.create_counter("mirror_pump.publishes", "1", "Publish transactions that landed")
 _changes = _meter.create_counter("mirror_pump.changes", "1", "Row changes published")
 _reconnects = _meter.create_counter("mirror_pump.reconnects", "1", "New tries after a lost connection or a failed task")
+_merged = _meter.create_counter("mirror_pump.merged_bytes", "By", "Bytes of merged files that landed")
 _publish_seconds = _meter.create_histogram("mirror_pump.publish.duration", "s", "Time of a publish transaction")
 _batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "From a batch's last commit to its publish")
 
@@ -80,6 +82,11 @@ def record_publish(*, changes: int, publish_seconds: float, batch_seconds: float
     _publish_seconds.record(publish_seconds)
     if batch_seconds is not None:
         _batch_seconds.record(batch_seconds)
+
+
+def record_merge(size_bytes: int) -> None:
+    """Counts the files of one merge that landed."""
+    _merged.add(size_bytes)
 
 
 def record_reconnect() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,12 @@ from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.verification import assert_verified
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_PASSED = pytest.StashKey[bool]()
 
 # No deadline per example: the machine is shared, and the oracle is a real server.
 hypothesis.settings.register_profile(
@@ -30,12 +33,24 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-run"))
 
+# Processes that tests start inherit it: their Sparks are no less short-lived.
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Draws the seed where none was given, so that the header can print it: every run differs, and can be redone."""
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets fixtures know whether their test passed."""
+    report = yield
+    if report.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -51,7 +66,8 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def new_database(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[Callable[[], Database]]:
-    """Makes as many fresh databases as a test asks for; they go away, with their slots, after it."""
+    """Makes as many fresh databases as a test asks for; they go away, with their slots, after it. Before that, every
+    live table of a mirror in them is verified."""
     made: list[Database] = []
     stem = re.sub(r"[^a-z0-9]+", "_", request.node.name.lower())[:40].strip("_")
 
@@ -63,8 +79,14 @@ def new_database(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> 
         return made[-1]
 
     yield make
-    for database in made:
-        postgres.drop_database(database.name)
+    try:
+        # What a test has shown itself to be wrong, or made wrong on purpose, needs no second opinion.
+        if request.node.stash.get(_PASSED, False) and request.node.get_closest_marker("unverified") is None:
+            for database in made:
+                assert_verified(database)
+    finally:
+        for database in made:
+            postgres.drop_database(database.name)
 
 
 @pytest.fixture
@@ -90,7 +112,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             master="local[2]",
             app_name="mirror-pump-tests",
             log=directory / "spark.log",
-            conf={"spark.sql.warehouse.dir": str(directory / "warehouse"), "spark.local.dir": str(directory)},
+            conf={
+                "spark.sql.warehouse.dir": str(directory / "warehouse"),
+                "spark.local.dir": str(directory),
+                "spark.sql.shuffle.partitions": "1",
+            },
         )
     )
     yield session

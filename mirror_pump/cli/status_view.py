@@ -26,14 +26,20 @@ def render(status: MirrorStatus) -> RenderableType:
         for table in status.tables
         if table.error is not None
     ]
-    return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *errors)
+    shed = [_retention(table) for table in status.tables if table.retention is not None]
+    return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *shed, *errors)
 
 
 def _slot(slot: SlotState) -> Text:
     if not slot.exists:
         return Text(f"slot {slot.name}: MISSING", style="red")
     text = f"slot {slot.name}: {'active' if slot.active else 'inactive'}, retains {bytes_text(slot.retained_bytes)}"
-    return Text(f"{text} of WAL ({slot.wal_status})", style="red" if slot.wal_status == "lost" else "")
+    text += f" of WAL ({slot.wal_status})"
+    held = slot.held_by
+    if held is not None:
+        who = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
+        text += f", from the beginning of a {held.kind} {who} on, open for {seconds_text(held.seconds)}"
+    return Text(text, style="red" if slot.wal_status == "lost" else "")
 
 
 def _leader(leader: Leader | None) -> Text:
@@ -50,7 +56,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> Table:
     grid.add_column("table", overflow="fold")
     for heading in ("state", "F"):
         grid.add_column(heading, no_wrap=True)
-    for heading in ("lag", "behind", "rows", "files", "delete files", "size"):
+    for heading in ("lag", "behind", "rows", "files", "delete files", "pending deletes", "index", "size"):
         grid.add_column(heading, justify="right", no_wrap=True)
     for table in tables:
         content = table.content
@@ -70,6 +76,42 @@ def _tables(tables: tuple[TableStatus, ...]) -> Table:
             rows,
             count_text(content.data_files if content else None),
             count_text(content.delete_files if content else None),
+            _pending(table),
+            _index(table),
             bytes_text(content.size_bytes if content else None),
         )
     return grid
+
+
+def _pending(table: TableStatus) -> str:
+    """Equality deletes that readers still have to apply, and how long the oldest has been there."""
+    if table.content is None or not table.content.equality_deletes:
+        return "-" if table.content is None else "0"
+    return f"{count_text(table.content.equality_deletes)}, {seconds_text(table.equality_deletes_age)}"
+
+
+def _index(table: TableStatus) -> str:
+    """The memory that lets deletes be written by position at once; or how far it is from that."""
+    deletes = table.deletes
+    if deletes.phase is None:
+        return "-"
+    return bytes_text(deletes.bytes) if deletes.mode == "position" else deletes.phase
+
+
+def _retention(table: TableStatus) -> Text:
+    """Old partitions, corrections and pins of one table, on a line."""
+    state = table.retention
+    assert state is not None
+    parts = [f"T = {state.cut}", f"S = {table.snapshot_id}"]
+    if state.partitions:
+        parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
+    parts.append(f"{count_text(state.delta_rows)} corrections")
+    if state.delta_unfolded:
+        parts[-1] += f", {count_text(state.delta_unfolded)} not folded for {seconds_text(state.delta_age)}"
+    if state.pins:
+        parts.append(f"{count_text(state.pins)} pins, the oldest {seconds_text(state.oldest_pin_age)} old")
+    if state.expired_pins:
+        parts.append(f"{count_text(state.expired_pins)} expired")
+    if state.stopped is not None:
+        parts.append(f"RETENTION STOPPED: {one_line(state.stopped)}")
+    return Text(f"{table.table}: {'; '.join(parts)}", style="red" if state.stopped is not None else "")

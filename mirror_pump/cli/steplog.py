@@ -6,7 +6,7 @@ import time
 
 from mirror_pump.model import format_lsn
 from mirror_pump.pipeline.steps import Step
-from mirror_pump.telemetry import get_logger, record_publish, record_reconnect
+from mirror_pump.telemetry import get_logger, record_merge, record_publish, record_reconnect
 
 SUMMARY_INTERVAL = 10.0
 """Seconds between two summary lines: a publish a second is too much for a journal, --debug shows each."""
@@ -16,6 +16,10 @@ _LEVELS = {
     Step.REGISTERED: "info",
     Step.COPY_PLANNED: "info",
     Step.LIVE: "info",
+    Step.TIER_ADVANCED: "info",
+    Step.FOLD_FAILED: "warning",
+    Step.RESOLVE_FAILED: "warning",
+    Step.MERGE_FAILED: "warning",
     Step.RETRYING: "warning",
     Step.TABLE_FAILED: "error",
 }
@@ -51,6 +55,9 @@ class StepLog:
             self._received_at = None
             self._batch_changes = 0
             record_reconnect()
+        elif step is Step.MERGED:
+            size = details.get("bytes")
+            record_merge(size if isinstance(size, int) else 0)
         elif step is Step.PUBLISHED:
             self._published(now, shown.get("frontier"))
 

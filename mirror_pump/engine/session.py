@@ -127,6 +127,27 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
     return conf
 
 
+def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Spark settings with which catalog `name` reaches the warehouse's storage; none are needed for files.
+
+    `properties` are FileIO's (`s3.endpoint` and so on). Holds secrets.
+    """
+    if not warehouse.startswith("s3://"):
+        return {}
+    prefix = f"spark.sql.catalog.{name}"
+    bundle = ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle")
+    conf = {
+        "spark.jars.packages": ",".join((ICEBERG_PACKAGE, JDBC_PACKAGE, bundle)),
+        f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+        **{f"{prefix}.{key}": value for key, value in properties.items() if key != "s3.region"},
+    }
+    if "s3.endpoint" in properties:
+        conf[f"{prefix}.s3.path-style-access"] = "true"
+    if "s3.region" in properties:
+        conf[f"{prefix}.client.region"] = properties["s3.region"]
+    return conf
+
+
 @dataclass(frozen=True)
 class LibpqAccess:
     """What a libpq connection string, with the environment's and libpq's defaults, comes down to."""

@@ -6,15 +6,21 @@ run writes files under fresh names, and only those that the driver publishes cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from decoders.segment import IncompleteRows, RelationShape, TableChanges, decode_segment
+from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChanges, decode_segment
 from mirror_pump.lake.commit import SegmentFiles
+from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.index_plan import SegmentKeys
+from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.sidecars import narrowed, sidecars, widened
+from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableId, TableState
 
 
@@ -25,6 +31,10 @@ class SegmentTable:
     shape: RelationShape
     schema: LakeSchema
     location: str
+    line: CutLine | None = None
+    """T, if rows may be below it: what the stream brings there is not applied (mirror_pump.lake.cold)."""
+    packing: KeyPacking | None = None
+    """How to hand the keys over, for whoever decides how the deletes are written; None: as an equality-delete file."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,11 @@ class SegmentTask:
     header: int
     """Bytes before the pgoutput message in each."""
 
+    @property
+    def nbytes(self) -> int:
+        """What travels with the task, bytes."""
+        return len(self.data)
+
 
 @dataclass(frozen=True)
 class TableResult:
@@ -51,6 +66,11 @@ class TableResult:
     incomplete: IncompleteRows | None
     """Rows with unchanged TOAST values that this segment does not hold: the driver completes them."""
     error: str | None
+    keys: SegmentKeys | None = None
+    """Where the segment's table has a packing: the keys that it deletes, of which no file was written, and the keys of
+    its rows."""
+    sidecars: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a sidecar in the data file."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,7 @@ class SegmentResult:
     tables: tuple[TableResult, ...]
 
 
-def segment_table(table: MirroredTable) -> SegmentTable:
+def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
     """What tasks need of `table`. While it is copied, every key touched gets a delete: a copied row may exist."""
     names = tuple(column.name for column in table.columns)
     shape = RelationShape(
@@ -68,27 +88,93 @@ def segment_table(table: MirroredTable) -> SegmentTable:
         key=tuple(sorted(names.index(name) for name in table.key)),
         not_null=tuple(column.name in table.key for column in table.columns),
         every_key_deletes=table.state is not TableState.LIVE,
+        left_out=table.excluded_places,
     )
-    return SegmentTable(shape, LakeSchema.of_table(table), table.location)
+    return SegmentTable(shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing)
 
 
 def apply_segment(task: SegmentTask) -> SegmentResult:
-    """Decode the segment, write one data file and one delete file for each table in it, and describe them."""
+    """Decode the segment, write a data file and, unless keys are handed over, a delete file for each table in it."""
     tables = {table.shape.relation_id: table for table in task.tables}
     shapes = {relation_id: table.shape for relation_id, table in tables.items()}
     lengths = np.frombuffer(task.lengths, np.int32)
     changes = decode_segment(task.data, lengths, shapes, header=task.header)
-    return SegmentResult(tuple(_write(change, tables[change.relation_id], task.storage) for change in changes))
+    written: list[WrittenFile] = []
+    try:
+        return SegmentResult(
+            tuple(_write(change, tables[change.relation_id], task.storage, written) for change in changes)
+        )
+    except BaseException:
+        # Nobody will learn of them. On a storage that is full they would take the room that the next try needs.
+        discard([file.path for file in written], task.storage)
+        raise
 
 
-def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions) -> TableResult:
+def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
+    """The key of each row."""
+    return packing.pack([rows.column(field.name) for field in schema.key.fields])
+
+
+def _write(
+    changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: list[WrittenFile]
+) -> TableResult:
+    """Adds each file to `written` as soon as it is there."""
     table_id = TableId(changes.relation_id)
     if changes.error is not None:
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
+    if table.line is not None:
+        changes = _not_below(changes, table.line)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
+    beside: frozenset[int] = frozenset()
     if changes.rows.num_rows:
-        data = (write_data_file(changes.rows, table.schema, table.location, storage),)
+        rows, schema = changes.rows, table.schema
+        if changes.raw:
+            rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
+            beside = sidecars(schema)
+        data = (write_data_file(rows, schema, table.location, storage),)
+        written += data
+    if table.packing is not None:
+        keys = SegmentKeys(
+            schema=table.schema,
+            deleted=changes.deleted_keys,
+            packed=table.packing.pack(changes.deleted_keys.columns),
+            packing=table.packing,
+            rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
+        )
+        files = SegmentFiles(data, ())
+        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside, keys=keys)
     if changes.deleted_keys.num_rows:
         deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
-    return TableResult(table_id, changes.changes, SegmentFiles(data, deletes), changes.incomplete, None)
+        written += deletes
+    files = SegmentFiles(data, deletes)
+    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside)
+
+
+def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:
+    """Without changes of rows below T, whichever way they are: the tier key is part of the key, so that a row which
+    moves across T comes as a deleted key on one side and a row on the other."""
+    if not line.all_above(changes.deleted_keys.column(line.name)):
+        above = pc.invert(line.below(changes.deleted_keys.column(line.name)))
+        changes = replace(changes, deleted_keys=changes.deleted_keys.filter(above))
+    rows, raw, mask = _rows_not_below(changes.rows, changes.raw, line)
+    if mask is not None:
+        changes = replace(changes, rows=rows, raw=raw)
+    incomplete = changes.incomplete
+    if incomplete is None:
+        return changes
+    rows, raw, mask = _rows_not_below(incomplete.rows, incomplete.raw, line)
+    if mask is None:
+        return changes
+    left = IncompleteRows(rows, raw, incomplete.missing.filter(mask), incomplete.lookup_keys.filter(mask))
+    return replace(changes, incomplete=left if rows.num_rows else None)
+
+
+def _rows_not_below(rows: pa.Table, raw: RawTexts, line: CutLine) -> tuple[pa.Table, RawTexts, pa.ChunkedArray | None]:
+    """The rows at or above T, the texts beside them, and which rows those were; None: all."""
+    tier_keys = rows.column(line.name)
+    if line.all_above(tier_keys):
+        return rows, raw, None
+    mask = pc.invert(line.below(tier_keys))
+    texts = {name: column.filter(mask) for name, column in raw.items()}
+    return rows.filter(mask), {name: one for name, one in texts.items() if one.null_count < len(one)}, mask

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
-from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader
-from pyiceberg.avro.resolver import construct_writer
+from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, D
+from pyiceberg.avro.reader import Reader
+from pyiceberg.avro.resolver import construct_writer, resolve_reader
 from pyiceberg.io import InputFile
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
@@ -69,7 +71,7 @@ def container_of_block(schema: str, metadata: Mapping[str, str], count: int, pay
 
 def raw_records(content: bytes, schema: str) -> tuple[int, bytes] | None:
     """Count and concatenated encodings of a file's records; None if it does not have exactly this `schema`."""
-    with AvroFile[Record](BytesInput(content)) as file:
+    with OpenedFile[Record](BytesInput(content)) as file:
         if file.header.meta.get("avro.schema") != schema or file.header.meta.get("avro.codec") != _CODEC:
             return None
         count = 0
@@ -88,10 +90,44 @@ def read_records(content: bytes, schema_for: Callable[[Schema], Schema]) -> tupl
 
     Returns the file's schema and the records, structs as `Record`s in the reading schema's field order.
     """
-    with AvroFile[Record](BytesInput(content)) as file:
+    with OpenedFile[Record](BytesInput(content)) as file:
         own = file.schema
-    with AvroFile[Record](BytesInput(content), schema_for(own)) as file:
+    with OpenedFile[Record](BytesInput(content), schema_for(own)) as file:
         return own, list(file)
+
+
+_READERS: dict[tuple[object, ...], tuple[Schema, Reader]] = {}
+_MOST_READERS = 256
+"""Distinct schemas of files are few: one for each engine and partition type."""
+
+
+class OpenedFile(AvroFile[D]):
+    """pyiceberg's AvroFile with one tree of readers for all files of a schema.
+
+    pyiceberg builds one for every file, and keeps every one that was ever built (readers are singletons by their
+    arguments, some of which are made anew each time): 0.1 MB for each file that is read, for ever.
+    """
+
+    def __enter__(self) -> OpenedFile[D]:
+        with self.input_file.open() as stream:
+            self.decoder = new_decoder(stream.read())
+        self.header = self._read_header()
+        key = (
+            self.header.meta["avro.schema"],
+            None if self.read_schema is None else self.read_schema.model_dump_json(),
+            tuple(self.read_types.items()),
+            tuple(self.read_enums.items()),
+        )
+        known = _READERS.get(key)
+        if known is None:
+            own = self.header.get_schema()
+            known = own, resolve_reader(own, self.read_schema or own, self.read_types, self.read_enums)
+            if len(_READERS) >= _MOST_READERS:
+                _READERS.clear()
+            _READERS[key] = known
+        self.schema, self.reader = known
+        self.read_schema = self.read_schema or self.schema
+        return self
 
 
 class BytesInput(InputFile):

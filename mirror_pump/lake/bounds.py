@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from decoders.columns import ColumnType, Kind
 
@@ -94,3 +95,22 @@ def _bytes_above(value: bytes) -> bytes | None:
         return value
     kept = value[:TRUNCATED_TO].rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def ordered(column_type: ColumnType, bound: bytes | None) -> Any:
+    """A serialised bound as a value that orders as the column does; None where there is no bound to rely on.
+
+    Engines order UUIDs differently. Columns that were widened since may have shorter bounds.
+    """
+    if bound is None or column_type.kind in _UNBOUNDED:
+        return None
+    match column_type.kind:
+        case Kind.STRING | Kind.BINARY:
+            # UTF-8 bytes order as characters do.
+            return bound
+        case Kind.DECIMAL:
+            return int.from_bytes(bound, "big", signed=True)
+        case Kind.FLOAT | Kind.DOUBLE:
+            return struct.unpack("<f" if len(bound) == struct.calcsize("<f") else "<d", bound)[0]
+        case _:
+            return int.from_bytes(bound, "little", signed=True)

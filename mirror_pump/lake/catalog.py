@@ -12,6 +12,16 @@ import psycopg
 CATALOG = "lake"
 """The catalog's name in its tables, and in every engine's settings."""
 
+ENGINE_PROPERTIES = {
+    "commit.retry.num-retries": "50",
+    "commit.retry.min-wait-ms": "50",
+    "commit.retry.max-wait-ms": "1000",
+    "write.parquet.row-group-size-bytes": str(16 << 20),
+}
+"""Table properties for what other engines write. Their commits get through beside a pump that commits every second: by
+default Iceberg gives up after four tries, of some 0.1 s each. Their files have row groups like ours: readers skip and
+share work by row group, and a file of one group, which 128 MiB make of most, is scanned by one thread."""
+
 Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
 """Where the statements run: the caller decides on the transaction."""
 

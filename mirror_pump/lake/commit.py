@@ -6,8 +6,8 @@ new metadata location (`mirror_pump.lake.catalog`), in a transaction of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,17 +15,14 @@ import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.anchor import anchor_number
+from mirror_pump.lake.cutline import CutLine, Division, divide
+from mirror_pump.lake.evolution import with_schema
 from mirror_pump.lake.files import FileContent, WrittenFile, write_data_file
-from mirror_pump.lake.manifests import (
-    LiveFile,
-    Manifest,
-    ManifestWriter,
-    live_data_files,
-    live_equality_deletes,
-    read_list,
-)
+from mirror_pump.lake.listing import Listing, LiveFile, live_data_files, live_equality_deletes
+from mirror_pump.lake.manifest_list import Manifest, read_list
+from mirror_pump.lake.manifests import ManifestWriter, Removal
 from mirror_pump.lake.metadata import (
+    COLD,
     DEFAULT_RETENTION,
     Retention,
     current_schema,
@@ -36,11 +33,15 @@ from mirror_pump.lake.metadata import (
     next_location,
     read_metadata,
     snapshot_of,
+    with_branch,
     with_snapshot,
 )
+from mirror_pump.lake.position_deletes import write_position_deletes
+from mirror_pump.lake.resolution import Resolution, deletes_moved
+from mirror_pump.lake.rewrites import anchor_number, needed_manifests, needed_snapshots
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, write_all
-from mirror_pump.lake.summary import Tally, summarise
+from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.lake.summary import REPLACE, Tally, ledger, live_rows, pending_after, pending_since, summarise
 from mirror_pump.model import SequenceNumber, SnapshotId
 
 
@@ -68,8 +69,17 @@ class RowDelta:
     born: tuple[BornFile, ...] = ()
     replace: bool = False
     """First remove every file that the table has (TRUNCATE, or a copy that begins again), in the same snapshot."""
+    spare: CutLine | None = None
+    """What `replace` leaves: the rows below T, with every file that they or their deletes are in."""
     remove_born: int | None = None
     """First remove the data files of this data sequence number: a copy begins again, its former chunks go."""
+    positions: tuple[WrittenFile, ...] = ()
+    """Position deletes, of rows of older files and of the segments' own: each of them goes, whatever the order."""
+    resolution: Resolution | None = None
+    """Files in place of others; no row changes by it. One that merges data files comes without segments."""
+    schema: LakeSchema | None = None
+    """The table's columns from this snapshot on; None leaves them. Files of the delta may have the former columns:
+    readers go by field ID."""
     summary: Mapping[str, str] = field(default_factory=dict)
     """Added to the snapshot's summary: F, for instance."""
 
@@ -106,14 +116,22 @@ class LakeTable:
 
     @classmethod
     def create(
-        cls, schema: LakeSchema, location: str, storage: StorageOptions, properties: Mapping[str, str], now_ms: int
+        cls,
+        schema: LakeSchema,
+        location: str,
+        storage: StorageOptions,
+        properties: Mapping[str, str],
+        now_ms: int,
+        *,
+        divided: bool = False,
     ) -> StagedCommit:
         """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is s0.
 
-        Raises LakeError if the storage fails.
+        `divided`: of a table with heap retention. The start snapshot is what it has below T so far, nothing, and hence
+        the head of the branch `cold` too. Raises LakeError if the storage fails.
         """
         empty = cls(new_metadata(schema, location.rstrip("/"), properties, now_ms), "", storage, ())
-        return empty._stage(RowDelta(()), now_ms, frozenset(), None)
+        return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
 
     @classmethod
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
@@ -126,18 +144,44 @@ class LakeTable:
         manifests = read_list(snapshot["manifest-list"], storage) if snapshot else ()
         return cls(metadata, metadata_location, storage, manifests)
 
-    def stage(self, delta: RowDelta, now_ms: int, keep: frozenset[int] = frozenset()) -> StagedCommit:
+    def stage(
+        self,
+        delta: RowDelta,
+        now_ms: int,
+        keep: frozenset[int] = frozenset(),
+        rewrite_since: int | None = None,
+    ) -> StagedCommit:
         """Writes the metadata of one snapshot on top of this state.
 
         Segment i's files get the data sequence number base+1+i, the snapshot base+K, where base is the table's last
         sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in the
-        history. `now_ms` is milliseconds since 1970 UTC; a snapshot is never dated before its parent.
+        history. `now_ms` is milliseconds since 1970 UTC; a snapshot is never dated before its parent. `rewrite_since`
+        is the sequence number at which another engine's rewrite began that has not committed yet: what its commit
+        relies on stays in place (mirror_pump.lake.rewrites).
 
-        Raises LakeError if the storage fails, ValueError for a born file that is no data file or not of the past.
+        Raises LakeError if the storage fails, SchemaConflict if the delta's schema cannot follow the table's,
+        Superseded if its resolution does not fit this state, and ValueError for a born file that is no data file or not
+        of the past.
         """
-        return self._stage(delta, now_ms, keep, self.metadata_location)
+        if rewrite_since is not None:
+            keep |= needed_snapshots(self.metadata, rewrite_since)
+        under = self
+        if delta.schema is not None:
+            replaced = delta.replace and delta.spare is None
+            metadata = with_schema(self.metadata, delta.schema, replaced=replaced)
+            under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
+        return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
 
-    def _stage(self, delta: RowDelta, now_ms: int, keep: frozenset[int], old_location: str | None) -> StagedCommit:
+    def _stage(
+        self,
+        delta: RowDelta,
+        now_ms: int,
+        keep: frozenset[int],
+        old_location: str | None,
+        rewrite_since: int | None = None,
+        *,
+        divided: bool = False,
+    ) -> StagedCommit:
         base = int(self.metadata["last-sequence-number"])
         sequence_number = base + max(len(delta.segments), 1)
         for born in delta.born:
@@ -150,49 +194,117 @@ class LakeTable:
         for number, segment in enumerate(delta.segments, base + 1):
             data.extend((file, number) for file in segment.data)
             deletes.extend((file, number) for file in segment.deletes)
-        _check_contents(data, deletes)
+        _check_contents(data, FileContent.DATA)
+        _check_contents(deletes, FileContent.EQUALITY_DELETES)
+        resolution = delta.resolution
+        if resolution is not None and (
+            delta.replace
+            or delta.born
+            or delta.remove_born is not None
+            or (resolution.merged and (delta.segments or delta.positions))
+        ):
+            # Position deletes among the segments' files could name rows that a merge moves.
+            raise ValueError("a resolution goes with segments only, and one that merges data files alone")
+        moved = () if resolution is None else deletes_moved(resolution, self.manifests, self.location, self.storage)
+        resolved = resolution.added if resolution is not None else ()
+        division = self._division(delta)
+        parted: tuple[WrittenFile, ...] = ()
+        if division is not None and division.hidden:
+            parted = (write_position_deletes(division.hidden, self.location, self.storage),)
+        positions = [(file, sequence_number) for file in (*delta.positions, *resolved, *moved, *parted)]
         anchors: tuple[WrittenFile, ...] = ()
         if (anchored_at := anchor_number(data, deletes)) is not None:
             anchors = (write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage),)
             data.extend((anchor, anchored_at) for anchor in anchors)
-
+        merged = resolution.merged if resolution is not None else ()
+        data.extend((one.file, one.sequence_number) for one in merged if one.file is not None)
         snapshot_id = new_snapshot_id(self.metadata)
         writer = ManifestWriter(self.metadata, metadata_directory(self.metadata), snapshot_id, sequence_number)
-        removed = Tally()
-        if delta.replace or delta.remove_born is not None:
-            born_at = None if delta.replace else delta.remove_born
-            carried, removed = writer.remove(self.manifests, self.storage, born_at)
-        else:
-            carried = writer.merge(self.manifests, self.storage)
-        new = [writer.add(ManifestContent.DATA, data), writer.add(ManifestContent.DELETES, deletes)]
+        removal = self._removal(delta, division, writer)
+        needed, others = needed_manifests(removal.untouched, rewrite_since)
+        carried = [*writer.merge(others, self.storage), *needed, *removal.rewritten]
+        new = [
+            writer.add(ManifestContent.DATA, data),
+            writer.add(ManifestContent.DELETES, deletes),
+            writer.add(ManifestContent.DELETES, positions),
+        ]
         manifests = (*(one for one in new if one is not None), *carried)
 
         added = Tally()
-        for file, _ in (*data, *deletes):
+        for file, _ in (*data, *deletes, *positions):
             added.count(file.content, file.record_count, file.size_bytes)
         parent = current_snapshot(self.metadata)
+        timestamp = max(now_ms, int(self.metadata["last-updated-ms"]))
+        summary = summarise(added, removal.removed, parent["summary"] if parent else None, delta.summary)
+        again = None if resolution is None else resolution.size_bytes + sum(file.size_bytes for file in moved)
+        counted = ledger(self.metadata)
+        if delta.replace and division is None:
+            counted = replace(counted, dangling=0)
+        summary |= counted.after(added, removal.removed, again).to_summary()
+        if merged and not added.delete_files:
+            summary["operation"] = REPLACE
+        resolved_to = resolution.sequence_number if resolution is not None and resolution.complete else None
+        summary |= pending_after(self.metadata, summary, resolved_to, timestamp)
         snapshot: dict[str, Any] = {
             "sequence-number": sequence_number,
             "snapshot-id": snapshot_id,
-            "timestamp-ms": max(now_ms, int(self.metadata["last-updated-ms"])),
-            "summary": summarise(added, removed, parent["summary"] if parent else None, delta.summary),
+            "timestamp-ms": timestamp,
+            "summary": summary,
             "manifest-list": writer.list(manifests, parent["snapshot-id"] if parent else None),
             "schema-id": self.metadata["current-schema-id"],
         }
         if parent:
             snapshot["parent-snapshot-id"] = parent["snapshot-id"]
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
+        if divided:
+            metadata = with_branch(metadata, COLD, snapshot_id)
         new_location = next_location(self.metadata, old_location)
         files = [*writer.files, (new_location, orjson.dumps(metadata))]
-        write_all(files, self.storage)
+        beside = [file.path for file in (*anchors, *moved, *parted)]
+        try:
+            write_all(files, self.storage)
+        except LakeError:
+            discard(beside, self.storage)
+            raise
         return StagedCommit(
             table=LakeTable(metadata, new_location, self.storage, manifests, self.retention),
             old_location=old_location,
             new_location=new_location,
             snapshot_id=SnapshotId(snapshot_id),
             sequence_number=SequenceNumber(sequence_number),
-            files=(*(location for location, _ in files), *(anchor.path for anchor in anchors)),
+            files=(*(location for location, _ in files), *beside),
         )
+
+    def _division(self, delta: RowDelta) -> Division | None:
+        """This state's files divided at T, if the delta replaces what is at or above it."""
+        if not delta.replace or delta.spare is None:
+            return None
+        return divide(self.manifests, delta.spare, Listing(self.storage, (delta.spare.field_id,)), self.storage)
+
+    def _removal(self, delta: RowDelta, division: Division | None, writer: ManifestWriter) -> Removal:
+        """Takes out of this state's manifests what the delta removes."""
+        if division is not None:
+            above = division.above
+            return writer.remove(
+                self.manifests,
+                self.storage,
+                lambda one: one.path in above,
+                lambda manifest: any(file.path in above for file in division.files.get(manifest.path, ())),
+            )
+        born_at = delta.remove_born
+        change = delta.resolution
+        if change is not None:
+            return writer.remove(self.manifests, self.storage, lambda one: one.path in change.removed, change.concerns)
+        if delta.replace:
+            return writer.remove(self.manifests, self.storage, lambda _: True, lambda _: True)
+        if born_at is not None:
+            return writer.remove(
+                self.manifests,
+                self.storage,
+                lambda one: one.sequence_number == born_at,
+                lambda manifest: manifest.may_hold_data_of(born_at),
+            )
+        return Removal(list(self.manifests), [], Tally())
 
     @property
     def location(self) -> str:
@@ -214,6 +326,21 @@ class LakeTable:
         """The current snapshot's sequence number."""
         return SequenceNumber(self._current["sequence-number"])
 
+    @property
+    def partitioned(self) -> bool:
+        """Whether new files of the table belong to partitions: another engine made it so."""
+        return any(spec["spec-id"] == self.spec_id and spec["fields"] for spec in self.metadata["partition-specs"])
+
+    @property
+    def spec_id(self) -> int:
+        """The partition spec of new files."""
+        return int(self.metadata["default-spec-id"])
+
+    @property
+    def summary(self) -> Mapping[str, str]:
+        """The current snapshot's summary."""
+        return dict(self._current.get("summary", {}))
+
     def live_data_files(self) -> list[LiveFile]:
         """The current snapshot's data files; reads its manifests."""
         return live_data_files(self.manifests, self.storage)
@@ -233,14 +360,30 @@ class LakeTable:
         return self._total("total-records", 0, rows=True)
 
     @property
+    def live_rows(self) -> int:
+        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.summary)."""
+        return live_rows(self.metadata, self._current.get("summary", {}))
+
+    @property
     def delete_files(self) -> int:
         """Live delete files of both kinds."""
         return self._total("total-delete-files", 1, rows=False)
 
     @property
+    def position_deletes(self) -> int:
+        """Rows in live position-delete files."""
+        return self._total("total-position-deletes", 1, rows=True)
+
+    @property
     def equality_deletes(self) -> int:
         """Rows in live equality-delete files."""
         return self._total("total-equality-deletes", 1, rows=True)
+
+    @property
+    def equality_deletes_since(self) -> int | None:
+        """When the oldest of them was committed, milliseconds since 1970 UTC; None if there are none. Later than that
+        only where other engines' commits and a thinned history leave no trace of it."""
+        return pending_since(self.metadata)
 
     def has_snapshot(self, snapshot_id: int) -> bool:
         """Whether a snapshot is still in the history."""
@@ -258,14 +401,15 @@ class LakeTable:
         stated = self._current.get("summary", {}).get(name)
         if stated is not None:
             return int(stated)
-        counted = [one.rows if rows else one.files for one in self.manifests if one.content == content]
-        return sum(added + existing for added, existing, _ in counted)
+        counted = [one for one in self.manifests if one.content == content]
+        if name == "total-equality-deletes":
+            # At most so many: of manifests that this process did not write, only a reader knows the kind of deletes.
+            counted = [one for one in counted if one.deletes is not FileContent.POSITION_DELETES]
+        numbers = [one.rows if rows else one.files for one in counted]
+        return sum(added + existing for added, existing, _ in numbers)
 
 
-def _check_contents(data: list[tuple[WrittenFile, int]], deletes: list[tuple[WrittenFile, int]]) -> None:
-    for file, _ in data:
-        if file.content is not FileContent.DATA:
-            raise ValueError(f"{file.path} holds deletes, not data")
-    for file, _ in deletes:
-        if file.content is FileContent.DATA:
-            raise ValueError(f"{file.path} holds data, not deletes")
+def _check_contents(files: Iterable[tuple[WrittenFile, int]], wanted: FileContent) -> None:
+    for file, _ in files:
+        if file.content is not wanted:
+            raise ValueError(f"{file.path} holds {file.content.name.lower()}, not {wanted.name.lower()}")

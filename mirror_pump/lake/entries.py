@@ -38,7 +38,11 @@ class Entry:
     sequence_number: int
     file_sequence_number: int | None
     """None on an added entry: readers take the manifest's, which is the snapshot's own."""
+    content: int
+    """A `FileContent`."""
+    path: str
     records: int
+    size_bytes: int
     data_file: bytes
 
 
@@ -96,8 +100,9 @@ def file_values(file: WrittenFile) -> tuple[Any, ...]:
         None,
         list(file.split_offsets),
         list(file.equality_ids) if file.content is FileContent.EQUALITY_DELETES else None,
+        # Iceberg spec: position-delete files are sorted by path and position, and name no sort order.
         0 if file.content is not FileContent.POSITION_DELETES else None,
-        None,
+        file.referenced_data_file,
     )
 
 
@@ -122,6 +127,11 @@ class StoredEntry:
         return int(self.file[0])
 
     @property
+    def format(self) -> str:
+        """`PARQUET`, `AVRO` or `ORC`."""
+        return str(self.file[2]).upper()
+
+    @property
     def records(self) -> int:
         """Rows in the file."""
         return int(self.file[4])
@@ -131,10 +141,20 @@ class StoredEntry:
         """Length of the file."""
         return int(self.file[5])
 
-    def encoded(self, partition: StructType, status: Status = Status.EXISTING) -> Entry:
+    def encoded(self, partition: StructType) -> Entry:
         """The entry, to be carried into another manifest."""
         file = formats_of(partition).data_file.encode(*(self.file[index] for index in range(len(self.file))))
-        return Entry(status, self.snapshot_id, self.sequence_number, self.file_sequence_number, self.records, file)
+        return Entry(
+            Status.EXISTING,
+            self.snapshot_id,
+            self.sequence_number,
+            self.file_sequence_number,
+            self.content,
+            self.path,
+            self.records,
+            self.size_bytes,
+            file,
+        )
 
 
 def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tuple[StructType, list[StoredEntry]]:

@@ -67,6 +67,8 @@ class WrittenFile:
     """Byte offsets of the row groups."""
     nan_counts: Mapping[int, int] = field(default_factory=dict)
     """FLOAT and DOUBLE columns. A column with a NaN has no bounds: engines disagree on where NaN sorts."""
+    referenced_data_file: str | None = None
+    """POSITION_DELETES only: the data file, if all positions are in one."""
 
 
 def write_data_file(table: pa.Table, schema: LakeSchema, location: str, storage: StorageOptions) -> WrittenFile:

@@ -1,4 +1,4 @@
-"""Manifests and manifest lists: entries with explicit sequence numbers, merged like a log-structured tree.
+"""Manifests: entries with explicit sequence numbers, merged like a log-structured tree.
 
 Entries travel as encoded bytes: the manifests that a commit merges were mostly written here, so merging them is
 joining bytes, and what a commit costs does not depend on how many commits came before.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
-from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, read_manifest_list
+from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
-from mirror_pump.lake.avro import BytesInput, Encoder, container, container_of_block, raw_records, schema_json
+from mirror_pump.lake.avro import container_of_block, raw_records
 from mirror_pump.lake.entries import (
     FORMAT_VERSION,
     NO_PARTITION,
@@ -30,6 +29,7 @@ from mirror_pump.lake.entries import (
     stored_entries,
 )
 from mirror_pump.lake.files import FileContent, WrittenFile
+from mirror_pump.lake.manifest_list import Manifest, encoded_list, with_line
 from mirror_pump.lake.metadata import current_schema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 from mirror_pump.lake.summary import Tally
@@ -42,48 +42,22 @@ FULL = 10_000
 """Entries from which on a manifest is left alone: some 2 MB, a unit of planning that engines can skip by bounds."""
 
 HELD = 100
-"""A new manifest with at most this many entries keeps them in memory for its first merge."""
+"""A manifest made here of at most this many entries keeps them in memory: most of its kind are merged, or lose files,
+within minutes."""
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """A line of a manifest list."""
-
-    path: str
-    length: int
-    spec_id: int
-    content: int
-    """0 data, 1 deletes."""
-    sequence_number: int
-    min_sequence_number: int
-    added_snapshot_id: int
-    files: tuple[int, int, int]
-    """Entries by status: added, existing, deleted."""
-    rows: tuple[int, int, int]
-    partitions: Any = None
-    key_metadata: bytes | None = None
-    entries: tuple[Entry, ...] | None = None
-    """The entries, while it is cheap to hold them."""
-    line: bytes = b""
-    """This manifest, encoded for a manifest list."""
-
-    @property
-    def live_files(self) -> int:
-        """Files that a reader of the snapshot sees."""
-        return self.files[0] + self.files[1]
-
-    def may_hold_data_of(self, number: int) -> bool:
-        """Whether a data file of this data sequence number can be in it; none is younger than its manifest."""
-        return self.content == ManifestContent.DATA and self.min_sequence_number <= number <= self.sequence_number
+_Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
+"""What manifests have to share to be merged: content, partition spec, and the kind of their deletes."""
 
 
-@dataclass(frozen=True)
-class LiveFile:
-    """A data or equality-delete file of a snapshot."""
+@dataclass
+class Removal:
+    """Manifests after files were removed from them."""
 
-    path: str
-    sequence_number: int
-    """Its data sequence number."""
+    untouched: list[Manifest]
+    rewritten: list[Manifest]
+    """Name the removed files as deleted; not to be merged in the same snapshot, which would hide that."""
+    removed: Tally
 
 
 class ManifestWriter:
@@ -100,12 +74,20 @@ class ManifestWriter:
         self.files: list[tuple[str, bytes]] = []
         """Location and content of everything encoded so far, not yet written."""
 
-    def add(self, content: ManifestContent, files: Iterable[tuple[WrittenFile, int]]) -> Manifest | None:
+    def add(self, content: ManifestContent, files: Sequence[tuple[WrittenFile, int]]) -> Manifest | None:
         """A manifest of new files, each with its explicit data sequence number; None if there are none."""
         encoder = formats_of(NO_PARTITION).data_file
         entries = tuple(
             Entry(
-                Status.ADDED, self._snapshot_id, sequence, None, file.record_count, encoder.encode(*file_values(file))
+                Status.ADDED,
+                self._snapshot_id,
+                sequence,
+                None,
+                file.content,
+                file.path,
+                file.record_count,
+                file.size_bytes,
+                encoder.encode(*file_values(file)),
             )
             for file, sequence in files
         )
@@ -113,6 +95,7 @@ class ManifestWriter:
             return None
         spec_id = self._metadata["default-spec-id"]
         manifest = self._write(content, spec_id, NO_PARTITION, entries)
+        manifest = replace(manifest, deletes=_kind(content, {file.content for file, _ in files}))
         return replace(manifest, entries=entries) if len(entries) <= HELD else manifest
 
     def merge(self, manifests: Sequence[Manifest], storage: StorageOptions) -> list[Manifest]:
@@ -122,61 +105,87 @@ class ManifestWriter:
         """
         unpartitioned = {spec["spec-id"] for spec in self._metadata["partition-specs"] if not spec["fields"]}
         carried: list[Manifest] = []
-        classes: dict[tuple[int, int, int], list[Manifest]] = defaultdict(list)
+        groups: dict[_Group, dict[int, list[Manifest]]] = defaultdict(lambda: defaultdict(list))
         for manifest in manifests:
             if not manifest.live_files:
                 continue
             if manifest.spec_id in unpartitioned and manifest.live_files < FULL and manifest.key_metadata is None:
-                classes[manifest.content, manifest.spec_id, _size_class(manifest.live_files)].append(manifest)
+                group = ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
+                groups[group][_size_class(manifest.live_files)].append(manifest)
             else:
                 carried.append(manifest)
-        for content, spec_id in sorted({(content, spec_id) for content, spec_id, _ in classes}):
+        for group, classes in groups.items():
             pending: list[Manifest] = []
             for size_class in range(_size_class(FULL) + 1):
-                group = classes.get((content, spec_id, size_class), [])
+                found = classes.get(size_class, [])
                 # What smaller classes gave counts as one manifest of its new class; written once it joins no other.
                 joins = bool(pending) and _size_class(sum(one.live_files for one in pending)) == size_class
-                if len(group) + joins < FANOUT:
-                    carried.extend(group)
+                if len(found) + joins < FANOUT:
+                    carried.extend(found)
                     continue
                 if pending and not joins:
-                    carried.append(self._merged(ManifestContent(content), spec_id, pending, storage))
+                    carried.append(self._merged(group, pending, storage))
                     pending = []
-                pending = [*pending, *group]
+                pending = [*pending, *found]
             if pending:
-                carried.append(self._merged(ManifestContent(content), spec_id, pending, storage))
+                carried.append(self._merged(group, pending, storage))
         return carried
 
     def remove(
-        self, manifests: Sequence[Manifest], storage: StorageOptions, born_at: int | None = None
-    ) -> tuple[list[Manifest], Tally]:
-        """Manifests that say of every live file that this snapshot deleted it, and what that removes.
+        self,
+        manifests: Sequence[Manifest],
+        storage: StorageOptions,
+        doomed: Callable[[Entry], bool],
+        may_hold: Callable[[Manifest], bool],
+    ) -> Removal:
+        """Has manifests say of the live files that are `doomed` that this snapshot deleted them.
 
-        With `born_at`, only of data files of that data sequence number; other files stay.
+        Only manifests that `may_hold` such a file are read, and those only whose entries are not in memory.
         """
-        removed = Tally()
-        result: list[Manifest] = []
+        result = Removal([], [], Tally())
         for manifest in manifests:
             if not manifest.live_files:
                 continue
-            if born_at is not None and not manifest.may_hold_data_of(born_at):
-                result.append(manifest)
+            if not may_hold(manifest):
+                result.untouched.append(manifest)
                 continue
-            partition, stored = _stored(manifest, storage)
+            partition, present = _existing(manifest, storage)
             entries = []
-            for one in stored:
-                if born_at is None or one.sequence_number == born_at:
-                    removed.count(one.content, one.records, one.size_bytes)
-                    deleted = one.encoded(partition, Status.DELETED)
-                    entries.append(replace(deleted, snapshot_id=self._snapshot_id))
+            left: set[int] = set()
+            for one in present:
+                if doomed(one):
+                    result.removed.count(one.content, one.records, one.size_bytes)
+                    entries.append(replace(one, status=Status.DELETED, snapshot_id=self._snapshot_id))
                 else:
-                    entries.append(one.encoded(partition))
-            if all(entry.status is Status.EXISTING for entry in entries):
-                result.append(manifest)
+                    left.add(one.content)
+                    entries.append(one)
+            kind = _kind(manifest.content, left)
+            if left and all(entry.status is Status.EXISTING for entry in entries):
+                result.untouched.append(replace(manifest, deletes=kind))
                 continue
             written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
-            result.append(_with_line(replace(written, partitions=manifest.partitions)))
-        return result, removed
+            result.rewritten.append(with_line(replace(written, partitions=manifest.partitions, deletes=kind)))
+        return result
+
+    def without(
+        self, manifests: Sequence[Manifest], storage: StorageOptions, files: Mapping[str, Collection[str]]
+    ) -> list[Manifest]:
+        """Manifests for a snapshot that is no child of theirs, without some of their live files: `files` has the URIs
+        by manifest. Nothing is said of what is left out; manifests that lose nothing are carried over as they are."""
+        kept: list[Manifest] = []
+        for manifest in manifests:
+            gone = files.get(manifest.path, ())
+            if not manifest.live_files:
+                continue
+            if not gone:
+                kept.append(manifest)
+                continue
+            partition, present = _existing(manifest, storage)
+            entries = [one for one in present if one.path not in gone]
+            if entries:
+                written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
+                kept.append(with_line(replace(written, partitions=manifest.partitions)))
+        return kept
 
     def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
         """Encodes the manifest list and returns its location."""
@@ -187,18 +196,19 @@ class ManifestWriter:
             "sequence-number": str(self._sequence_number),
             "format-version": str(FORMAT_VERSION),
         }
-        self.files.append((location, container(_list_schema(), metadata, [one.line for one in manifests])))
+        self.files.append((location, encoded_list(metadata, manifests)))
         return location
 
-    def _merged(
-        self, content: ManifestContent, spec_id: int, manifests: Sequence[Manifest], storage: StorageOptions
-    ) -> Manifest:
+    def _merged(self, group: _Group, manifests: Sequence[Manifest], storage: StorageOptions) -> Manifest:
         """One manifest of all live entries of several, as existing ones with their own numbers."""
+        content, spec_id, deletes = group
         formats = formats_of(NO_PARTITION)
+        held: list[Entry] | None = []
         payloads: list[bytes] = []
         count = rows = 0
         for manifest in manifests:
             if manifest.entries is None:
+                held = None
                 unchanged = manifest.files[0] == manifest.files[2] == 0
                 raw = raw_records(read_bytes(manifest.path, storage), formats.schema) if unchanged else None
                 if raw is None:
@@ -209,12 +219,15 @@ class ManifestWriter:
                     count += raw[0]
                     payloads.append(raw[1])
             else:
-                payloads.extend(formats.entry(existing(entry, manifest.sequence_number)) for entry in manifest.entries)
-                count += len(manifest.entries)
+                entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+                payloads.extend(map(formats.entry, entries))
+                count += len(entries)
+                if held is not None:
+                    held.extend(entries)
             rows += manifest.rows[0] + manifest.rows[1]
         minimum = min(manifest.min_sequence_number for manifest in manifests)
         location, length = self._encode(content, spec_id, NO_PARTITION, count, b"".join(payloads))
-        return _with_line(
+        return with_line(
             Manifest(
                 location,
                 length,
@@ -225,6 +238,8 @@ class ManifestWriter:
                 self._snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
+                entries=tuple(held) if held is not None and len(held) <= HELD else None,
+                deletes=deletes,
             )
         )
 
@@ -241,7 +256,7 @@ class ManifestWriter:
             rows[entry.status] += entry.records
         live = [entry.sequence_number for entry in entries if entry.status is not Status.DELETED]
         order = (Status.ADDED, Status.EXISTING, Status.DELETED)
-        return _with_line(
+        return with_line(
             Manifest(
                 location,
                 length,
@@ -272,30 +287,28 @@ class ManifestWriter:
         return location, len(encoded)
 
 
-def live_data_files(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
-    """Every data file that a reader of the snapshot sees, whoever added it."""
-    return [
-        LiveFile(one.path, one.sequence_number)
-        for manifest in manifests
-        if manifest.content == ManifestContent.DATA and manifest.live_files
-        for one in _stored(manifest, storage)[1]
-    ]
+def stored_of(manifest: Manifest, storage: StorageOptions) -> list[StoredEntry]:
+    """The manifest's live entries, with the sequence numbers that count. Raises LakeError."""
+    return _stored(manifest, storage)[1]
 
 
-def live_equality_deletes(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
-    """Every equality-delete file that a reader of the snapshot applies, whoever added it."""
-    return [
-        LiveFile(one.path, one.sequence_number)
-        for manifest in manifests
-        if manifest.content == ManifestContent.DELETES and manifest.live_files
-        for one in _stored(manifest, storage)[1]
-        if one.content == FileContent.EQUALITY_DELETES
-    ]
+def entries_of(manifest: Manifest, storage: StorageOptions) -> Sequence[Entry | StoredEntry]:
+    """Paths and sequence numbers of the manifest's live files; reads it unless they are in memory. Raises LakeError."""
+    return stored_of(manifest, storage) if manifest.entries is None else manifest.entries
 
 
-def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
-    """The manifests of a snapshot, whoever wrote it."""
-    return tuple(_from_list(line) for line in read_manifest_list(BytesInput(read_bytes(location, storage))))
+def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
+    """What a manifest may be said to hold: a kind of deletes if all its live entries are of it."""
+    return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
+
+
+def _existing(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[Entry]]:
+    """Partition type and live entries, as later manifests carry them."""
+    if manifest.entries is not None:
+        # Those made here, which are unpartitioned.
+        return NO_PARTITION, [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+    partition, stored = _stored(manifest, storage)
+    return partition, [one.encoded(partition) for one in stored]
 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
@@ -303,52 +316,6 @@ def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, li
     return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
 
 
-@lru_cache(maxsize=1)
-def _list_schema() -> str:
-    return schema_json(MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION], "manifest_file")
-
-
-@lru_cache(maxsize=1)
-def _list_encoder() -> Encoder:
-    return Encoder(MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION].as_struct())
-
-
 def _size_class(files: int) -> int:
     """Power of ten: 0 for 1 to 9 entries."""
     return len(str(files)) - 1
-
-
-def _from_list(line: ManifestFile) -> Manifest:
-    return _with_line(
-        Manifest(
-            line.manifest_path,
-            line.manifest_length,
-            line.partition_spec_id,
-            int(line.content),
-            line.sequence_number,
-            line.min_sequence_number,
-            line.added_snapshot_id or 0,
-            (line.added_files_count or 0, line.existing_files_count or 0, line.deleted_files_count or 0),
-            (line.added_rows_count or 0, line.existing_rows_count or 0, line.deleted_rows_count or 0),
-            line.partitions,
-            line.key_metadata,
-        )
-    )
-
-
-def _with_line(manifest: Manifest) -> Manifest:
-    line = _list_encoder().encode(
-        manifest.path,
-        manifest.length,
-        manifest.spec_id,
-        manifest.content,
-        manifest.sequence_number,
-        manifest.min_sequence_number,
-        manifest.added_snapshot_id,
-        *manifest.files,
-        *manifest.rows,
-        # An unpartitioned spec has no field summaries; readers want the list all the same.
-        manifest.partitions if manifest.partitions is not None else [],
-        manifest.key_metadata,
-    )
-    return replace(manifest, line=line)

@@ -22,6 +22,16 @@ from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
 MAIN = "main"
 """The branch that `current-snapshot-id` follows."""
+COLD = "cold"
+"""The branch of a table with heap retention that holds the rows below T alone (mirror_pump.lake.cold)."""
+COLD_CUT = "mirror-pump.cold-cut"
+"""Summary key of such snapshots: T, a tier value."""
+SEAM_METADATA = "mirror-pump.seam-metadata"
+"""Summary key of such snapshots: the metadata file in which it is the current one."""
+
+_COLD_KEPT = 10
+"""Of them, the newest that stay in the history although neither published nor pinned: readers who did not pin the one
+that they were told of find it for some folds longer."""
 
 _MINUTE_MS = 60_000
 _HOUR_MS = 60 * _MINUTE_MS
@@ -150,15 +160,82 @@ def with_snapshot(
     Snapshots that `retention` lets go leave the document with their statistics; `keep` and all refs hold theirs.
     """
     timestamp = snapshot["timestamp-ms"]
+    result = _grown(metadata, snapshot, MAIN, old_location, keep, retention)
+    result["current-snapshot-id"] = snapshot["snapshot-id"]
+    retained = {one["snapshot-id"] for one in result["snapshots"]}
+    log = [*metadata.get("snapshot-log", ()), {"timestamp-ms": timestamp, "snapshot-id": snapshot["snapshot-id"]}]
+    result["snapshot-log"] = _unbroken(log, retained)
+    return result
+
+
+def with_branch(metadata: Mapping[str, Any], name: str, snapshot_id: int) -> dict[str, Any]:
+    """The document with a branch at one of its snapshots."""
+    return {**metadata, "refs": {**metadata["refs"], name: {"type": "branch", "snapshot-id": snapshot_id}}}
+
+
+def with_cold_snapshot(
+    metadata: Mapping[str, Any],
+    snapshot: Mapping[str, Any],
+    old_location: str,
+    keep: Collection[int],
+    retention: Retention,
+) -> dict[str, Any]:
+    """The document after `snapshot` became the head of the branch `cold`; the current snapshot stays what it was."""
+    result = _grown(metadata, snapshot, COLD, old_location, keep, retention)
+    retained = {one["snapshot-id"] for one in result["snapshots"]}
+    result["snapshot-log"] = _unbroken(list(metadata.get("snapshot-log", ())), retained)
+    return result
+
+
+def seam_metadata(metadata: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of the same table in which `snapshot` is the current one, and the only one."""
+    return {
+        **metadata,
+        "current-snapshot-id": snapshot["snapshot-id"],
+        "refs": {MAIN: {"type": "branch", "snapshot-id": snapshot["snapshot-id"]}},
+        "snapshots": [snapshot],
+        "snapshot-log": [{"timestamp-ms": snapshot["timestamp-ms"], "snapshot-id": snapshot["snapshot-id"]}],
+        "metadata-log": [],
+        "statistics": [],
+        "partition-statistics": [],
+    }
+
+
+def cold_snapshot(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The head of the branch `cold`; None in a table without one."""
+    ref = metadata.get("refs", {}).get(COLD)
+    return None if ref is None else snapshot_of(metadata, int(ref["snapshot-id"]))
+
+
+def is_cold(snapshot: Mapping[str, Any]) -> bool:
+    """Whether a snapshot was made for the branch `cold`."""
+    return COLD_CUT in snapshot.get("summary", {})
+
+
+def seam_locations(metadata: Mapping[str, Any]) -> frozenset[str]:
+    """Metadata files beside the table's own that readers of its snapshots may have been told of."""
+    named = (one.get("summary", {}).get(SEAM_METADATA) for one in metadata["snapshots"])
+    return frozenset(one for one in named if one)
+
+
+def _grown(
+    metadata: Mapping[str, Any],
+    snapshot: Mapping[str, Any],
+    branch: str,
+    old_location: str | None,
+    keep: Collection[int],
+    retention: Retention,
+) -> dict[str, Any]:
+    """The document with one more snapshot, at the head of a branch, and the history thinned."""
+    timestamp = snapshot["timestamp-ms"]
     refs = dict(metadata.get("refs", {}))
-    refs[MAIN] = {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": snapshot["snapshot-id"]}
+    refs[branch] = {**refs.get(branch, {"type": "branch"}), "snapshot-id": snapshot["snapshot-id"]}
     held = {ref["snapshot-id"] for ref in refs.values()} | set(keep)
     snapshots = thin([*metadata["snapshots"], snapshot], held, timestamp, retention)
     result = {
         **metadata,
         "last-sequence-number": snapshot["sequence-number"],
         "last-updated-ms": timestamp,
-        "current-snapshot-id": snapshot["snapshot-id"],
         "refs": refs,
         "snapshots": snapshots,
     }
@@ -167,8 +244,6 @@ def with_snapshot(
         for statistics in ("statistics", "partition-statistics"):
             if metadata.get(statistics):
                 result[statistics] = [one for one in metadata[statistics] if one["snapshot-id"] in retained]
-    log = [*metadata.get("snapshot-log", ()), {"timestamp-ms": timestamp, "snapshot-id": snapshot["snapshot-id"]}]
-    result["snapshot-log"] = _unbroken(log, retained)
     if old_location is not None:
         entry = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": old_location}
         limit = int(metadata["properties"].get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
@@ -182,10 +257,28 @@ def thin(
     """The snapshots to keep, oldest first.
 
     Of a minute or an hour the oldest snapshot stays: the choice of one commit is then the choice of all later ones.
+    Those of the branch `cold` are no part of that: no time travel leads to them. They stay from the oldest held one on.
     """
-    ordered = sorted(snapshots, key=lambda one: one.get("sequence-number", 0))
+    ordered = sorted(snapshots, key=_sequence_number)
+    cold = [one for one in ordered if is_cold(one)]
+    if cold:
+        # The seam protocol promises that nothing at or above the oldest pinned one expires.
+        oldest = next((place for place, one in enumerate(cold) if one["snapshot-id"] in held), len(cold))
+        kept_cold = cold[min(oldest, max(len(cold) - _COLD_KEPT, 0)) :]
+        ordered = [one for one in ordered if not is_cold(one)]
+        return sorted([*_thinned(ordered, held, now_ms, retention), *kept_cold], key=_sequence_number)
+    return _thinned(ordered, held, now_ms, retention)
+
+
+def _sequence_number(snapshot: Mapping[str, Any]) -> int:
+    return int(snapshot.get("sequence-number", 0))
+
+
+def _thinned(
+    ordered: Sequence[Mapping[str, Any]], held: Collection[int], now_ms: int, retention: Retention
+) -> list[Mapping[str, Any]]:
     split = max(len(ordered) - retention.newest, 0)
-    kept = []
+    kept: list[Mapping[str, Any]] = []
     taken: set[tuple[int, int]] = set()
     for snapshot in ordered[:split]:
         age = now_ms - snapshot["timestamp-ms"]
@@ -200,7 +293,7 @@ def thin(
             kept.append(snapshot)
             if slot is not None:
                 taken.add(slot)
-    return kept + ordered[split:]
+    return [*kept, *ordered[split:]]
 
 
 def _unbroken(log: Sequence[Mapping[str, Any]], retained: Collection[int]) -> list[Mapping[str, Any]]:

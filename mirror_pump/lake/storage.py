@@ -7,15 +7,16 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import LakeError, StorageFull
 
 _LOCAL = "file://"
 _PARALLEL_WRITES = 4
@@ -23,6 +24,11 @@ _PARALLEL_WRITES = 4
 _REMOVE_TRIES = 20
 """A task that is being abandoned leaves a file or two; only one that goes on writing gets this far."""
 _REMEDY = "check that the location exists, that the process may write there and that the storage properties fit"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_REMEDY = (
+    "make room there; nothing is lost: what was not published is received again, by itself within a minute, or when"
+    " mirror-pump is started again. Until then F stands still and the server keeps the WAL"
+)
 
 
 @dataclass(frozen=True)
@@ -84,20 +90,32 @@ def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
 
 
 def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> None:
-    """Writes several files as `write_bytes` does; remote ones in parallel. When it returns, all are durable."""
+    """Writes several files as `write_bytes` does; remote ones in parallel. When it returns, all are durable; when it
+    raises, none is left."""
+    written: list[str] = []
+    try:
+        _write_all(files, storage, written)
+    except BaseException:
+        discard(written, storage)
+        raise
+
+
+def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: list[str]) -> None:
+    """Notes each location in `written` before anything of it can be there."""
     remote: list[tuple[str, bytes]] = []
     directories: set[Path] = set()
     for location, content in files:
+        written.append(location)
         path = local_path(location)
         if path is None:
             remote.append((location, content))
             continue
         with _lake_errors("write", location):
             temporary = _temporary(path)
-            descriptor = _open_new(temporary)
+            descriptor = _open_new(temporary, storage)
             try:
                 with os.fdopen(descriptor, "wb", buffering=0) as stream:
-                    stream.write(content)
+                    _write_whole(stream, content)
                     if storage.fsync:
                         os.fsync(descriptor)
                 temporary.replace(path)
@@ -114,6 +132,38 @@ def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> No
         with ThreadPoolExecutor(_PARALLEL_WRITES) as pool:
             for _ in pool.map(lambda item: _write_remote(item, storage), remote):
                 pass
+
+
+def _write_whole(stream: FileIO, content: bytes) -> None:
+    """One write may take a part only, and does so when the storage gets full: the next one then says why."""
+    left = memoryview(content)
+    while left:
+        left = left[stream.write(left) :]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as the storage lists it."""
+
+    location: str
+    """Its URI, spelled like the location that was listed."""
+    size_bytes: int
+    modified: float
+    """Seconds since 1970 UTC, by the storage's clock."""
+
+
+def list_files(location: str, storage: StorageOptions) -> Iterator[StoredFile]:
+    """Every file below a location; nothing there is no error. Raises LakeError."""
+    from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+
+    with _lake_errors("list", location):
+        path = local_path(location)
+        filesystem, key = (LocalFileSystem(), str(path)) if path is not None else _remote(location, storage)
+        key = key.rstrip("/")
+        for found in filesystem.get_file_info(FileSelector(key, recursive=True, allow_not_found=True)):
+            if found.type == FileType.File:
+                uri = location.rstrip("/") + found.path[len(key) :]
+                yield StoredFile(uri, found.size or 0, (found.mtime_ns or 0) / 1e9)
 
 
 def exists(location: str, storage: StorageOptions) -> bool:
@@ -140,6 +190,13 @@ def delete(location: str, storage: StorageOptions) -> None:
             filesystem.delete_file(key)
         except FileNotFoundError:
             return
+
+
+def discard(locations: Iterable[str], storage: StorageOptions) -> None:
+    """Removes files that nothing refers to, as far as the storage lets us; a sweep (`maintain`) takes the others."""
+    for location in locations:
+        with suppress(LakeError):
+            delete(location, storage)
 
 
 def delete_tree(location: str, storage: StorageOptions) -> None:
@@ -183,7 +240,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
         return
     temporary = _temporary(path)
     with _lake_errors("write", location):
-        os.close(_open_new(temporary))
+        os.close(_open_new(temporary, storage))
         try:
             with pa.OSFile(str(temporary), "wb") as stream:
                 yield stream
@@ -208,21 +265,29 @@ def _lake_errors(verb: str, location: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, pa.ArrowInvalid):
             raise
+        if no_room(error):
+            raise StorageFull(f"no room is left to {verb} {location}: {error}", _FULL_REMEDY) from error
         raise LakeError(f"cannot {verb} {location}: {error}", _REMEDY) from error
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether an error means that a local file system, or the user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def _open_new(path: Path) -> int:
+def _open_new(path: Path, storage: StorageOptions) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         return os.open(path, flags, 0o644)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for made in (path.parent.parent, path.parent.parent.parent):
-            _sync_directory(made)  # Rare (a table's first file), hence without asking the option.
+        if storage.fsync:
+            for made in (path.parent.parent, path.parent.parent.parent):
+                _sync_directory(made)
         return os.open(path, flags, 0o644)
 
 

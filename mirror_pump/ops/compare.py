@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -11,10 +11,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from decoders.columns import Kind
-from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.cutline import CutLine
+from mirror_pump.lake.schema import LakeField, LakeSchema
+from mirror_pump.lake.sidecars import every_sidecar, is_sidecar
+from mirror_pump.quoting import spark_identifier
 
 _SHOWN = 20
 """Differing rows that a report names; the count is of all."""
+_TEMPORAL = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _SHOWN_CHARACTERS = 200
 """Of each value in a report."""
 
@@ -30,12 +34,21 @@ class Comparison:
     """The first few: {"key": {...}, "kind": "missing" | "extra" | "different", "columns": {name: {heap, lake}}}."""
 
 
-def compare(spark: SparkSession, heap_location: str, lake_location: str, schema: LakeSchema) -> Comparison:
-    """Both locations are metadata files; the tables have the columns of `schema`. NULL equals NULL, NaN equals NaN,
-    -0 differs from 0, and a key that occurs twice on one side is a difference."""
+def compare(
+    spark: SparkSession, heap_location: str, lake_location: str, schema: LakeSchema, line: CutLine | None = None
+) -> Comparison:
+    """Both locations are metadata files; the tables have the columns of `schema`, and those of its sidecars that they
+    need: one that is missing is NULL throughout. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key that
+    occurs twice on one side is a difference. With `line`, only rows at or above it are compared."""
+    tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
+    if line is not None:
+        tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
+    needed = {name for table in tables for name in table.columns}
+    fields = [field for field in every_sidecar(schema).fields if not is_sidecar(field) or field.name in needed]
+    schema = replace(schema, fields=tuple(fields))
     keys = [field.name for field in schema.fields if field.field_id in schema.key_ids]
     values = [field.name for field in schema.fields if field.name not in keys]
-    heap, lake = (_prepared(spark, location, schema) for location in (heap_location, lake_location))
+    heap, lake = (_prepared(table, schema) for table in tables)
     joined = _numbered(heap, keys, "h").join(
         _numbered(lake, keys, "l"),
         on=reduce(
@@ -52,24 +65,55 @@ def compare(spark: SparkSession, heap_location: str, lake_location: str, schema:
         f.count(f.when(~(present["h"] & present["l"] & same), 1)),
     ).first()
     assert counts is not None
-    shown = differing.limit(_SHOWN).collect() if counts[2] else []
+    shown = differing.limit(_SHOWN).select(_printable(schema)).collect() if counts[2] else []
     return Comparison(counts[0], counts[1], counts[2], tuple(_difference(row.asDict(), keys, values) for row in shown))
 
 
-def _prepared(spark: SparkSession, location: str, schema: LakeSchema) -> DataFrame:
-    table = spark.read.format("iceberg").load(location)
-    return table.select([_exact(field.name, field.type.kind) for field in schema.fields])
+def _tier_value(line: CutLine) -> Column:
+    """The tier key as the number that T is."""
+    column = f.col(spark_identifier(line.name))
+    match line.type.kind:
+        case Kind.DATE:
+            return f.unix_date(column)
+        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+            return f.unix_micros(column.cast("timestamp"))
+        case _:
+            return column
 
 
-def _exact(name: str, kind: Kind) -> Column:
-    """The column such that equal means the same value: Spark takes -0.0 for 0.0."""
-    column = f.col(_quoted(name))
-    return (column.cast("string") if kind in (Kind.FLOAT, Kind.DOUBLE) else column).alias(name)
+def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
+    present = set(table.columns)
+    return table.select(
+        [
+            f.lit(None).cast("string").alias(field.name)
+            if is_sidecar(field) and field.name not in present
+            else _exact(field)
+            for field in schema.fields
+        ]
+    )
+
+
+def _exact(field: LakeField) -> Column:
+    """The column such that equal means the same value: Spark takes -0.0 for 0.0, also within a list."""
+    column = f.col(spark_identifier(field.name))
+    kind = (field.type.element or field.type).kind
+    return (column.cast("string") if kind in (Kind.FLOAT, Kind.DOUBLE) else column).alias(field.name)
+
+
+def _printable(schema: LakeSchema) -> list[Column]:
+    """Both sides' columns as Python can have them: its calendar ends with the years 1 and 9999, Postgres's does not."""
+    selected = [f.col("hn"), f.col("ln")]
+    for field in schema.fields:
+        kind = (field.type.element or field.type).kind
+        for side in "hl":
+            column = _side(side, field.name)
+            selected.append(column.cast("string").alias(f"{side}_{field.name}") if kind in _TEMPORAL else column)
+    return selected
 
 
 def _numbered(table: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
     """Columns prefixed by the side, and a number among rows of one key: 1, unless the key occurs more than once."""
-    renamed = table.select([f.col(_quoted(name)).alias(f"{side}_{name}") for name in table.columns])
+    renamed = table.select([f.col(spark_identifier(name)).alias(f"{side}_{name}") for name in table.columns])
     from pyspark.sql import Window
 
     return renamed.withColumn(
@@ -78,11 +122,7 @@ def _numbered(table: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
 
 
 def _side(side: str, name: str) -> Column:
-    return f.col(_quoted(f"{side}_{name}"))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return f.col(spark_identifier(f"{side}_{name}"))
 
 
 def _difference(row: dict[str, Any], keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from mirror_pump.config import Settings
 from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
+from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
 
 PASSWORD = "PGPASSWORD"  # noqa: S105 - the name of the variable, not a password
@@ -81,11 +82,11 @@ spark = (
     .config({_text(secret)}, os.environ.get({_text(PASSWORD)}, ""))
     .getOrCreate()
 )
-spark.sql({_text(f"SELECT * FROM {CATALOG}.{_backtick(namespace)}.{_backtick(name)} LIMIT 10")}).show()"""
+spark.sql({_text(f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_identifier(name)} LIMIT 10")}).show()"""
 
 
 def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str) -> str:
-    query = f"SELECT * FROM {_quote(namespace)}.{_quote(name)} LIMIT 10"
+    query = f"SELECT * FROM {identifier(namespace)}.{identifier(name)} LIMIT 10"
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
 # DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the F at
@@ -142,14 +143,17 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     properties |= {key: value for key, value in storage.items() if value is not None}
     return f"""\
 # Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
-# pyiceberg 0.12 refuses to scan tables with equality deletes, which the mirror writes for updates and deletes; it
-# reads insert-only tables, and the schema, snapshots and files of all.
+# pyiceberg 0.12 refuses to scan snapshots with equality deletes, which the mirror writes for updates and deletes. A
+# running pump turns them into position deletes within seconds, so this reads the newest snapshot that has none.
 from pyiceberg.catalog import load_catalog
 
 catalog = load_catalog({_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
 table = catalog.load_table(({_text(namespace)}, {_text(name)}))
-print(table.current_snapshot().summary)
-print(table.schema())"""
+snapshots = [one for one in table.snapshots() if one.summary.get("total-equality-deletes", "0") == "0"]
+newest = max(snapshots, key=lambda one: one.sequence_number)
+print(newest.summary)
+rows = table.scan(snapshot_id=newest.snapshot_id).to_arrow()
+print(rows.num_rows)"""
 
 
 def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -> str:
@@ -177,17 +181,9 @@ def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -
 # etc/catalog/{CATALOG}.properties of every Trino node. The password of {access.user} is expected in ${PASSWORD}.
 {lines}
 
-# Then:  SELECT * FROM {CATALOG}.{_quote(namespace)}.{_quote(name)} LIMIT 10;"""
+# Then:  SELECT * FROM {CATALOG}.{identifier(namespace)}.{identifier(name)} LIMIT 10;"""
 
 
 def _text(value: str) -> str:
     """A Python string literal with double quotes where possible."""
     return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _backtick(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

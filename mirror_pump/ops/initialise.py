@@ -15,6 +15,7 @@ from mirror_pump.ops.profile import REMEMBERED_STORAGE
 from mirror_pump.source.catalog_schema import installed_version, migrate
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.server import check_server
+from mirror_pump.source.shape import install_triggers, watch_partitions
 from mirror_pump.source.slot import (
     SystemIdentity,
     check_slot,
@@ -98,6 +99,15 @@ def initialise(settings: Settings, say: Say) -> Initialised:
         warehouse = _store_profile(connection, settings, say)
         made = create_publication(connection, settings.publication)
         say(f"publication {settings.publication}: {'created' if made else 'there already'}")
+        if install_triggers(connection):
+            say("event triggers: schema changes are followed where they happen")
+        else:
+            say(
+                "warning: this role may not create event triggers (a superuser may): schema changes are found within"
+                " seconds instead, and tables copied again where they cannot be followed"
+            )
+        if busy := watch_partitions(connection):
+            say(f"warning: {busy} partitioned tables were locked by others; run init again for TRUNCATE of a partition")
         position = _slot(connection, settings, say)
     return Initialised(settings.slot, settings.publication, warehouse, position)
 

@@ -12,9 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from decoders.messages import parse_begin, parse_commit, parse_relation, parse_truncate
+from decoders.messages import parse_begin, parse_commit, parse_logical_message, parse_relation, parse_truncate
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.assembler import difference_from
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import read_rows
+from mirror_pump.source.shape import PREFIX, parse_note
+from mirror_pump.source.stream import XLOG_HEADER_BYTES, ReplicationStream
+
+_STREAM_WAIT = 0.05
+"""Seconds between status updates to the temporary slot's walsender while nothing comes."""
+_READ_MESSAGES = 8192
 
 Key: TypeAlias = tuple[str, ...]
 """The key columns' texts, in attribute order."""
@@ -68,7 +76,7 @@ class Overlay:
                 for change in self._pending:
                     self._apply(change)
             self.position = end
-        elif tag in (b"R", b"I", b"U", b"D", b"T"):
+        elif tag in (b"R", b"I", b"U", b"D", b"T", b"M"):
             self._pending.append(message)
         return True
 
@@ -79,6 +87,13 @@ class Overlay:
             table = self.tables.get(relation.relation_id)
             if table is not None:
                 table.altered = table.altered or difference_from(table.table, relation)
+            return
+        if tag == b"M":
+            told = parse_logical_message(message)
+            note = parse_note(told.content) if told.prefix == PREFIX else None
+            table = self.tables.get(note.table_id) if note is not None else None
+            if table is not None:
+                table.altered = table.altered or "a note of a schema change came"
             return
         if tag == b"T":
             for relation_id in parse_truncate(message).relation_ids:
@@ -100,6 +115,7 @@ def _change(overlay: TableOverlay, tag: bytes, message: bytes) -> None:
     while position < len(message):
         kind = message[position : position + 1]
         cells, position = _tuple(message, position + 1)
+        cells = [cell for place, cell in enumerate(cells) if place not in overlay.table.excluded_places]
         if kind == b"N":
             new = cells
         else:
@@ -145,3 +161,29 @@ def _key(cells: list[Cell | bytes], places: list[int]) -> Key:
     if not all(isinstance(part, str) for part in key):
         raise ValueError(f"the stream sent a row without its whole key: {key!r}")
     return tuple(str(part) for part in key)
+
+
+def former_rows(overlay: TableOverlay, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
+    """The heap's rows at the consistent point that unchanged values refer to, by key."""
+    wanted = {
+        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, Unchanged)
+    }
+    columns = overlay.table.columns
+    found = read_rows(reader, overlay.table, columns, sorted(wanted))
+    places = [place for place, column in enumerate(columns) if column.name in overlay.table.key]
+    return {tuple(str(row[place]) for place in places): row for row in found}
+
+
+def read_overlay(stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn) -> Overlay:
+    """Everything that ended after `start` and at or before `until`."""
+    overlay = Overlay(tables, start)
+    while True:
+        messages: list[bytes] = []
+        stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
+        for message in messages:
+            if not overlay.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
+                return overlay
+        keepalive = stream.keepalive
+        if overlay.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
+            return overlay
+        stream.send_status(start, start, start, reply=not messages)

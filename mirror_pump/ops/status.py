@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +13,9 @@ import orjson
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError, SourceError
 from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.lake.summary import ledger, live_rows, pending_since
 from mirror_pump.model import Lsn, TableState, format_lsn
+from mirror_pump.ops.retention_state import RetentionState, retention_states
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 
@@ -33,10 +35,21 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_databa
  WHERE s.slot_name = %s
 """
 
+# A slot keeps the WAL from the beginning of the oldest transaction that is still open, however far F is. One that began
+# before the newest published commit is worth a word; other roles' transactions are for pg_read_all_stats to see.
+_HOLDER = """
+SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - since)::float8
+  FROM (SELECT 'transaction' AS kind, pid, application_name AS application, NULL AS prepared, xact_start AS since
+          FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+         UNION ALL
+        SELECT 'prepared transaction', NULL, NULL, gid, prepared FROM pg_prepared_xacts) open
+ WHERE since < %s ORDER BY since LIMIT 1
+"""
+
 _TABLES = """
 SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows
+       p.total, p.done, p.rows, m.key_index
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
@@ -56,12 +69,31 @@ class LakeContent:
     """An Iceberg table's current snapshot in figures, from its summary."""
 
     rows: int
-    """Rows in data files less position deletes. An upper bound while equality deletes are pending."""
+    """Rows in data files less those that position deletes hide. An upper bound while equality deletes are pending."""
     data_files: int
     delete_files: int
     equality_deletes: int
     """Keys in equality-delete files: each hides at most one row of an older file."""
+    equality_deletes_since: datetime | None
+    """When the oldest of them was committed, by the pump's clock; None if there are none."""
     size_bytes: int
+    written_bytes: int
+    """Files that commits have brought since the table was created."""
+    rewritten_bytes: int
+    """Files that resolves and merges have written beside that."""
+
+
+@dataclass(frozen=True)
+class DeleteMode:
+    """How the pump wrote the deletes of a table's last commit, and the index that lets it."""
+
+    mode: str = "equality"
+    """`position`, or `equality`: by key, which needs no index, and is resolved later."""
+    phase: str | None = None
+    """The index: `wanted`, `building`, `ready`, `following` (another engine's rewrite); None if there is none."""
+    rows: int = 0
+    bytes: int = 0
+    """Of the pump's memory."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +109,31 @@ class TableStatus:
     lag_seconds: float | None
     snapshot_id: int | None
     metadata_location: str | None
+    equality_deletes_age: float | None
+    """Seconds since the oldest pending equality delete was committed; 0 if none is pending, None if unknown."""
     content: LakeContent | None
     """None when the storage could not be read; `error` then says why."""
     chunks_total: int
     chunks_done: int
     rows_copied: int
+    deletes: DeleteMode
     error: str | None
+    retention: RetentionState | None = None
+    """None: nothing has to be said of old partitions, and no reader pins the table."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An open transaction, from whose beginning on the slot keeps the WAL."""
+
+    kind: str
+    """`transaction` or `prepared transaction`."""
+    pid: int | None
+    application: str | None
+    prepared: str | None
+    """The name that it was prepared under."""
+    seconds: float
+    """How long it has been open."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +149,8 @@ class SlotState:
     retained_bytes: int | None
     """WAL that the server keeps for the slot."""
     confirmed: Lsn | None
+    held_by: Holder | None = None
+    """The oldest open transaction, if later ones are published already: it is why the WAL is kept."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +200,7 @@ class MirrorStatus:
                 "wal_status": self.slot.wal_status,
                 "retained_bytes": self.slot.retained_bytes,
                 "confirmed_lsn": _lsn(self.slot.confirmed),
+                "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
             },
             "leader": None
             if self.leader is None
@@ -175,11 +229,19 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "data_files": content.data_files if content else None,
         "delete_files": content.delete_files if content else None,
         "equality_deletes": content.equality_deletes if content else None,
+        "delete_mode": table.deletes.mode,
+        "index_phase": table.deletes.phase,
+        "index_rows": table.deletes.rows,
+        "index_bytes": table.deletes.bytes,
+        "equality_deletes_age": table.equality_deletes_age,
         "size_bytes": content.size_bytes if content else None,
+        "written_bytes": content.written_bytes if content else None,
+        "rewritten_bytes": content.rewritten_bytes if content else None,
         "snapshot_id": str(table.snapshot_id) if table.snapshot_id is not None else None,
         "metadata_location": table.metadata_location,
         "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
         "error": table.error,
+        "retention": None if table.retention is None else table.retention.to_json(),
     }
 
 
@@ -216,9 +278,13 @@ class StatusReader:
                     f"the catalog does not know slot {self._settings.slot}", "run `mirror-pump init` first"
                 )
             tables = self._connection.execute(_TABLES, (self._settings.slot,)).fetchall()
+            holder = self._connection.execute(_HOLDER, (row[4],)).fetchone() if row[4] is not None else None
             leader = self._leader(row[5], int(row[6]))
+            retention = retention_states(self._connection, self._settings.slot)
         wal, at, database, applied, commit_time = row[:5]
         slot = SlotState(self._settings.slot, self._settings.publication, row[7], bool(row[8]), *row[9:12])
+        if holder is not None:
+            slot = replace(slot, held_by=Holder(*holder))
         replayed, replied_at = row[12:14]
         reached = max(applied, slot.confirmed or 0, replayed or 0)
         # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
@@ -239,7 +305,8 @@ class StatusReader:
             leader=leader,
             tables=(),
         )
-        return replace(status, tables=tuple(_table(table, status, contents) for table in tables))
+        shown = (replace(_table(table, status, contents), retention=retention.get(table[0])) for table in tables)
+        return replace(status, tables=tuple(shown))
 
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
@@ -277,7 +344,7 @@ class StatusReader:
 
 
 def _table(row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str]) -> TableStatus:
-    _, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows = row
+    _, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows, index = row
     content = contents.get(location) if location is not None else None
     # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
     live = state == TableState.LIVE and frontier is not None
@@ -293,12 +360,19 @@ def _table(row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, La
         lag_seconds=mirror.lag_seconds if live else None,
         snapshot_id=snapshot_id,
         metadata_location=location,
+        equality_deletes_age=_age(content, mirror.at) if isinstance(content, LakeContent) else None,
         content=content if isinstance(content, LakeContent) else None,
         chunks_total=total,
         chunks_done=done,
         rows_copied=rows,
+        deletes=DeleteMode(**(index or {})),
         error=error or (content if isinstance(content, str) else None),
     )
+
+
+def _age(content: LakeContent, now: datetime) -> float:
+    since = content.equality_deletes_since
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
 
 def lake_content(metadata: bytes) -> LakeContent:
@@ -312,10 +386,15 @@ def lake_content(metadata: bytes) -> LakeContent:
     def total(name: str) -> int:
         return int(summary.get(f"total-{name}", 0))
 
+    since = pending_since(document)
+    counted = ledger(document)
     return LakeContent(
-        rows=total("records") - total("position-deletes"),
+        rows=live_rows(document, summary),
         data_files=total("data-files"),
         delete_files=total("delete-files"),
         equality_deletes=total("equality-deletes"),
+        equality_deletes_since=None if since is None else datetime.fromtimestamp(since / 1000, UTC),
         size_bytes=total("files-size"),
+        written_bytes=counted.written,
+        rewritten_bytes=counted.rewritten,
     )

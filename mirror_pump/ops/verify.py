@@ -7,7 +7,8 @@
 4. Spark compares the two Iceberg tables.
 
 Heap and lake are never compared at different points in time, so concurrent writes cannot look like differences, nor
-excuse any.
+excuse any. Of a table with heap retention, rows from T on are compared: each partition below is compared with the lake
+and its corrections before it is dropped (mirror_pump.pipeline.proving).
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from decoders.text import parse_text
+from decoders.text import parse_rows
 from mirror_pump.config import Settings
 from mirror_pump.engine.copying import ChunkTask, copy_chunk
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.sidecars import narrowed, sidecars, widened, with_sidecars, without_sidecars
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableState, format_lsn
 from mirror_pump.ops.catchup import reach
 from mirror_pump.ops.compare import Comparison, compare
-from mirror_pump.ops.overlay import Key, Overlay, TableOverlay, Unchanged
+from mirror_pump.ops.overlay import TableOverlay, Unchanged, former_rows, read_overlay
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.copyread import plan_chunks
 from mirror_pump.source.relations import resolve_name
-from mirror_pump.source.rows import read_rows
 from mirror_pump.source.snapshot import ConsistentPoint
-from mirror_pump.source.stream import XLOG_HEADER_BYTES, ReplicationStream
 from mirror_pump.source.tables import load_table
 from sql import queries
 
@@ -51,11 +52,8 @@ _SQL = queries("verify")
 
 _POINT_TIMEOUT = 120.0
 """Seconds to wait for transactions that were open when the consistent point was asked for."""
-_STREAM_WAIT = 1.0
-"""Seconds between status updates to the temporary slot's walsender while nothing comes."""
 _CHUNK_BYTES = 64 << 20
 """Heap bytes that one task reads."""
-_READ_MESSAGES = 8192
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,18 @@ class VerifyReport:
         return {"frontier": format_lsn(self.frontier), "tables": [table.to_json() for table in self.tables]}
 
 
-def verify(settings: Settings, names: Sequence[str] = ()) -> VerifyReport:
+@dataclass(frozen=True)
+class Engine:
+    """Who reads the heap's chunks, and who compares two Iceberg tables by their metadata files, as `compare` does."""
+
+    runner: TaskRunner
+    compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
+
+
+def verify(settings: Settings, names: Sequence[str] = (), engine: Engine | None = None) -> VerifyReport:
     """Compare the named tables, or all live ones. Raises UsageError for a name that is no table, SourceError when no
-    consistent point is reached or no free slot is left. Without a running pump it catches up first."""
+    consistent point is reached or no free slot is left. Without a running pump it catches up first. Without an
+    `engine` a Spark is started, which ends with the comparison."""
     dsn = settings.require_dsn()
     storage = StorageOptions(settings.storage_properties, fsync=False)
     with connect(dsn, autocommit=True, application_name="mirror-pump-verify") as connection:
@@ -112,7 +119,8 @@ def verify(settings: Settings, names: Sequence[str] = ()) -> VerifyReport:
         ]
         scratch = join(settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
         try:
-            frontier, reports = _compare_all(settings, connection, tables, storage, scratch)
+            with nullcontext(engine) if engine is not None or not tables else _spark(settings) as chosen_engine:
+                frontier, reports = _compare_all(settings, connection, tables, storage, scratch, chosen_engine)
         finally:
             delete_tree(scratch, storage)
     return VerifyReport(frontier, (*reports, *problems))
@@ -137,37 +145,45 @@ def _compare_all(
     tables: Mapping[TableId, MirroredTable],
     storage: StorageOptions,
     scratch: str,
+    engine: Engine | None,
 ) -> tuple[Lsn, list[TableReport]]:
     if not tables:
         row = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
         return Lsn(row[0] if row else 0), []
-    cores = os.cpu_count() or 1
+    assert engine is not None
+    slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
+    with ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point, _reader(settings, point) as reader:
+        heaps = {
+            table_id: _read_heap(settings, reader, table, point, engine.runner, storage, scratch)
+            for table_id, table in tables.items()
+        }
+        reach(settings, point.lsn)
+        with _pinned(connection, tables) as (frontier, locations, cuts):
+            with point.stream(settings.publication) as stream:
+                overlay = read_overlay(stream, tables, point.lsn, frontier)
+            reports = []
+            for table_id, table in tables.items():
+                one = overlay.tables[table_id]
+                if one.altered:
+                    problem = f"the table was altered while it was being compared: {one.altered}"
+                    reports.append(TableReport(str(table.name), None, problem))
+                    continue
+                heap = _laid_over(heaps[table_id], one, reader, storage)
+                schema = LakeSchema.of_table(table)
+                line = CutLine.of(table, cuts[table_id])
+                found = engine.compare(heap.metadata_location, locations[table_id], schema, line)
+                reports.append(TableReport(str(table.name), found))
+    return frontier, reports
+
+
+@contextmanager
+def _spark(settings: Settings) -> Iterator[Engine]:
+    """A Spark for the time of a comparison."""
     log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
     spark = spark_session(SparkSettings(master=settings.master, app_name="mirror-pump-verify", log=log))
-    runner = SparkTaskRunner(spark, cores)
+    runner = SparkTaskRunner(spark, os.cpu_count() or 1)
     try:
-        slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
-        with ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point, _reader(settings, point) as reader:
-            heaps = {
-                table_id: _read_heap(settings, reader, table, point, runner, storage, scratch)
-                for table_id, table in tables.items()
-            }
-            reach(settings, point.lsn)
-            with _pinned(connection, tables) as (frontier, locations):
-                with point.stream(settings.publication) as stream:
-                    overlay = _overlay(stream, tables, point.lsn, frontier)
-                reports = []
-                for table_id, table in tables.items():
-                    one = overlay.tables[table_id]
-                    if one.altered:
-                        problem = f"the table was altered while it was being compared: {one.altered}"
-                        reports.append(TableReport(str(table.name), None, problem))
-                        continue
-                    heap = _laid_over(heaps[table_id], one, reader, storage)
-                    schema = LakeSchema.of_table(table)
-                    found = compare(spark, heap.metadata_location, locations[table_id], schema)
-                    reports.append(TableReport(str(table.name), found))
-        return frontier, reports
+        yield Engine(runner, partial(compare, spark))
     finally:
         runner.close()
 
@@ -187,7 +203,7 @@ def _read_heap(
     reader: PgConnection,
     table: MirroredTable,
     point: ConsistentPoint,
-    runner: SparkTaskRunner,
+    runner: TaskRunner,
     storage: StorageOptions,
     scratch: str,
 ) -> LakeTable:
@@ -200,6 +216,7 @@ def _read_heap(
         for chunk in plan_chunks(reader, table.table_id, _CHUNK_BYTES)
     ]
     born = []
+    beside: frozenset[int] = frozenset()
     for result in [future.result() for future in futures]:
         if result.error is not None:
             raise TableError(f"{table.name}: {result.error}")
@@ -207,47 +224,36 @@ def _read_heap(
             raise SourceError(f"the heap of {table.name} was rewritten while it was being read", "Run verify again.")
         if result.file is not None:
             born.append(BornFile(result.file, staged.sequence_number))
-    return staged.table.stage(RowDelta((), born=tuple(born)), _now_ms()).table
+            beside |= result.sidecars
+    schema = with_sidecars(staged.table.schema, beside)
+    return staged.table.stage(RowDelta((), born=tuple(born), schema=schema), _now_ms()).table
 
 
 @contextmanager
 def _pinned(
     connection: PgConnection, tables: Mapping[TableId, MirroredTable]
-) -> Iterator[tuple[Lsn, dict[TableId, str]]]:
-    """F, and the metadata file of each table's S at that F."""
+) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
+    """F, and of each table the metadata file that has it at that F, and T."""
     with source_errors("reading the frontier"):
         rows = connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
     try:
         frontiers = {row[2] for row in rows}
         if len(rows) != len(tables) or len(frontiers) != 1 or None in frontiers:
             raise SourceError("a table left the mirror while it was being compared", "Run verify again.")
-        yield Lsn(frontiers.pop()), {TableId(row[1]): str(row[3]) for row in rows}
+        locations = {TableId(row[1]): str(row[3]) for row in rows}
+        yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in rows}
     finally:
         with source_errors("releasing the pins"):
             connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})
-
-
-def _overlay(stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn) -> Overlay:
-    """Everything that ended after `start` and at or before `until`."""
-    overlay = Overlay(tables, start)
-    while True:
-        messages: list[bytes] = []
-        stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
-        for message in messages:
-            if not overlay.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
-                return overlay
-        keepalive = stream.keepalive
-        if overlay.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
-            return overlay
-        stream.send_status(start, start, start, reply=not messages)
 
 
 def _laid_over(heap: LakeTable, overlay: TableOverlay, reader: PgConnection, storage: StorageOptions) -> LakeTable:
     """The scratch table with the overlay on top."""
     if not overlay.rows and not overlay.truncated:
         return heap
-    table, schema = overlay.table, heap.schema
-    former = _former_rows(overlay, reader)
+    table, schema = overlay.table, without_sidecars(heap.schema)
+    beside = sidecars(heap.schema)
+    former = former_rows(overlay, reader)
     rows = [
         tuple(former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
         for row in overlay.rows.values()
@@ -256,33 +262,21 @@ def _laid_over(heap: LakeTable, overlay: TableOverlay, reader: PgConnection, sto
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
     if rows:
-        data = (write_data_file(_typed(rows, table.columns), schema, heap.location, storage),)
+        typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
+        beside |= sidecars(file_schema)
+        data = (write_data_file(typed, file_schema, heap.location, storage),)
     if overlay.rows:
-        keys = _typed(list(overlay.rows), table.key_columns)
+        keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
-    delta = RowDelta((SegmentFiles(data, deletes),), replace=overlay.truncated)
+    grown = with_sidecars(schema, beside)
+    delta = RowDelta((SegmentFiles(data, deletes),), replace=overlay.truncated, schema=grown)
     return heap.stage(delta, _now_ms()).table
 
 
-def _former_rows(overlay: TableOverlay, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
-    """The heap's rows at the consistent point that unchanged values refer to, by key."""
-    wanted = {
-        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, Unchanged)
-    }
-    columns = overlay.table.columns
-    found = read_rows(reader, overlay.table, columns, sorted(wanted))
-    places = [place for place, column in enumerate(columns) if column.name in overlay.table.key]
-    return {tuple(str(row[place]) for place in places): row for row in found}
-
-
-def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column]) -> pa.Table:
-    arrays = []
-    for place, column in enumerate(columns):
-        parsed = parse_text(pa.array([row[place] for row in rows], pa.string()), column.type)
-        if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
-            raise TableError(f"column {column.name} holds a value that {column.type} cannot hold")
-        arrays.append(parsed.values)
-    return pa.table(arrays, names=[column.name for column in columns])
+def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
+    """The columns, and every sidecar of the schema."""
+    typed, raw = parse_rows(rows, {column.name: column.type for column in columns})
+    return widened(pa.table(typed), raw, schema)
 
 
 def _now_ms() -> int:

@@ -17,6 +17,8 @@ POLL_INTERVAL = 0.05
 
 ASK_INTERVAL = 2.0
 """Seconds between two notifications: a pump that starts while we wait must hear of us, and each one writes WAL."""
+_FIRST_ASK = 0.25
+"""As ASK_INTERVAL, after the first; doubles up to that. Most that start while we wait do so as we begin."""
 
 # Insert position, not flush position: what was committed asynchronously is committed. Our NOTIFY flushes it.
 _NOW = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
@@ -56,8 +58,8 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
         slot = complete_from(connection, settings).slot
         if target is None:
             target = _integer(connection, _NOW)
-        asked_at = -ASK_INTERVAL
-        began = time.monotonic()
+        ask_at = time.monotonic()
+        patience = _FIRST_ASK
         while True:
             frontier, active = _frontier(connection, slot)
             if frontier >= target:
@@ -65,8 +67,9 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
             now = time.monotonic()
             if now >= deadline:
                 return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active))
-            if now - began - asked_at >= ASK_INTERVAL:
-                asked_at = now - began
+            if now >= ask_at:
+                ask_at = now + patience
+                patience = min(2 * patience, ASK_INTERVAL)
                 connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(target)))
             time.sleep(min(POLL_INTERVAL, max(0.0, deadline - now)))
 

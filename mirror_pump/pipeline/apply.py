@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.engine.tasks import SegmentResult, TableResult
+from mirror_pump.engine.tasks import SegmentResult, TableResult, row_keys
 from mirror_pump.errors import TableError
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import write_data_file
+from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.sidecars import narrowed, sidecars
+from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.assembler import BatchEnd, Failure
-from mirror_pump.pipeline.requests import TableDelta
-from mirror_pump.pipeline.toast import VersionedFile, complete_rows
+from mirror_pump.pipeline.adapting import adapted
+from mirror_pump.pipeline.batches import BatchEnd, Failure, TableChange
+from mirror_pump.pipeline.completing import Completer
+from mirror_pump.pipeline.requests import SegmentChange, TableDelta
+from mirror_pump.pipeline.toast import VersionedFile
 from mirror_pump.source.connect import PgConnection
 
 
@@ -39,20 +43,30 @@ class BatchApplier:
         connect: Callable[[], PgConnection],
         lake_table: Callable[[MirroredTable], LakeTable],
     ) -> None:
-        self._runner = runner
         self._storage = storage
-        self._connect = connect
+        self._completer = Completer(runner, storage, connect)
         self._lake_table = lake_table
+        self._written: list[str] = []
+        """URIs of files with completed rows, of the batch under way."""
 
     def apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
-        """`results[i]` is what segment i came to, `tables[i]` the tables that it was decoded for."""
+        """`results[i]` is what segment i came to, `tables[i]` the tables that it was decoded for. Leaves no file of its
+        own behind when it raises."""
+        self._written = []
+        try:
+            return self._apply(end, tables, results)
+        except BaseException:
+            discard(self._written, self._storage)
+            raise
+
+    def _apply(
+        self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
+    ) -> AppliedBatch:
         failures = {failure.table.table_id: failure for failure in end.failures}
         # A table that was registered anew within the batch: what belongs to the former registration does not count.
-        present = {table.table_id: table for segment in tables for table in segment}
-        for truncation in end.truncations:
-            present.setdefault(truncation.table_id, truncation.table)
+        present = _present(end, tables)
         by_table: dict[TableId, dict[int, TableResult]] = {}
         for number, (segment, result) in enumerate(zip(tables, results, strict=True)):
             counted = {table.table_id for table in segment if table.start_lsn == present[table.table_id].start_lsn}
@@ -68,36 +82,49 @@ class BatchApplier:
             for truncation in end.truncations
             if truncation.table.start_lsn == present[truncation.table_id].start_lsn
         }
+        changes = _changes(end, present)
         deltas = []
-        for table_id in sorted(by_table.keys() | truncated.keys()):
+        for table_id in sorted(by_table.keys() | truncated.keys() | changes.keys()):
             if table_id in failures:
                 continue
+            table, found = present[table_id], by_table.get(table_id, {})
+            found = {number: _under(one, tables[number], table) for number, one in found.items()}
             try:
-                delta = self._delta(present[table_id], by_table.get(table_id, {}), truncated.get(table_id))
+                delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id))
             except TableError as error:
                 failures[table_id] = Failure(present[table_id], f"{error} {error.remedy}".strip())
             else:
                 deltas.append(delta)
-        return AppliedBatch(tuple(deltas), tuple(failures.values()))
+        return AppliedBatch(tuple(deltas), tuple(_as_published(failure, changes) for failure in failures.values()))
 
     def _delta(
-        self, table: MirroredTable, results: Mapping[int, TableResult], truncated_before: int | None
+        self,
+        table: MirroredTable,
+        results: Mapping[int, TableResult],
+        truncated_before: int | None,
+        change: TableChange | None,
     ) -> TableDelta:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
-        files = {number: result.files for number, result in counted.items()}
+        emptied = truncated_before is not None or (change is not None and change.copy_again)
+        changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}
+        beside: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
-            versions = self._versions(table, files, in_lake=truncated_before is None)
-            completed = complete_rows(table, incomplete, versions, self._runner, self._storage, self._connect)
-            heap_read_at = completed.heap_read_at
-            for number, rows in completed.rows.items():
-                files[number] = self._with_rows(table, files[number], rows)
+            files = {number: one.files for number, one in changes.items()}
+            versions = self._versions(table, files, in_lake=not emptied)
+            for completed in self._completer.complete(table, incomplete, versions):
+                heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
+                for number, rows in completed.rows.items():
+                    changes[number], more = self._with_rows(table, changes[number], rows)
+                    beside |= more
         return TableDelta(
             table,
-            segments=tuple(files[number] for number in sorted(files) if files[number].data or files[number].deletes),
+            segments=tuple(changes[number] for number in sorted(changes) if not changes[number].empty),
             truncate=truncated_before is not None,
             not_live_before=heap_read_at,
+            sidecars=beside,
+            change=change,
         )
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
@@ -122,8 +149,66 @@ class BatchApplier:
             versions += [VersionedFile(file.path, -2 - ranks[file.sequence_number], deletes) for file, deletes in older]
         return versions
 
-    def _with_rows(self, table: MirroredTable, files: SegmentFiles, rows: pa.Table) -> SegmentFiles:
+    def _with_rows(
+        self, table: MirroredTable, change: SegmentChange, rows: pa.Table
+    ) -> tuple[SegmentChange, frozenset[int]]:
+        """With completed rows, which have every sidecar; and the columns of whose sidecars something is left."""
         if not rows.num_rows:
-            return files
-        written = write_data_file(rows, LakeSchema.of_table(table), table.location, self._storage)
-        return replace(files, data=(*files.data, written))
+            return change, frozenset()
+        rows, schema = narrowed(rows, LakeSchema.of_table(table))
+        written = write_data_file(rows, schema, table.location, self._storage)
+        self._written.append(written.path)
+        keys = change.keys
+        if keys is not None:
+            # The segment may have found other columns: then no index plans with its keys.
+            packing = KeyPacking.of(schema, keys.packing.secret) or keys.packing
+            keys = replace(keys, rows=(*keys.rows, row_keys(rows, schema, packing)))
+        return SegmentChange(replace(change.files, data=(*change.files.data, written)), keys), sidecars(schema)
+
+
+def _present(end: BatchEnd, tables: Sequence[Sequence[MirroredTable]]) -> dict[TableId, MirroredTable]:
+    """Each table as it is when the batch ends: a registration's last form, of the last registration."""
+    present: dict[TableId, MirroredTable] = {}
+    changed = list(end.changed_tables)
+    for number in range(len(tables) + 1):
+        while changed and changed[0].before <= number:
+            table = changed.pop(0).table
+            present[table.table_id] = table
+        if number < len(tables):
+            present |= {table.table_id: table for table in tables[number]}
+    for truncation in end.truncations:
+        present.setdefault(truncation.table_id, truncation.table)
+    return present
+
+
+def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[TableId, TableChange]:
+    """What the changes of each table come to, from its registration as published to how it is when the batch ends."""
+    changes: dict[TableId, TableChange] = {}
+    for change in end.changed_tables:
+        table_id = change.table.table_id
+        first = changes.get(table_id)
+        connected = first is not None and first.table.start_lsn == change.former_lsn
+        former_lsn = first.former_lsn if first is not None and connected else change.former_lsn
+        reason = change.reason or (first.reason if first is not None and connected else "")
+        changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason)
+    return {
+        table_id: replace(change, table=present[table_id])
+        for table_id, change in changes.items()
+        if change.table.start_lsn == present[table_id].start_lsn
+    }
+
+
+def _as_published(failure: Failure, changes: Mapping[TableId, TableChange]) -> Failure:
+    """The failure of the registration that the catalog knows: what changed in the batch is not published."""
+    change = changes.get(failure.table.table_id)
+    if change is None:
+        return failure
+    return replace(failure, table=replace(failure.table, start_lsn=change.former_lsn))
+
+
+def _under(result: TableResult, segment: Sequence[MirroredTable], table: MirroredTable) -> TableResult:
+    """A segment's result with its incomplete rows under the columns that the table has when the batch ends."""
+    former = next(one for one in segment if one.table_id == table.table_id)
+    if result.incomplete is None or former.columns == table.columns:
+        return result
+    return replace(result, incomplete=adapted(result.incomplete, former, table))

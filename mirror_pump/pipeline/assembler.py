@@ -8,64 +8,32 @@ large a transaction is (design section 4).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from decoders.messages import Relation, parse_begin, parse_commit, parse_relation, parse_truncate
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from decoders.messages import (
+    Relation,
+    parse_begin,
+    parse_commit,
+    parse_logical_message,
+    parse_relation,
+    parse_truncate,
+)
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.pipeline.batches import BatchEnd, Failure, Segment, TableChange, Truncation
+from mirror_pump.pipeline.evolution import Course, Verdict
+from mirror_pump.source.shape import PREFIX, Note, parse_note
 
 HEADER = 25
 """Bytes before the pgoutput message in a CopyData message: 'w' and three int64 (protocol docs, XLogData)."""
 
-_BEGIN, _COMMIT, _RELATION, _TRUNCATE = b"BCRT"
+_BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
 _CHANGES = frozenset(b"IUD")
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A slice of the stream and the tables whose changes in it count."""
-
-    number: int
-    """Position within its batch, from 0."""
-    messages: Sequence[bytes]
-    """Whole CopyData messages, headers included."""
-    size: int
-    """Bytes in all."""
-    tables: tuple[MirroredTable, ...]
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """A TRUNCATE of one table: its rows of earlier batches and of the segments before `before` go."""
-
-    table: MirroredTable
-    before: int
-
-    @property
-    def table_id(self) -> TableId:
-        return self.table.table_id
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A table that has to be set aside, and why."""
-
-    table: MirroredTable
-    error: str
-
-
-@dataclass(frozen=True)
-class BatchEnd:
-    """The batch is complete: `segments` were emitted, and with them everything that ends at or below `end_lsn` is."""
-
-    end_lsn: Lsn
-    commit_time_us: int
-    """Commit time of the last transaction, microseconds since the Unix epoch."""
-    segments: int
-    changes: int
-    transactions: int
-    truncations: tuple[Truncation, ...] = ()
-    failures: tuple[Failure, ...] = ()
+_RELATION_ID = struct.Struct(">I")
+WAIT_PREFIX = "modak.wait"
+"""Of logical messages that modak.wait_for() emits: the WAL position that F is wanted at, in hexadecimal digits."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +42,8 @@ class Limits:
 
     segment_bytes: int
     batch_bytes: int
+    row_bytes: int = 1 << 30
+    """A row change larger than this sets its table aside. The server sends none beyond 1 GB."""
 
 
 @dataclass
@@ -87,10 +57,11 @@ class _Batch:
     commit_time_us: int = 0
     truncations: list[Truncation] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    changed_tables: list[TableChange] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        return not (self.changes or self.truncations or self.failures)
+        return not (self.changes or self.truncations or self.failures or self.changed_tables)
 
 
 class Assembler:
@@ -99,6 +70,16 @@ class Assembler:
     `lookup(relation_id)` returns the table's present registration, None when the relation is not mirrored. It is asked
     at every Relation message: Postgres sends one before the first change after a publication or schema change, so
     a registration that came, went or was replaced is seen before the first change that it concerns.
+
+    `judge(table, note)` says what to do about a table that one of our notes describes (mirror_pump.source.shape). Notes
+    of a transaction are taken together, at the table's next Relation message, which comes before its next change, or at
+    the commit: a key that is dropped and made again in between was never missing. From then on the table as judged
+    counts, not what the catalog says: publishes are behind the stream. A table that is copied again has the
+    transaction's position as its L0, as if it had just been registered.
+
+    `apart` is the LSN of the commit of a transaction that the server cannot send whole: it gets a batch of its own,
+    which ends with `pass_over` once the server gives up.
+    `wanted(lsn)` is told of positions that somebody waits for F to reach.
     """
 
     def __init__(
@@ -108,14 +89,33 @@ class Assembler:
         lookup: Callable[[int], MirroredTable | None],
         emit: Callable[[Segment], None],
         barrier: Lsn | None = None,
+        judge: Callable[[MirroredTable, Note], Verdict] = lambda table, _: Verdict(
+            Course.WAIT, table, "it was altered"
+        ),
+        apart: Lsn | None = None,
+        wanted: Callable[[Lsn], None] = lambda _: None,
     ) -> None:
         self._limits = limits
         self._lookup = lookup
         self._emit = emit
+        self._judge = judge
+        self._wanted = wanted
         self._barrier = barrier
+        self._apart = apart
         self._applied = applied
         self._active: dict[int, MirroredTable] = {}
         self._tables: tuple[MirroredTable, ...] = ()
+        self._followed: dict[int, MirroredTable] = {}
+        """Tables that changed in the stream, as they are now."""
+        self._sent: dict[int, Relation] = {}
+        """What the server last said of each relation. It says it again only after a change of the relation itself, not
+        when a table that waited has been described."""
+        self._set_aside: dict[int, Lsn] = {}
+        """L0 of registrations that are not to be taken up again."""
+        self._notes: dict[int, Note] = {}
+        """Of the present transaction, not judged yet."""
+        self._emptied: dict[int, tuple[int, int]] = {}
+        """Tables that the present transaction truncated, with the segments and changes before that."""
         self._messages: list[bytes] = []
         self._size = 0
         self._changes = 0
@@ -147,9 +147,10 @@ class Assembler:
     def feed(self, messages: Sequence[bytes]) -> int:
         """Take messages in order; return how many were taken.
 
-        Fewer than given are taken when the batch became full at a commit: close it, then feed the rest.
+        Fewer than given are taken when the batch became full at a commit, or a transaction begins that needs a batch of
+        its own: close it, then feed the rest.
         """
-        limit = self._limits.segment_bytes
+        limit = min(self._limits.segment_bytes, self._limits.row_bytes)
         append = self._messages.append
         taken = 0
         for message in messages:
@@ -161,9 +162,14 @@ class Assembler:
                     self._size += len(message)
                     self._changes += 1
                     if self._size >= limit:
+                        if len(message) > self._limits.row_bytes:
+                            self._refuse_row()
                         self._cut()
                         append = self._messages.append
                 continue
+            if tag == _BEGIN and self._apart is not None and not self.empty and _commit_of(message) == self._apart:
+                taken -= 1
+                break
             self._control(tag, message)
             append = self._messages.append
             if tag == _COMMIT and self.full:
@@ -179,9 +185,10 @@ class Assembler:
         """Use these descriptions of tables that are active already (a table went live: its inserts need no deletes)."""
         for table in tables:
             known = self._active.get(table.table_id)
-            if known is not None and known.start_lsn == table.start_lsn and known != table:
+            if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
                 self._cut()
-                self._set_active({**self._active, table.table_id: table})
+                # Its columns may be further than what was published.
+                self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
 
     def drop(self, table_id: TableId) -> None:
         """Ignore the table's changes from here on, until a Relation message finds it registered again."""
@@ -203,7 +210,50 @@ class Assembler:
             transactions=batch.transactions,
             truncations=tuple(batch.truncations),
             failures=tuple(batch.failures),
+            changed_tables=tuple(batch.changed_tables),
         )
+
+    @property
+    def transaction(self) -> Lsn | None:
+        """LSN of the commit of the transaction that is being fed; None between transactions."""
+        return Lsn(self._final_lsn) if self._in_transaction else None
+
+    def pass_over(self, tables: Sequence[TableId], reason: str) -> BatchEnd:
+        """End the batch behind the transaction that it was kept apart for, whose rest never comes.
+
+        What came of it does not count: the segments of this batch are to be forgotten. Nobody knows which tables the
+        rest would have changed, or altered. So each of `tables` is described anew, and copied again from there.
+        """
+        if not self._in_transaction or self._final_lsn != self._apart:
+            raise AssertionError("only a transaction in a batch of its own can be passed over")
+        self._messages, self._size, self._changes = [], 0, 0
+        self._batch = _Batch(transactions=1)
+        self._notes, self._emptied = {}, {}
+        self._in_transaction = False
+        # The server skips transactions whose commit record begins before the position that streaming starts at.
+        self.position = Lsn(max(self.position, self._final_lsn + 1))
+        for table_id in tables:
+            table = self._present(table_id)
+            if table is not None and not table.stalled:
+                self._stall(table, reason)
+        return self.close()
+
+    def _refuse_row(self) -> None:
+        """The last message is too large: it goes, and its table is set aside."""
+        message = self._messages.pop()
+        self._size -= len(message)
+        self._changes -= 1
+        (relation_id,) = _RELATION_ID.unpack_from(message, HEADER + 1)
+        table = self._active.get(relation_id)
+        if table is not None:
+            limit = self._limits.row_bytes
+            self._fail(
+                table,
+                f"a change of one row takes {len(message):,} bytes in the stream, more than max_row_bytes allows"
+                f" ({limit:,}). Raise it (the pump needs some six times as much memory), make the row smaller, or"
+                " replace REPLICA IDENTITY FULL if that is why old and new row are sent; then unregister the table and"
+                " register it",
+            )
 
     def _cut(self) -> None:
         """Emit what was gathered as a segment, if it holds changes of any table that counts."""
@@ -221,11 +271,14 @@ class Assembler:
 
     def _control(self, tag: int, message: bytes) -> None:
         if tag == _BEGIN:
-            self._final_lsn = parse_begin(bytes(message[HEADER:])).final_lsn
+            self._final_lsn = _commit_of(message)
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
+            self._notes, self._emptied = {}, {}
         elif tag == _COMMIT:
             commit = parse_commit(bytes(message[HEADER:]))
+            for relation_id in list(self._notes):
+                self._take_notes(relation_id)
             self._in_transaction = False
             self._skipping = False
             self.position = Lsn(max(self.position, commit.end_lsn))
@@ -240,23 +293,115 @@ class Assembler:
                 if table is not None:
                     self._cut()
                     self._batch.truncations.append(Truncation(table, self._batch.segments))
+                    self._emptied[relation_id] = self._batch.segments, self._changes
+        elif tag == _MESSAGE:
+            told = parse_logical_message(bytes(message[HEADER:]))
+            if told.prefix == WAIT_PREFIX:
+                # Whoever may write to the database may send one, with anything in it. The server has come this far, so
+                # a position beyond is nothing that others should have to wait behind: it is asked for again later.
+                with suppress(ValueError):
+                    (reached,) = _WAL_END.unpack_from(message, 9)
+                    self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))
+            elif told.prefix == PREFIX and told.transactional and not self._skipping:
+                note = parse_note(told.content)
+                if note is not None:
+                    self._note(note)
+
+    def _note(self, note: Note) -> None:
+        """Keep a note until the table's next change or the commit; together with former ones of the transaction."""
+        if note.truncated:
+            # A TRUNCATE of the whole table is in the stream itself, and tells of each partition behind it.
+            if self._emptied.get(note.table_id) == (self._batch.segments, self._changes):
+                return
+            table = self._present(note.table_id)
+            if table is not None and not table.stalled:
+                self._change(self._copied_again(table), table, "one of its partitions was truncated")
+            return
+        former = self._notes.get(note.table_id)
+        if former is not None:
+            note = replace(
+                note if note.shape is not None or note.gone else former,
+                rewritten=former.rewritten | note.rewritten,
+                exact=former.exact or note.exact,
+            )
+        self._notes[note.table_id] = note
+
+    def _take_notes(self, relation_id: int) -> None:
+        """Act on what the present transaction told of the table so far."""
+        note = self._notes.pop(relation_id, None)
+        table = self._present(relation_id) if note is not None else None
+        if note is None or table is None:
+            return
+        verdict = self._judge(table, note)
+        course = verdict.course
+        if table.stalled and course in (Course.NOTHING, Course.FOLLOW):
+            course = Course.COPY_AGAIN
+        if course is Course.FOLLOW:
+            self._change(verdict.table, table, "")
+        elif course is Course.COPY_AGAIN:
+            again = self._copied_again(verdict.table)
+            self._change(again, table, verdict.reason)
+            sent = self._sent.get(relation_id)
+            if sent is not None and relation_id not in self._active and not difference_from(again, sent):
+                self._set_active({**self._active, relation_id: again})
+        elif course is Course.WAIT and not table.stalled:
+            self._stall(table, verdict.reason)
+        elif course is Course.SET_ASIDE:
+            self._fail(table, verdict.reason)
+
+    def _change(self, table: MirroredTable, former: MirroredTable, reason: str) -> None:
+        self._cut()
+        self._batch.changed_tables.append(TableChange(table, former.start_lsn, self._batch.segments, reason))
+        self._replace(table)
+
+    def _stall(self, table: MirroredTable, reason: str) -> None:
+        self._change(replace(self._copied_again(table), stalled=True), table, reason)
+        self.drop(table.table_id)
+
+    def _fail(self, table: MirroredTable, reason: str) -> None:
+        self.drop(table.table_id)
+        self._set_aside[table.table_id] = table.start_lsn
+        self._batch.failures.append(Failure(table, f"{table.name}: {reason}"))
+
+    def _copied_again(self, table: MirroredTable) -> MirroredTable:
+        return replace(
+            table,
+            state=TableState.COPYING,
+            # Its own number, also when it is copied again twice in one transaction.
+            start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
+            live_after_lsn=None,
+            stalled=False,
+        )
+
+    def _replace(self, table: MirroredTable) -> None:
+        self._followed[table.table_id] = table
+        if table.table_id in self._active:
+            self._set_active({**self._active, table.table_id: table})
+
+    def _present(self, relation_id: int) -> MirroredTable | None:
+        """The registration that changes at this place of the stream belong to."""
+        table = self._lookup(relation_id)
+        if table is None or table.start_lsn <= self._set_aside.get(relation_id, -1):
+            return None
+        followed = self._followed.get(relation_id)
+        if followed is not None and followed.start_lsn >= table.start_lsn:
+            return followed
+        # A change from before the present registration. Registering changes the publication, so the server will send
+        # the relation again before the first change that counts.
+        return None if self._final_lsn < table.start_lsn else table
 
     def _relation(self, relation: Relation) -> None:
-        table = self._lookup(relation.relation_id)
-        if table is not None and self._final_lsn < table.start_lsn:
-            # A change from before the present registration. Registering changes the publication, so the server will
-            # send the relation again before the first change that counts.
-            table = None
+        self._sent.pop(relation.relation_id, None)
+        self._take_notes(relation.relation_id)
+        self._sent[relation.relation_id] = relation
+        table = self._present(relation.relation_id)
         known = self._active.get(relation.relation_id)
-        if table is None:
+        if table is None or table.stalled:
             self.drop(TableId(relation.relation_id))
             return
         difference = difference_from(table, relation)
         if difference:
-            self.drop(table.table_id)
-            self._batch.failures.append(
-                Failure(table, f"{table.name}: it was altered since it was registered: {difference}")
-            )
+            self._stall(table, f"it was altered, and no note said how: {difference}")
         elif known is None or known.start_lsn != table.start_lsn:
             self._cut()
             self._set_active({**self._active, table.table_id: table})
@@ -265,6 +410,15 @@ class Assembler:
         self._active = active
         self._tables = tuple(active.values())
 
+
+def _commit_of(begin: bytes) -> int:
+    """LSN of the commit of the transaction that this message begins."""
+    return parse_begin(bytes(begin[HEADER:])).final_lsn
+
+
+_LSN_DIGITS = 16
+_WAL_END = struct.Struct(">Q")
+"""The server's end of WAL, behind the tag and the message's own position (protocol docs, XLogData)."""
 
 _FULL = "f"
 """pg_class.relreplident under which the whole old row is sent, whatever the key."""
@@ -277,7 +431,12 @@ def difference_from(table: MirroredTable, relation: Relation) -> str:
     change, so a key that is not the identity any more could change unnoticed.
     """
     registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
-    sent = [(column.name, column.type_oid, column.type_modifier) for column in relation.columns]
+    left_out = {one.name for one in table.excluded}
+    sent = [
+        (column.name, column.type_oid, column.type_modifier)
+        for column in relation.columns
+        if column.name not in left_out
+    ]
     if registered == sent:
         identity = {column.name for column in relation.columns if column.is_key}
         # Without any identity the server refuses updates and deletes, and inserts are what they were.

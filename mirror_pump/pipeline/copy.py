@@ -10,6 +10,7 @@ changes, the task notices under its lock, and the copy starts again.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,20 +18,26 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
+import psycopg
+
 from mirror_pump.engine.copying import ChunkResult, ChunkTask, copy_chunk
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.errors import SourceError
+from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.requests import CopiedChunk
 from mirror_pump.pipeline.steps import Observer, Step
+from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed, Work
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.copyread import Chunk, plan_chunks
 from mirror_pump.source.leader import check_epoch
+from mirror_pump.source.shape import LOCK_TIMEOUT, same_layout
 from mirror_pump.source.tables import load_table
 from sql import queries
 
 _SQL = queries("copy")
+_SHAPE_SQL = queries("shape")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between looks at the catalog when nobody wakes the thread; `register` does wake it."""
@@ -68,6 +75,10 @@ class Copier:
         self._slots = threading.Semaphore(settings.workers)
         self._reported: set[tuple[TableId, int, int, int]] = set()
         """Chunks given to a task in this run, as (table, L0, generation, number): published or not, not again."""
+        self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
+        """By table and L0, field IDs of the columns that needed a sidecar in a chunk so far."""
+        self._awaited: dict[tuple[TableId, int], set[str]] = {}
+        """By table and L0, the transactions that have to end before its copy is planned."""
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
@@ -87,23 +98,34 @@ class Copier:
         self._changed.set()
 
     def _run(self) -> None:
-        try:
-            with self._connect() as connection:
-                while not self._stopping.is_set():
-                    self._changed.clear()
-                    for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
-                        if self._stopping.is_set():
-                            break
-                        table = load_table(connection, TableId(table_id))
-                        if table is not None and (planned or self._plan(connection, table)):
-                            self._copy(connection, table)
-                    self._changed.wait(_LOOK_INTERVAL)
-        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the loop, which raises it
-            self._inbox.put(ThreadFailed(error))
+        with reporting(self._inbox), self._connect() as connection:
+            while not self._stopping.is_set():
+                self._changed.clear()
+                for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
+                    if self._stopping.is_set():
+                        break
+                    table = load_table(connection, TableId(table_id))
+                    if table is not None and (planned or self._plan(connection, table)):
+                        self._copy(connection, table)
+                self._changed.wait(_LOOK_INTERVAL)
 
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
-        """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings."""
-        chunks = plan_chunks(connection, table.table_id, self._settings.chunk_bytes)
+        """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings.
+
+        Not before every transaction that may have ended below L0 is visible. A registration had them end; a table that
+        is copied again has its L0 from the stream, which runs ahead of visibility: so those that hold locks are waited
+        for. Nor while the heap has other columns or partitions than the stream has come to.
+        """
+        if not self._settled(connection, table):
+            return False
+        try:
+            with connection.transaction():
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+                chunks = plan_chunks(connection, table.table_id, self._settings.chunk_bytes)
+        except SourceError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                return False
+            raise
         with connection.transaction():
             check_epoch(connection, self._settings.slot, self._settings.epoch)
             who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
@@ -131,6 +153,18 @@ class Copier:
         self._inbox.put(CopyPlanned(table, len(chunks)))
         return bool(chunks)
 
+    def _settled(self, connection: PgConnection, table: MirroredTable) -> bool:
+        """Whether the table can be planned; False to look again later."""
+        who: dict[str, object] = {"table_id": table.table_id}
+        identity = (table.table_id, table.start_lsn)
+        holders = {row[0] for row in connection.execute(_SHAPE_SQL["lockers"], who).fetchall()}
+        if table.generation:
+            self._awaited[identity] = self._awaited.get(identity, holders) & holders
+            if self._awaited[identity]:
+                return False
+        row = connection.execute(_SHAPE_SQL["present"], who).fetchone()
+        return not table.shape or (row is not None and same_layout(json.loads(table.shape), row[0]))
+
     def _copy(self, connection: PgConnection, table: MirroredTable) -> None:
         rows = connection.execute(_SQL["chunks"], {"table_id": table.table_id, "generation": table.generation})
         for number, relation_id, schema, name, filenode, lo_block, hi_block in rows.fetchall():
@@ -145,14 +179,20 @@ class Copier:
                 return
             self._reported.add(identity)
             chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
-            future = self._runner.submit(copy_chunk, ChunkTask(self._settings.dsn, table, chunk, self._storage))
+            beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
+            task = ChunkTask(self._settings.dsn, table, chunk, self._storage, beside=beside)
+            future = self._runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, number))
 
     def _finished(self, table: MirroredTable, number: int, future: Future[ChunkResult]) -> None:
         self._slots.release()
-        if future.cancelled() or self._stopping.is_set():
+        if future.cancelled():
             return
         error = future.exception()
+        if self._stopping.is_set():
+            file = None if error is not None else future.result().file
+            discard([] if file is None else [file.path], self._storage)
+            return
         if error is not None:
             self._inbox.put(ThreadFailed(error))
             return
@@ -162,5 +202,8 @@ class Copier:
         elif result.heap_rewritten:
             self._inbox.put(CopyInvalid(table))
         else:
+            identity = table.table_id, table.start_lsn
+            self._beside[identity] = self._beside.get(identity, frozenset()) | result.sidecars
             self._observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
-            self._inbox.put(ChunkCopied(table, CopiedChunk(table.generation, number, result.rows, result.file)))
+            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
+            self._inbox.put(ChunkCopied(table, copied))

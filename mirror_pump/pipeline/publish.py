@@ -9,8 +9,7 @@ happened; only this module makes one, and the slot can be acknowledged with noth
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,19 +18,38 @@ import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the 
 from psycopg.types.json import Jsonb
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from mirror_pump.errors import CommitConflict, ConnectionLost, NotLeader, OutcomeUnknown, TableError
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    LakeError,
+    NotLeader,
+    OutcomeUnknown,
+    TableError,
+)
 from mirror_pump.lake.catalog import swap_pointer
-from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, StagedCommit
-from mirror_pump.lake.storage import StorageOptions, delete
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
-from mirror_pump.pipeline.requests import PublishRequest, TableDelta
+from mirror_pump.lake.commit import LakeTable, StagedCommit
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import (
+    Lsn,
+    MirroredTable,
+    SnapshotId,
+    TableId,
+    TableState,
+)
+from mirror_pump.pipeline.batches import Failure
+from mirror_pump.pipeline.changing import rename, store_change
+from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.requests import PublishRequest, TierAdvance
+from mirror_pump.pipeline.staging import AdvanceRefused, StagedDelta, Stager
+from mirror_pump.pipeline.standing import Standing, standing_of
 from mirror_pump.source.connect import PgConnection
 from sql import queries
 
-FRONTIER_PROPERTY = "mirror-pump.frontier"
-"""Snapshot summary key: the F that the snapshot was published with, in Postgres's notation."""
-
 _SQL = queries("publish")
+_FOLD_SQL = queries("fold")
+
+_ADVANCE_LOCK_TIMEOUT = "200ms"
+"""How long T waits for a partition's writers, and others behind it: less than a usual deadlock_timeout."""
 
 _MADE_HERE = object()
 
@@ -46,6 +64,12 @@ class LandedPublish:
     """Tables that became live with this publish."""
     dropped: tuple[TableId, ...] = ()
     """Tables whose changes were left out: unregistered, registered anew, or failed meanwhile."""
+    refused: tuple[TableId, ...] = ()
+    """Tables whose resolution was left out: it does not fit their present state."""
+    failures: tuple[Failure, ...] = ()
+    """Tables that it set aside: those that it was asked to, and those whose lake table cannot take their columns."""
+    tables: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
+    """The tables that it committed to, as they are now."""
     snapshots: int = 0
     """Iceberg snapshots committed."""
     seal: object = field(default=None, repr=False)
@@ -53,17 +77,6 @@ class LandedPublish:
     def __post_init__(self) -> None:
         if self.seal is not _MADE_HERE:
             raise TypeError("a LandedPublish comes from Publisher.publish() and from nowhere else")
-
-
-@dataclass(frozen=True)
-class _Registered:
-    """A table's row in the catalog as it stands now."""
-
-    state: TableState
-    start_lsn: Lsn
-    generation: int
-    metadata_location: str
-    pinned: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class RetryPolicy:
 
 
 class Publisher:
-    """Stages Iceberg commits and publishes them. One thread at a time; keeps the tables' metadata in memory.
+    """Stages Iceberg commits and publishes them. One thread at a time.
 
     The outcome of a publish is landed, failed or unknown. Unknown (the connection broke during COMMIT) is resolved
     through a new connection: the slot's row is locked, which waits for the old backend to end, then read.
@@ -89,16 +102,17 @@ class Publisher:
         epoch: int,
         storage: StorageOptions,
         retry: RetryPolicy,
+        indexes: KeyIndexes,
         staged: Callable[[PublishRequest], None],
     ) -> None:
         self._connect = connect
         self._connection = connect()
         self._slot = slot
         self._epoch = epoch
-        self._storage = storage
         self._retry = retry
+        self._indexes = indexes
         self._staged = staged
-        self._tables: dict[TableId, LakeTable] = {}
+        self._stager = Stager(storage, indexes, self._left_to_the_lake)
         self._applied = Lsn(0)
         self._publish_id = 0
         self._in_commit = False
@@ -111,13 +125,14 @@ class Publisher:
         row = self._read_registrations([table.table_id]).get(table.table_id)
         if row is None:
             raise TableError(f"{table.name} is not registered any more")
-        return self._known(table.table_id, row)
+        return self._stager.known(table.table_id, row)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
         """Make the request true, in one transaction.
 
-        Raises NotLeader when another pump took over, ConnectionLost when the publish certainly did not happen, and
-        CommitConflict when the retries are used up.
+        Raises NotLeader when another pump took over, LakeError when the storage fails (CommitConflict when the retries
+        are used up), and ConnectionLost: in all these cases the publish certainly did not happen. OutcomeUnknown when
+        nobody can say yet.
         """
         for attempt in Retrying(
             stop=stop_after_attempt(self._retry.attempts),
@@ -131,74 +146,49 @@ class Publisher:
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
         registered = self._read_registrations([delta.table.table_id for delta in request.deltas])
-        failing = {failure.table.table_id for failure in request.failures}
-        accepted: list[tuple[TableDelta, StagedCommit | None]] = []
-        dropped: list[TableId] = []
+        staged = self._stager.stage(request, registered)
         try:
-            for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
-                row = registered.get(delta.table.table_id)
-                if row is None or row.start_lsn != delta.table.start_lsn or row.state is TableState.FAILED:
-                    dropped.append(delta.table.table_id)
-                elif delta.table.table_id not in failing:
-                    current = _of_generation(delta, row.generation)
-                    accepted.append((current, self._stage(current, row, request.frontier)))
             self._staged(request)
-            live = self._transaction(request, accepted, registered)
-        except (CommitConflict, NotLeader):
-            self._discard(accepted)
+            request = replace(request, failures=(*request.failures, *staged.failures))
+            live = self._transaction(request, staged.accepted, registered)
+        except (LakeError, NotLeader, AdvanceRefused):
+            # None of these comes after COMMIT was sent.
+            self._stager.discard(staged.accepted)
             raise
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            live = self._resolve(error)
-        for delta, staged in accepted:
-            if staged is not None:
-                self._tables[delta.table.table_id] = staged.table
+            try:
+                live = self._resolve(error)
+            except ConnectionLost:
+                self._stager.discard(staged.accepted)
+                raise
+        committed = self._stager.landed(staged.accepted)
         return LandedPublish(
             frontier=self._applied,
             live=live,
-            dropped=tuple(dropped),
-            snapshots=sum(staged is not None for _, staged in accepted),
+            dropped=tuple(staged.dropped),
+            refused=tuple(staged.refused),
+            failures=request.failures,
+            tables=committed,
+            snapshots=len(committed),
             seal=_MADE_HERE,
         )
 
-    def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, _Registered]:
+    def _left_to_the_lake(self, table_id: TableId) -> str | None:
+        """Which of the table's rows only the lake has; None if there are none."""
+        found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
+        return str(found[0][0]) if found and found[0][0] is not None else None
+
+    def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Standing]:
         if not table_ids:
             return {}
         rows = self._execute(_SQL["registrations"], {"table_ids": list(table_ids)})
-        return {
-            TableId(table_id): _Registered(TableState(state), Lsn(start), generation, location, frozenset(pins))
-            for table_id, state, start, generation, location, pins in rows
-        }
-
-    def _stage(self, delta: TableDelta, row: _Registered, frontier: Lsn | None) -> StagedCommit | None:
-        born = tuple(
-            BornFile(chunk.file, delta.table.born_sequence) for chunk in delta.chunks if chunk.file is not None
-        )
-        if not (delta.segments or born or delta.truncate or delta.restart_copy):
-            return None
-        return self._known(delta.table.table_id, row).stage(
-            RowDelta(
-                segments=delta.segments,
-                born=born,
-                replace=delta.truncate,
-                remove_born=delta.table.born_sequence if delta.restart_copy else None,
-                summary={} if frontier is None else {FRONTIER_PROPERTY: format_lsn(frontier)},
-            ),
-            now_ms=time.time_ns() // 1_000_000,
-            keep=row.pinned,
-        )
-
-    def _known(self, table_id: TableId, row: _Registered) -> LakeTable:
-        """The state that the pointer names; from memory unless another engine committed."""
-        known = self._tables.get(table_id)
-        if known is None or known.metadata_location != row.metadata_location:
-            known = self._tables[table_id] = LakeTable.load(row.metadata_location, self._storage)
-        return known
+        return {TableId(row[0]): standing_of(row[1:]) for row in rows}
 
     def _transaction(
         self,
         request: PublishRequest,
-        accepted: Sequence[tuple[TableDelta, StagedCommit | None]],
-        registered: dict[TableId, _Registered],
+        accepted: Sequence[StagedDelta],
+        registered: dict[TableId, Standing],
     ) -> tuple[TableId, ...]:
         """All of it in one transaction; returns the tables that went live. CommitConflict: nothing was done."""
         self._in_commit = False
@@ -214,8 +204,8 @@ class Publisher:
                 )
             applied = Lsn(slot[1])
             self._applied = Lsn(max(applied, request.frontier or 0))
-            for delta, staged in accepted:
-                self._apply(cursor, delta, staged, registered[delta.table.table_id])
+            for one in accepted:
+                self._apply(cursor, one, registered[one.delta.table.table_id], request.written_since)
             for failure in request.failures:
                 cursor.execute(
                     _SQL["fail"],
@@ -234,6 +224,8 @@ class Publisher:
                     "commit_time": request.commit_time_us / 1e6,
                 },
             )
+            rename(cursor, [one.delta for one in accepted])
+            cursor.execute(_SQL["swap_in"], {"slot": self._slot, "frontier": self._applied})
             cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
             live = tuple(TableId(row[0]) for row in cursor.fetchall())
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
@@ -244,36 +236,70 @@ class Publisher:
     def _apply(
         self,
         cursor: psycopg.Cursor[tuple[Any, ...]],
-        delta: TableDelta,
-        staged: StagedCommit | None,
-        row: _Registered,
+        accepted: StagedDelta,
+        row: Standing,
+        written_since: float,
     ) -> None:
         """One table's part of the transaction: pointer, S, chunks, registration row."""
+        delta, staged, cold = accepted.delta, accepted.staged, accepted.cold
         table = delta.table
-        again = delta.restart_copy or (delta.truncate and row.state is TableState.COPYING)
+        if delta.advance is not None:
+            self._advance(cursor, table, delta.advance)
+        again = delta.restart_copy or delta.copies or (delta.truncate and row.state is TableState.COPYING)
         cursor.execute(
             _SQL["touch_table"],
             {
                 "table_id": table.table_id,
-                "start_lsn": table.start_lsn,
+                "start_lsn": row.start_lsn,
                 "generation": row.generation,
                 "again": again,
                 "not_live_before": delta.not_live_before,
+                "written_since": written_since,
+                "read_at": row.read_at,
+                "born_sequence": accepted.born_sequence,
+                "key_index": Jsonb(dict(self._indexes.report(table.table_id))),
             },
         )
         if cursor.rowcount != 1:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
-        if staged is not None:
-            if not swap_pointer(
-                cursor, table.name.schema, table.lake_table, row.metadata_location, staged.new_location
-            ):
-                raise CommitConflict(f"another writer committed to {table.name} in the lake")
+        if delta.change is not None:
+            store_change(cursor, delta.change)
+        if staged is not None and (row.staged or (delta.copies and row.state is TableState.LIVE)):
+            # Readers stay at S, and at the F that was promised with it, until the copy is complete (swap_in).
             cursor.execute(
-                _SQL["publish_snapshot"],
+                _SQL["stage_snapshot"],
                 {
                     "table_id": table.table_id,
+                    "old": row.metadata_location if row.staged else None,
+                    "new": staged.new_location,
                     "snapshot_id": staged.snapshot_id,
-                    "props": Jsonb(lake_props(staged)),
+                },
+            )
+        elif accepted.table is not None:
+            new = accepted.table.metadata_location
+            if not swap_pointer(cursor, row.namespace, row.lake_table, row.metadata_location, new):
+                raise CommitConflict(f"another writer committed to {table.name} in the lake")
+            if cold is not None:
+                props = {"metadata_location": cold.seam_location, "snapshot_id": str(cold.snapshot_id)}
+                self._publish_snapshot(cursor, table, cold.snapshot_id, props)
+            elif staged is not None and row.tier is None:
+                self._publish_snapshot(cursor, table, staged.snapshot_id, lake_props(staged))
+        if delta.fold is not None and cold is not None:
+            cursor.execute(
+                _SQL["mark_folded"],
+                {
+                    "table_id": table.table_id,
+                    "sequence": cold.sequence_number,
+                    "pks": [pk for pk, _ in delta.fold.versions],
+                    "versions": [version for _, version in delta.fold.versions],
+                },
+            )
+            cursor.execute(
+                _FOLD_SQL["journal"],
+                {
+                    "table_id": table.table_id,
+                    "snapshot_id": cold.snapshot_id,
+                    "details": Jsonb({"operation": "fold", "kind": "fold", "rows": len(delta.fold.versions)}),
                 },
             )
         if again:
@@ -291,6 +317,42 @@ class Publisher:
                 )
             cursor.execute(_SQL["copy_progress"], {"table_id": table.table_id, "generation": row.generation})
 
+    def _publish_snapshot(
+        self,
+        cursor: psycopg.Cursor[tuple[Any, ...]],
+        table: MirroredTable,
+        snapshot_id: SnapshotId,
+        props: Mapping[str, object],
+    ) -> None:
+        cursor.execute(
+            _SQL["publish_snapshot"],
+            {"table_id": table.table_id, "snapshot_id": snapshot_id, "props": Jsonb(dict(props))},
+        )
+
+    def _advance(self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, advance: TierAdvance) -> None:
+        """The heap's part of moving T, under the partition's lock. AdvanceRefused: not now."""
+        try:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (_ADVANCE_LOCK_TIMEOUT,))
+            cursor.execute(
+                _SQL["advance_cutline"],
+                {
+                    "table_id": table.table_id,
+                    "partition_id": advance.partition_id,
+                    "cut": advance.cut,
+                    "frontier": self._applied,
+                },
+            )
+            row = cursor.fetchone()
+            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            raise AdvanceRefused("the partition is locked by others") from error
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            raise
+        except psycopg.Error as error:
+            raise AdvanceRefused(str(error)) from error
+        if row is None or row[0] is not None:
+            raise AdvanceRefused(str(row[0] if row else "the table is not registered any more"))
+
     def _resolve(self, error: psycopg.Error) -> tuple[TableId, ...]:
         """The connection broke. Before COMMIT was sent, the publish failed; after that, ask the database.
 
@@ -305,7 +367,7 @@ class Publisher:
                 cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
                 slot = cursor.fetchone()
                 landed = slot is not None and slot[2] == self._publish_id
-        except (psycopg.OperationalError, psycopg.InterfaceError) as again:
+        except (psycopg.OperationalError, psycopg.InterfaceError, ConnectionLost) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",
                 "The pump reads it back when it reconnects; no file of this publish was deleted.",
@@ -314,12 +376,6 @@ class Publisher:
             raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
         # Which tables went live is read from the catalog when the pump starts over; here it is only an optimisation.
         return ()
-
-    def _discard(self, accepted: Sequence[tuple[TableDelta, StagedCommit | None]]) -> None:
-        """Remove the metadata files of a publish that certainly failed."""
-        for _, staged in accepted:
-            for path in () if staged is None else staged.files:
-                delete(path, self._storage)
 
     def _open(self) -> PgConnection:
         if self._connection.closed or self._connection.broken:
@@ -337,15 +393,3 @@ class Publisher:
 def lake_props(staged: StagedCommit) -> dict[str, object]:
     """The published pointer to S, as the seam protocol names its parts (seeds/002, cutline.lake_props)."""
     return {"metadata_location": staged.new_location, "snapshot_id": str(staged.snapshot_id)}
-
-
-def _of_generation(delta: TableDelta, generation: int) -> TableDelta:
-    """Without chunks that were read for a copy that has started again since."""
-    stale = delta.table.generation != generation
-    # What was read before a TRUNCATE, or for a copy that starts again, is not part of the table.
-    again = delta.truncate or delta.restart_copy
-    return replace(
-        delta,
-        chunks=tuple(chunk for chunk in delta.chunks if chunk.generation == generation and not again),
-        restart_copy=delta.restart_copy and not stale,
-    )

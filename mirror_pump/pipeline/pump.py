@@ -18,11 +18,14 @@ from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown, TaskFailed
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
+from mirror_pump.pipeline.index_builder import INDEX_TASKS
+from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.session import Abandoned, Goal, PumpSession, Totals
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.upkeep import upkeep_tasks
 from mirror_pump.pipeline.work import StopRequested, Work
 from mirror_pump.source.connect import connect
-from mirror_pump.source.leader import refuse_if_led
+from mirror_pump.source.leader import Leader, refuse_if_led
 from sql import queries
 
 _SQL = queries("pump")
@@ -78,6 +81,10 @@ class Pump:
         self._stop.set()
         self._inbox.put(StopRequested())
 
+    def submit(self, work: Work) -> None:
+        """Hand work to the present session's loop. Safe in any thread; what a session leaves is not done."""
+        self._inbox.put(work)
+
     def run(self, until: Lsn | None = None, once: bool = False, copies: bool = False) -> PumpResult:
         """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
         table is being copied any more; for ever without any of them. Raises NotLeader while another pump leads."""
@@ -89,7 +96,9 @@ class Pump:
         if self._runner is not None:
             self._sessions(goal, totals, storage, self._runner)
         else:
-            own = SparkTaskRunner.start(self._settings.master, os.cpu_count() or 1, self._settings.copy_workers)
+            cores = os.cpu_count() or 1
+            others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
+            own = SparkTaskRunner.start(self._settings.master, cores, others)
             try:
                 self._sessions(goal, totals, storage, own)
             finally:
@@ -98,15 +107,32 @@ class Pump:
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
     def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
+        indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
+
         def live() -> None:
-            self._inbox = SimpleQueue()
-            session = PumpSession(
-                self._settings, storage, runner, self._observer, goal, totals, self._inbox, self._stop.is_set
-            )
-            try:
-                session.run()
-            finally:
-                session.close()
+            again = True
+            leader: Leader | None = None
+            while again and not self._stop.is_set():
+                self._inbox = SimpleQueue()
+                session = PumpSession(
+                    self._settings,
+                    storage,
+                    runner,
+                    self._observer,
+                    goal,
+                    totals,
+                    self._inbox,
+                    indexes,
+                    self._stop.is_set,
+                    leader,
+                )
+                try:
+                    again = session.run()
+                    leader = session.keep_lead() if again else None
+                finally:
+                    session.close()
+            if leader is not None:
+                leader.release()
 
         with suppress(Abandoned):
             self._persist(live, totals)
@@ -124,7 +150,8 @@ class Pump:
                 broken_tasks += isinstance(error, TaskFailed)
                 if broken_tasks >= _BROKEN_TASKS:
                     raise
-                self._observer(Step.RETRYING, error=str(error), pause=round(pause, 1))
+                remedy = getattr(error, "remedy", "")
+                self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
                 self._stop.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
         return None

@@ -9,19 +9,28 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
 
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.engine.tasks import SegmentTask, apply_segment, segment_table
+from mirror_pump.engine.tasks import SegmentResult, SegmentTask, apply_segment, segment_table
+from mirror_pump.errors import RowNotSent, SourceError
+from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits, Segment
+from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits
+from mirror_pump.pipeline.batches import BatchEnd, Segment
+from mirror_pump.pipeline.evolution import Verdict
+from mirror_pump.pipeline.leftovers import Leftovers
 from mirror_pump.pipeline.publish import LandedPublish
-from mirror_pump.pipeline.work import Batch, CaughtUp, SegmentInFlight, ThreadFailed, Work
+from mirror_pump.pipeline.threads import reporting
+from mirror_pump.pipeline.work import Batch, CaughtUp, FrontierWanted, SegmentInFlight, ThreadFailed, Work
+from mirror_pump.source.shape import Note
 from mirror_pump.source.stream import ReplicationStream
 
 _READ_MESSAGES = 8192
@@ -42,6 +51,7 @@ class ReceiverSettings:
 
     segment_bytes: int
     batch_bytes: int
+    row_bytes: int
     batch_age: float
     max_buffered_bytes: int
     status_interval: float
@@ -54,23 +64,41 @@ class Receiver:
         self,
         open_stream: Callable[[Lsn], ReplicationStream],
         lookup: Callable[[int], MirroredTable | None],
+        packing: Callable[[MirroredTable], KeyPacking | None],
         runner: TaskRunner,
         storage: StorageOptions,
         inbox: SimpleQueue[Work],
+        leftovers: Leftovers,
         settings: ReceiverSettings,
         start: Lsn,
         barrier: Lsn | None,
+        judge: Callable[[MirroredTable, Note], Verdict],
+        apart: Lsn | None,
+        mirrored: Callable[[], Sequence[TableId]],
     ) -> None:
+        """`apart`: the transaction at which the stream ended in RowNotSent before; `mirrored` lists all tables."""
         self._open_stream = open_stream
+        self._packing = packing
         self._runner = runner
         self._storage = storage
         self._inbox = inbox
+        self._leftovers = leftovers
         self._settings = settings
         self._start = start
         self._assembler = Assembler(
-            Limits(settings.segment_bytes, settings.batch_bytes), start, lookup, self._dispatch, barrier
+            Limits(settings.segment_bytes, settings.batch_bytes, settings.row_bytes),
+            start,
+            lookup,
+            self._dispatch,
+            barrier,
+            judge,
+            apart,
+            lambda lsn: inbox.put(FrontierWanted(lsn)),
         )
+        self._apart = apart
+        self._mirrored = mirrored
         self._segments: list[SegmentInFlight] = []
+        self._written_since = time.time()
         self._stream: ReplicationStream | None = None
         self._lock = threading.Lock()
         self._in_flight = 0
@@ -121,15 +149,27 @@ class Receiver:
             stream.wake()
 
     def _run(self) -> None:
-        try:
-            with self._open_stream(self._start) as stream:
-                self._stream = stream
-                try:
-                    self._receive(stream)
-                finally:
-                    self._stream = None
-        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the loop, which raises it
-            self._inbox.put(ThreadFailed(error))
+        with reporting(self._inbox):
+            try:
+                with self._open_stream(self._start) as stream:
+                    self._stream = stream
+                    try:
+                        self._receive(stream)
+                    finally:
+                        self._stream = None
+            except RowNotSent as error:
+                self._row_not_sent(error)
+
+    def _row_not_sent(self, error: RowNotSent) -> None:
+        """The first time, end: the next session keeps the transaction apart. Then pass it over, and end."""
+        assembler = self._assembler
+        if assembler.transaction is None:
+            raise SourceError(str(error), "see the server's log")
+        error.transaction = assembler.transaction
+        if assembler.transaction == self._apart:
+            self._segments = []
+            self._finish(assembler.pass_over(self._mirrored(), f"{error}, in a transaction that was passed over"))
+        raise error
 
     def _receive(self, stream: ReplicationStream) -> None:
         assembler, settings = self._assembler, self._settings
@@ -204,11 +244,13 @@ class Receiver:
 
     def _close(self) -> None:
         """Send the batch to the inbox."""
-        end = self._assembler.close()
+        self._finish(self._assembler.close())
+
+    def _finish(self, end: BatchEnd) -> None:
         segments, self._segments = tuple(self._segments), []
         with self._lock:
             self._backlog += 1
-        self._inbox.put(Batch(end, segments, time.monotonic()))
+        self._inbox.put(Batch(end, segments, time.monotonic(), self._written_since if segments else time.time()))
         self._announce()
 
     def _announce(self) -> None:
@@ -222,18 +264,25 @@ class Receiver:
         task = SegmentTask(
             data=b"".join(segment.messages),
             lengths=np.fromiter(map(len, segment.messages), np.int32, len(segment.messages)).tobytes(),
-            tables=tuple(segment_table(table) for table in segment.tables),
+            tables=tuple(segment_table(table, self._packing(table)) for table in segment.tables),
             storage=self._storage,
             header=HEADER,
         )
         # A future keeps its callbacks, and lives until the batch ends: this one must not keep the segment's messages.
         size = segment.size
+        if not self._segments:
+            self._written_since = time.time()
         with self._lock:
             self._in_flight += size
         future = self._runner.submit(apply_segment, task)
-        future.add_done_callback(lambda _: self._landed(size))
+        self._leftovers.add(future)
+        future.add_done_callback(partial(self._landed, size))
         self._segments.append(SegmentInFlight(future, segment.tables))
 
-    def _landed(self, size: int) -> None:
+    def _landed(self, size: int, result: Future[SegmentResult]) -> None:
         with self._lock:
             self._in_flight -= size
+        error = None if result.cancelled() else result.exception()
+        if error is not None:
+            # Nothing can come of its batch any more, which may be hours from its end.
+            self._inbox.put(ThreadFailed(error))

@@ -1,4 +1,4 @@
-"""Puts tables under the mirror and takes them out: one transaction each, while the pump runs or not.
+"""Puts tables under the mirror: one transaction each, while the pump runs or not.
 
 The registration transaction holds a lock that keeps writers out, for as long as it takes to note L0. Writers release
 their locks only after their changes are visible, so every snapshot taken later sees all that committed before L0, and
@@ -16,33 +16,42 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-import psycopg
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
-
 from mirror_pump.config import Settings
-from mirror_pump.errors import MirrorPumpError, NotLeader, SourceError, TableError
-from mirror_pump.lake.catalog import delete_pointer, ensure_namespace, insert_pointer, load_pointer
+from mirror_pump.errors import MirrorPumpError, NotLeader, SourceError, TableError, UsageError
+from mirror_pump.lake.catalog import ENGINE_PROPERTIES, delete_pointer, ensure_namespace, insert_pointer, load_pointer
 from mirror_pump.lake.commit import LakeTable, StagedCommit
+from mirror_pump.lake.cutline import CutLine
+from mirror_pump.lake.metadata import cold_snapshot
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, delete, delete_tree, join
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.lake.storage import StorageOptions, delete, join
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.pipeline.listener import CHANNEL
 from mirror_pump.pipeline.publish import lake_props
 from mirror_pump.pipeline.pump import Pump
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
+from mirror_pump.pipeline.unregistration import named
+from mirror_pump.source.choices import NO_CHOICES, Choices, chosen, describe_choices, same_choices
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
-from mirror_pump.source.slot import add_to_publication, published_tables, remove_from_publication
-from mirror_pump.source.tables import delete_table, insert_table, load_table
+from mirror_pump.source.retainable import (
+    RetentionPlan,
+    RetentionWish,
+    enter_default,
+    enter_partitions,
+    plan_retention,
+)
+from mirror_pump.source.retention import read_choices
+from mirror_pump.source.slot import add_to_publication, remove_from_publication
+from mirror_pump.source.tables import insert_table, load_table
 from sql import queries
 
 _SQL = queries("copy")
 _PUMP_SQL = queries("pump")
 _PUBLISH_SQL = queries("publish")
+_SHAPE_SQL = queries("shape")
 
-_LOCK_PATIENCE = 120.0
-"""Seconds in all that a table's lock is asked for, in tries of `lock_timeout`."""
 _PROGRESS_INTERVAL = 0.25
 """Seconds between looks at the progress of copies."""
 _NO_PUMP_GRACE = 5.0
@@ -53,6 +62,7 @@ TABLE_PROPERTIES = {
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
+    **ENGINE_PROPERTIES,
 }
 """Iceberg table properties of a mirrored table."""
 
@@ -86,19 +96,24 @@ def register(
     wait: bool,
     on_progress: Callable[[Sequence[CopyProgress]], None],
     observer: Observer = unobserved,
+    choices: Choices = NO_CHOICES,
+    retention: RetentionWish | None = None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. One table's refusal does not stop the others.
 
     The copy is done by the pump that runs, else by a pump within this process. Registering again a table that is being
-    copied resumes its copy.
+    copied resumes its copy. `choices` are of one table's columns: UsageError if several are named. With `retention` the
+    tables shed old partitions once they are live.
     """
+    if choices and len(names) != 1:
+        raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
     outcomes: list[RegisterOutcome] = []
     registered: list[TableId] = []
     dsn = settings.require_dsn()
     with connect(dsn, autocommit=True) as connection:
         for name in names:
             try:
-                table_id = _register_one(connection, settings, name)
+                table_id = _register_one(connection, settings, name, choices, retention)
             except MirrorPumpError as error:
                 outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
             else:
@@ -114,35 +129,9 @@ def register(
     return tuple(outcomes)
 
 
-def unregister(settings: Settings, name: str, drop_lake: bool) -> str:
-    """Take a table out of the mirror; with `drop_lake` its Iceberg table and files too. Returns what was done.
-
-    A table that was dropped in Postgres is found under the name that it was registered with.
-    """
-    with connect(settings.require_dsn(), autocommit=True) as connection:
-        table = _registered_table(connection, name)
-
-        def take_out() -> None:
-            with source_errors(f"unregistering {table.name}"), connection.transaction():
-                _limit_lock(connection, settings)
-                # By its present name: it may have been renamed since, and its former name be another table's.
-                present = published_tables(connection, settings.publication).get(table.table_id)
-                if present is not None:
-                    remove_from_publication(connection, settings.publication, present)
-                # Publishes and plans of copies hold this row too, so that none of them loses the table halfway.
-                connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-                delete_table(connection, table.table_id)
-                if drop_lake:
-                    delete_pointer(connection, table.name.schema, table.lake_table)
-
-        _with_lock_retries(settings, table.name, take_out)
-    if not drop_lake:
-        return f"{table.name} is no longer mirrored; its lake table stays as of its last F at {table.location}"
-    delete_tree(table.location, StorageOptions(settings.storage_properties, settings.storage_fsync))
-    return f"{table.name} is no longer mirrored; its lake table and its files were removed"
-
-
-def _register_one(connection: PgConnection, settings: Settings, name: str) -> TableId:
+def _register_one(
+    connection: PgConnection, settings: Settings, name: str, choices: Choices, retention: RetentionWish | None
+) -> TableId:
     table_name, table_id = resolve_name(connection, name)
     known = load_table(connection, table_id)
     if known is not None:
@@ -151,18 +140,32 @@ def _register_one(connection: PgConnection, settings: Settings, name: str) -> Ta
                 f"{known.name} is registered, but was set aside",
                 "`mirror-pump status` says why; mend that, then unregister and register the table.",
             )
+        if choices and not same_choices(known, choices):
+            raise TableError(
+                f"{known.name} is registered with"
+                f" {describe_choices(known.columns, known.excluded) or 'its columns as they are'}",
+                "to change that, unregister and register the table: it is copied again",
+            )
+        if retention is not None and read_choices(connection, table_id) is None:
+            raise TableError(
+                f"{known.name} is registered without heap retention", "to change that, unregister and register it"
+            )
         return table_id
-    if _named(connection, str(table_name)) is not None:
+    if named(connection, str(table_name)) is not None:
         raise TableError(
             f"another table was registered as {table_name}, and has been dropped or renamed since",
             f"Unregister it first: mirror-pump unregister {table_name.quoted}",
         )
-    description = describe(connection, table_id)
+    description = chosen(connection, describe(connection, table_id), choices)
     refuse(description)
+    plan = None if retention is None else plan_retention(connection, description, retention)
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
-    table, staged = _new_lake_table(settings, description, storage)
+    _refuse_left_over(connection, description.name, storage)
+    table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
     try:
-        _with_lock_retries(settings, table_name, lambda: _enter(connection, settings, description, table, staged))
+        with_lock_retries(
+            settings, table_name, lambda: _enter(connection, settings, description, table, staged, choices, plan)
+        )
     except BaseException:
         for path in staged.files:
             delete(path, storage)
@@ -170,8 +173,22 @@ def _register_one(connection: PgConnection, settings: Settings, name: str) -> Ta
     return table_id
 
 
+def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
+    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach."""
+    pointer = load_pointer(connection, name.schema, name.name)
+    if pointer is None:
+        return
+    cold = cold_snapshot(LakeTable.load(pointer, storage).metadata)
+    if cold is not None and int(cold["summary"].get("total-records", 0)):
+        raise TableError(
+            f"the lake table {name} of a former registration holds rows that the heap had shed",
+            "Rename the lake table, or drop it if nobody needs them, with an engine that has the catalog"
+            " (mirror-pump connect).",
+        )
+
+
 def _new_lake_table(
-    settings: Settings, description: RelationDescription, storage: StorageOptions
+    settings: Settings, description: RelationDescription, storage: StorageOptions, tier: Tier | None
 ) -> tuple[MirroredTable, StagedCommit]:
     """The table's value and its empty lake table, which nothing refers to yet. Files go to a place of their own, so
     that a table that is registered again never shares a directory with what it was before."""
@@ -191,9 +208,18 @@ def _new_lake_table(
         lake_table=name.name,
         location=location,
         live_after_lsn=None,
+        excluded=description.excluded,
+        tier=tier,
     )
+    # Refuses a lake type, chosen by the user, that does not order as the tier key does.
+    CutLine.of(table, cut=0)
     staged = LakeTable.create(
-        LakeSchema.of_table(table), location, storage, TABLE_PROPERTIES, time.time_ns() // 1_000_000
+        LakeSchema.of_table(table),
+        location,
+        storage,
+        TABLE_PROPERTIES,
+        time.time_ns() // 1_000_000,
+        divided=table.tier is not None,
     )
     return replace(table, born_sequence=staged.sequence_number), staged
 
@@ -204,18 +230,23 @@ def _enter(
     description: RelationDescription,
     table: MirroredTable,
     staged: StagedCommit,
+    choices: Choices,
+    plan: RetentionPlan | None,
 ) -> None:
     """The registration transaction."""
     with source_errors(f"registering {table.name}"), connection.transaction():
-        _limit_lock(connection, settings)
+        limit_lock(connection, settings)
+        # First, since it takes the strongest lock.
+        own_default = plan is not None and enter_default(connection, table)
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        present = describe(connection, description.table_id)
+        present = chosen(connection, describe(connection, description.table_id), choices)
         if (present.columns, present.identity) != (description.columns, description.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
         # A table that is in the publication already (a leftover) is taken out first: only a change of the publication
         # makes the server describe the relation again before its next change, which is how the pump learns of us.
         remove_from_publication(connection, settings.publication, table.name)
         add_to_publication(connection, settings.publication, table.name)
+        connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         row = connection.execute(_PUMP_SQL["wal_end"]).fetchone()
         assert row is not None
         table = replace(table, start_lsn=Lsn(row[0]))
@@ -231,70 +262,8 @@ def _enter(
             slot=settings.slot,
             publication=settings.publication,
         )
-
-
-def _limit_lock(connection: PgConnection, settings: Settings) -> None:
-    connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{int(settings.lock_timeout * 1000)}ms",))
-
-
-def _with_lock_retries(settings: Settings, name: TableName, attempt: Callable[[], None]) -> None:
-    """Run `attempt` until it gets its locks; TableError when the patience is over."""
-    tries = Retrying(
-        stop=stop_after_delay(_LOCK_PATIENCE),
-        wait=wait_random_exponential(multiplier=settings.lock_timeout, max=4 * settings.lock_timeout),
-        retry=retry_if_exception_type(_LockBusy),
-        reraise=True,
-    )
-    try:
-        for one in tries:
-            with one:
-                try:
-                    attempt()
-                except MirrorPumpError as error:
-                    if isinstance(error.__cause__, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-                        raise _LockBusy from error
-                    raise
-    except _LockBusy as busy:
-        raise TableError(
-            f"{name} could not be locked within {_LOCK_PATIENCE:.0f} s: other sessions hold it",
-            "See pg_locks for a long transaction that wrote to the table, wait for it or end it, and try again.",
-        ) from busy
-
-
-class _LockBusy(Exception):
-    """The lock was not granted within lock_timeout."""
-
-
-def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
-    """The registration that `name` means: of the relation of that name, else of one that had it and was dropped."""
-    unknown: MirrorPumpError = TableError(
-        f"{name} is not registered", "`mirror-pump status` lists the tables that are."
-    )
-    written = name
-    try:
-        table_name, table_id = resolve_name(connection, name)
-    except MirrorPumpError as error:
-        unknown = error
-    else:
-        table = load_table(connection, table_id)
-        if table is not None:
-            return table
-        written = str(table_name)
-    table = _named(connection, written)
-    if table is None:
-        raise unknown
-    return table
-
-
-def _named(connection: PgConnection, name: str) -> MirroredTable | None:
-    """The table that was registered under this name, with or without its schema, whatever it is called now."""
-    with source_errors("looking for a registered table"):
-        row = connection.execute(
-            "SELECT table_id FROM modak.tables WHERE schema_name || '.' || table_name = %(name)s"
-            " OR table_name = %(name)s ORDER BY table_name = %(name)s LIMIT 1",
-            {"name": name},
-        ).fetchone()
-    return None if row is None else load_table(connection, TableId(row[0]))
+        if plan is not None:
+            enter_partitions(connection, table, plan, own_default=own_default)
 
 
 def _follow(

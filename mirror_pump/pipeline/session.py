@@ -6,34 +6,50 @@ nothing but a new session: everything left of the publish may be repeated.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.errors import SourceError
-from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.errors import ConnectionLost, LakeError, NotLeader, RowNotSent, SourceError
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableName, TableState
 from mirror_pump.pipeline.apply import BatchApplier
-from mirror_pump.pipeline.assembler import Failure
+from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.copy import Copier, CopySettings
+from mirror_pump.pipeline.fold import Folder, FoldSettings
+from mirror_pump.pipeline.index_builder import IndexBuilder
+from mirror_pump.pipeline.jobs import MergeJob, RenewJob, ResolveJob
+from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.leftovers import Leftovers, files_of
 from mirror_pump.pipeline.listener import Listener
 from mirror_pump.pipeline.publish import LandedPublish, Publisher, RetryPolicy
 from mirror_pump.pipeline.receiver import Receiver, ReceiverSettings
 from mirror_pump.pipeline.requests import CopiedChunk, PublishRequest, TableDelta
+from mirror_pump.pipeline.retention import Retention
+from mirror_pump.pipeline.staging import AdvanceRefused
 from mirror_pump.pipeline.steps import Observer, Step
+from mirror_pump.pipeline.upkeep import Upkeep, resolve_workers
+from mirror_pump.pipeline.watching import Watcher, judge
 from mirror_pump.pipeline.work import (
+    AdvanceWanted,
     Batch,
     CaughtUp,
     ChunkCopied,
+    ColdStale,
     CopyFailed,
     CopyInvalid,
     CopyPlanned,
+    Exchange,
+    FoldReady,
     FrontierWanted,
+    IndexRead,
     SegmentInFlight,
     StopRequested,
     ThreadFailed,
@@ -41,7 +57,7 @@ from mirror_pump.pipeline.work import (
 )
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.leader import Leader
-from mirror_pump.source.slot import SystemIdentity, check_slot
+from mirror_pump.source.slot import SystemIdentity, check_slot, remove_from_publication
 from mirror_pump.source.stream import ReplicationStream
 from mirror_pump.source.tables import load_table
 from sql import queries
@@ -52,6 +68,11 @@ _POLL = 0.25
 """Seconds between looks at the stop request while a task's result is waited for."""
 _IDLE_WAIT = 1.0
 """Seconds without any work after which the loop asks itself whether somebody still waits."""
+_FIRST_ASK = 0.02
+"""As _IDLE_WAIT, when the server's answer fell short of what is wanted: it had not read the newest WAL yet. Doubles
+with every such answer up to _IDLE_WAIT, since a server that decodes a large transaction falls short for long."""
+_RETAIN_INTERVAL = 30.0
+"""Seconds between looks, when there is time, at whether tables with a key index are still mirrored."""
 _STOP_GRACE = 3.0
 """Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
 
@@ -67,6 +88,8 @@ class Totals:
     frontier: Lsn
     commits: int = 0
     changes: int = 0
+    apart: Lsn | None = None
+    """The transaction (LSN of its commit) at which the stream ended because a row cannot be sent."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +118,29 @@ class PumpSession:
         goal: Goal,
         totals: Totals,
         inbox: SimpleQueue[Work],
+        indexes: KeyIndexes,
         stop_requested: Callable[[], bool],
+        leader: Leader | None = None,
     ) -> None:
+        """`leader`: the lead, if a former session kept it; this one lets go of it when it is closed."""
         self._settings = settings
         self._observer = observer
         self._goal = goal
         self._totals = totals
         self._inbox = inbox
+        self._indexes = indexes
+        self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
+        self._left: list[CopiedChunk] = []
+        """Copied, and left in the inbox when the session ended."""
+        self._begin_again = False
+        """T has moved: segments that were decoded under the former T must not be published."""
         self._stop_requested = stop_requested
         self._dsn = settings.require_dsn()
-        self._leader = Leader.acquire(self._dsn, settings.slot)
-        self._closing: list[Callable[[], None]] = [self._leader.release]
+        self._leader = Leader.acquire(self._dsn, settings.slot) if leader is None else leader
+        self._leftovers = Leftovers(storage)
+        self._storage = storage
+        # In reverse: the threads end before what they left is removed.
+        self._closing: list[Callable[[], None]] = [self._leader.release, self._remove_leftovers]
         try:
             self._start(storage, runner)
         except BaseException:
@@ -133,12 +168,13 @@ class PumpSession:
             self._leader.epoch,
             storage,
             RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
+            self._indexes,
             staged=lambda request: self._observer(Step.STAGED, frontier=request.frontier),
         )
         self._closing.append(self._publisher.close)
         self._applier = BatchApplier(runner, storage, self._connect, self._publisher.load)
-        self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
         self._wanted = Lsn(0)
+        self._patience = _FIRST_ASK
         self._caught_up = Lsn(applied)
         self._idle_published_at = time.monotonic()
         lookup_connection = self._connect()
@@ -146,18 +182,24 @@ class PumpSession:
         self._receiver = Receiver(
             lambda lsn: ReplicationStream.start(self._dsn, settings.slot, publication, lsn),
             lambda relation_id: self._registered(lookup_connection, relation_id),
+            self._indexes.packing,
             runner,
             storage,
             self._inbox,
+            self._leftovers,
             ReceiverSettings(
                 segment_bytes=settings.segment_bytes,
                 batch_bytes=settings.batch_bytes,
+                row_bytes=settings.max_row_bytes,
                 batch_age=settings.batch_age,
                 max_buffered_bytes=settings.max_buffered_bytes,
                 status_interval=self._status_interval(),
             ),
             Lsn(applied),
             self._goal.until,
+            lambda table, note: judge(lookup_connection, table, note),
+            self._totals.apart,
+            lambda: self._mirrored(lookup_connection),
         )
         self._copier = Copier(
             self._connect,
@@ -169,31 +211,104 @@ class PumpSession:
             ),
             self._observer,
         )
-        self._listener = Listener(self._connect, self._inbox, self._copier.wake)
-        for thread in (self._receiver, self._copier, self._listener):
+        workers = resolve_workers(os.cpu_count() or 1)
+        self._upkeep = Upkeep(
+            self._connect,
+            runner,
+            storage,
+            self._inbox,
+            settings.slot,
+            (
+                ResolveJob(settings.resolve_rows, settings.resolve_age, workers, self._observer),
+                MergeJob(settings.merge_bytes, self._indexes.packing, self._observer),
+                RenewJob(settings.merge_bytes, self._indexes.packing, self._observer),
+            ),
+            self._observer,
+        )
+        self._folder = Folder(
+            self._connect,
+            storage,
+            self._inbox,
+            settings.slot,
+            self._indexes.packing,
+            FoldSettings(settings.fold_age, settings.fold_rows),
+            self._observer,
+        )
+        builder = IndexBuilder(runner, self._inbox)
+        self._indexes.attach(builder, self._observer)
+        self._retain_indexes()
+        self._watcher = Watcher(self._connect, self._inbox, settings.slot)
+        self._retention = Retention(
+            self._connect,
+            runner,
+            storage,
+            self._inbox,
+            settings.slot,
+            self._dsn,
+            self._observer,
+            settings.retention_interval,
+        )
+        self._listener = Listener(self._connect, self._inbox, self._copier.wake, self._retention.wake)
+        for thread in (
+            self._receiver,
+            self._copier,
+            self._upkeep,
+            self._folder,
+            builder,
+            self._watcher,
+            self._retention,
+            self._listener,
+        ):
             thread.start()
             self._closing.append(thread.stop)
 
     def close(self) -> None:
-        """End the threads, let go of the lead. Files of work that was not published stay unreferenced."""
+        """End the threads, remove files of work that will not be published, let go of the lead."""
+        # Threads may wait for an answer.
+        self._empty_inbox()
         while self._closing:
             self._closing.pop()()
 
-    def run(self) -> None:
-        """Take work until the goal is reached or the stop requested."""
+    def keep_lead(self) -> Leader:
+        """The lead, for the next session: closing this one leaves it as it is."""
+        self._closing.remove(self._leader.release)
+        return self._leader
+
+    def _remove_leftovers(self) -> None:
+        self._leftovers.remove()
+        self._empty_inbox()
+        chunks = [*self._left, *(chunk for copied in self._chunks.values() for _, chunk in copied)]
+        discard([chunk.file.path for chunk in chunks if chunk.file is not None], self._storage)
+
+    def _empty_inbox(self) -> None:
+        """Whoever waits for an answer to what is left in the inbox gets none; chunks are kept to be removed."""
+        with suppress(Empty):
+            while True:
+                match self._inbox.get_nowait():
+                    case AdvanceWanted(answer=answer) | FoldReady(answer=answer):
+                        answer.cancel()
+                    case ChunkCopied(chunk=chunk):
+                        self._left.append(chunk)
+
+    def run(self) -> bool:
+        """Take work until the goal is reached or the stop requested. True: begin again at once."""
         self._observer(Step.STREAMING, frontier=self._frontier)
         if self._goal.until is not None:
             self._receiver.want_position()
         while not self._stop_requested() and not self._done():
             try:
-                work = self._inbox.get(timeout=_IDLE_WAIT)
+                work = self._inbox.get(timeout=self._patience if self._falls_short() else _IDLE_WAIT)
             except Empty:
+                self._patience = min(2 * self._patience, _IDLE_WAIT)
                 self._look_around()
                 continue
             self._take(work)
+            if self._begin_again:
+                return True
             # Also when the last chunk came with other work behind it: nothing else might ever publish it.
             if self._chunks and self._inbox.empty():
                 self._publish_copies()
+        return False
 
     def _take(self, work: Work) -> None:
         match work:
@@ -203,20 +318,35 @@ class PumpSession:
                 self._caught_up = max(self._caught_up, lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
-                self._wanted = max(self._wanted, lsn)
+                self._want(lsn)
                 self._publish_idle()
                 if self._wanted > self._frontier:
                     self._receiver.want_position()
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
             case CopyPlanned():
-                self._publish_idle()
+                # An empty table has nothing to publish: F has to move for it to go live.
+                self._look_around()
             case CopyInvalid(table):
                 self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
                 self._copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
+                self._unpublish_failed()
+            case IndexRead():
+                self._indexes.read(work)
+            case Exchange():
+                self._publish_exchange(work)
+            case AdvanceWanted():
+                self._advance(work)
+            case FoldReady():
+                self._fold(work)
+            case ColdStale(table):
+                self._publish(PublishRequest(deltas=(TableDelta(table, renew_cold=True),)))
             case ThreadFailed(error):
+                if isinstance(error, RowNotSent):
+                    self._totals.apart = Lsn(error.transaction)
+                    self._unpublish_failed()
                 raise error
             case StopRequested():
                 return
@@ -226,26 +356,95 @@ class PumpSession:
         results = self._results(batch.segments)
         applied = self._applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
         self._observer(Step.WRITTEN, frontier=batch.end.end_lsn)
+        self._leftovers.hand_over(segment.result for segment in batch.segments)
         landed = self._publish(
             PublishRequest(
                 frontier=batch.end.end_lsn,
                 commit_time_us=batch.end.commit_time_us,
                 deltas=self._with_chunks(applied.deltas),
                 failures=applied.failures,
+                written_since=batch.written_since,
             )
         )
         self._receiver.batch_done()
         self._totals.changes += batch.end.changes
-        if any(delta.truncate for delta in applied.deltas):
+        changes = [delta.change for delta in applied.deltas if delta.change is not None]
+        for change in changes:
+            step = Step.TABLE_COPIED_AGAIN if change.copy_again else Step.TABLE_CHANGED
+            self._observer(step, table=str(change.table.name), reason=change.reason)
+        if changes:
+            self._watcher.wake()
+        if changes or any(delta.truncate for delta in applied.deltas):
             self._copier.wake()
         self._caught_up = max(self._caught_up, landed.frontier)
         self._publish_idle()
+
+    def _mirrored(self, connection: PgConnection) -> list[TableId]:
+        rows = connection.execute(_SQL["not_failed"], {"slot": self._settings.slot}).fetchall()
+        return [TableId(table_id) for (table_id,) in rows]
+
+    def _unpublish_failed(self) -> None:
+        """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send."""
+        rows = self._connection.execute(_SQL["failed"], {"slot": self._settings.slot}).fetchall()
+        for publication, schema, name in rows:
+            # One that somebody holds a lock on stays until the next time; of a lost connection the loop hears soon.
+            with suppress(SourceError), self._connection.transaction():
+                self._connection.execute("SELECT set_config('lock_timeout', '1s', true)")
+                remove_from_publication(self._connection, publication, TableName(schema, name))
 
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
         # After the last chunk F has to move for the table to go live, and nothing may come that moves it.
         self._look_around()
+
+    def _publish_exchange(self, work: Exchange) -> None:
+        table_id = work.table.table_id
+        delta = TableDelta(work.table, resolution=work.resolution)
+        landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
+        accepted = table_id in landed.tables
+        self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
+        self._upkeep.finished(table_id, landed=accepted)
+
+    def _advance(self, work: AdvanceWanted) -> None:
+        """Move T, in a publish of its own: what is refused here must hold up nothing else.
+
+        Invariant: what is published of the stream was decoded under the present T, so that below T main changes by
+        folds only. Segments in tasks and in the inbox were decoded under the former one; with this session they are
+        forgotten, and the next one receives them again, from F.
+        """
+        if not work.answer.set_running_or_notify_cancel():
+            return
+        try:
+            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, advance=work.advance),)))
+        except AdvanceRefused as refusal:
+            work.answer.set_result(str(refusal))
+            return
+        except BaseException as error:
+            work.answer.set_exception(error)
+            raise
+        if work.table.table_id not in landed.tables:
+            work.answer.set_result("the table is not what it was: it was registered anew, or set aside")
+            return
+        self._begin_again = True
+        self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
+        work.answer.set_result(None)
+
+    def _fold(self, work: FoldReady) -> None:
+        """Publish corrections of rows below T."""
+        if not work.answer.set_running_or_notify_cancel():
+            return
+        delta = TableDelta(work.table, fold=work.fold, sidecars=work.fold.sidecars)
+        try:
+            landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
+        except BaseException as error:
+            work.answer.set_exception(error)
+            raise
+        table_id = work.table.table_id
+        done = table_id in landed.tables and table_id not in landed.refused
+        if done:
+            self._observer(Step.FOLDED, table=str(work.table.name), rows=len(work.fold.versions))
+        work.answer.set_result(done)
 
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
         """The deltas, and with them the chunks that were copied meanwhile."""
@@ -262,18 +461,29 @@ class PumpSession:
         return tuple(by_table.values())
 
     def _publish(self, request: PublishRequest) -> LandedPublish:
-        landed = self._publisher.publish(request)
+        try:
+            landed = self._publisher.publish(request)
+        except (LakeError, ConnectionLost, NotLeader):
+            # It certainly did not happen, and these files are not offered again.
+            discard(files_of(request), self._storage)
+            raise
         self._frontier = self._totals.frontier = landed.frontier
         self._totals.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
+        self._upkeep.published(landed.tables)
+        self._retention.published()
         self._receiver.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)
-        for failure in request.failures:
+        for failure in landed.failures:
             self._receiver.drop(failure.table.table_id)
+            self._indexes.forget(failure.table.table_id)
             self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
+        if landed.dropped:
+            self._retain_indexes()
         if landed.live:
             tables = [load_table(self._connection, table_id) for table_id in landed.live]
             self._receiver.refresh(tuple(table for table in tables if table is not None))
+            self._upkeep.live(landed.live)
             for table in tables:
                 self._observer(Step.LIVE, table=str(table and table.name))
         return landed
@@ -306,9 +516,24 @@ class PumpSession:
             return False
         if row[0] <= position:
             return True
-        self._wanted = max(self._wanted, Lsn(row[0]))
+        self._want(Lsn(row[0]))
         self._receiver.want_position()
         return False
+
+    def _want(self, lsn: Lsn) -> None:
+        if lsn > self._wanted:
+            self._wanted = lsn
+            self._patience = _FIRST_ASK
+
+    def _falls_short(self) -> bool:
+        """Whether the server has to be asked again: what is wanted is beyond what it has said."""
+        return max(self._wanted, self._goal.until or Lsn(0)) > self._caught_up
+
+    def _retain_indexes(self) -> None:
+        """Memory is for tables that are still mirrored."""
+        self._retained_at = time.monotonic()
+        rows = self._connection.execute(_SQL["live"], {"slot": self._settings.slot}).fetchall()
+        self._indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
 
     def _look_around(self) -> None:
         """Nothing came for a while: has F still to move for somebody?"""
@@ -317,6 +542,8 @@ class PumpSession:
         self._publish_idle()
         if self._caught_up <= self._frontier:
             self._copy_due(self._frontier)
+        if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
+            self._retain_indexes()
 
     def _done(self) -> bool:
         goal = self._goal

@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 
 from decoders.columns import Kind
 from decoders.segment import IncompleteRows
-from decoders.text import parse_text
-from mirror_pump.engine.lookup import LookupTask, find_rows
+from decoders.text import parse_rows
+from mirror_pump.engine.lookup import Found, LookupTask, find_rows, rows_of
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import TableError
 from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.sidecars import every_sidecar, is_sidecar, sidecar_id, widened
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, Lsn, MirroredTable, TableState
 from mirror_pump.source.connect import PgConnection
@@ -38,6 +39,9 @@ Key: TypeAlias = tuple[object, ...]
 
 _GONE = -1
 """In the place of a row's position: less than every position, so that a row of the same order counts."""
+
+_JULIAN_1970 = 2_440_588
+"""The Julian day of 1970-01-01. Postgres reads J2440588 as that date; every date that it has is a day from J0 on."""
 
 _FILES_PER_TASK = 32
 """A task costs as much as opening some dozens of files does."""
@@ -55,7 +59,7 @@ class VersionedFile:
 
 @dataclass(frozen=True)
 class Completed:
-    """Rows made whole, by segment, and the heap position that they depend on."""
+    """Rows made whole, by segment, with every sidecar; and the heap position that they depend on."""
 
     rows: Mapping[int, pa.Table]
     heap_read_at: Lsn | None
@@ -73,26 +77,29 @@ def complete_rows(
 
     Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
     """
-    columns = _missing_columns(table, incomplete.values())
+    schema = LakeSchema.of_table(table)
+    incomplete = {segment: _with_sidecars(one, schema) for segment, one in incomplete.items()}
+    columns = _missing_columns(schema, incomplete.values())
     versions = _Versions(table.key, columns)
     _search(table, incomplete, columns, files, runner, storage, versions)
     completed: dict[int, pa.Table] = {}
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
         one = incomplete[segment]
-        sources = [versions.newest(key, before=segment) for key in _keys(one.lookup_keys, table.key)]
+        sources = [versions.newest(key, before=segment) for key in keys_of(one.lookup_keys, table.key)]
         absent = [row for row, source in enumerate(sources) if source is None]
         if absent:
             if table.state is TableState.LIVE:
-                (key,) = _keys(one.lookup_keys.slice(absent[0], 1), table.key)
+                (key,) = keys_of(one.lookup_keys.slice(absent[0], 1), table.key)
                 raise TableError(
                     f"{table.name}: the previous version of row {key} is not in the lake, so its unchanged large "
                     "values are unknown",
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
-            heap, heap_read_at = _read_heap(connect, table, columns, one.rows.take(pa.array(absent)))
+            wanted = [column for column in table.columns if column.name in columns]
+            heap, heap_read_at = _read_heap(connect, table, wanted, one.rows.take(pa.array(absent)))
             versions.add(-1, heap)
-            for row, key in zip(absent, _keys(one.rows.take(pa.array(absent)), table.key), strict=True):
+            for row, key in zip(absent, keys_of(one.rows.take(pa.array(absent)), table.key), strict=True):
                 sources[row] = versions.at(key, order=-1)
         rows = versions.fill(one, sources)
         completed[segment] = rows
@@ -111,7 +118,7 @@ class _Versions:
         self._by_key: dict[Key, list[tuple[int, int]]] = {}
 
     def add(self, order: int, rows: pa.Table) -> None:
-        for position, key in enumerate(_keys(rows, self._key), start=self._rows):
+        for position, key in enumerate(keys_of(rows, self._key), start=self._rows):
             self._by_key.setdefault(key, []).append((order, position))
         # Sources differ in what they declare NOT NULL; only the values count here.
         self._tables.append(pa.table([rows.column(name) for name in self._names], names=self._names))
@@ -147,16 +154,37 @@ class _Versions:
         return rows
 
 
-def _missing_columns(table: MirroredTable, incomplete: Iterable[IncompleteRows]) -> tuple[str, ...]:
+def _with_sidecars(incomplete: IncompleteRows, schema: LakeSchema) -> IncompleteRows:
+    """A missing value is missing with its sidecar: either may hold it."""
+    rows = widened(incomplete.rows, incomplete.raw, schema)
+    missing = incomplete.missing
+    own = {sidecar_id(field.field_id): field.name for field in schema.fields}
+    for field in every_sidecar(schema).fields:
+        if is_sidecar(field):
+            missing = missing.append_column(field.name, missing.column(own[field.field_id]))
+    return IncompleteRows(rows=rows, raw={}, missing=missing, lookup_keys=incomplete.lookup_keys)
+
+
+def _missing_columns(schema: LakeSchema, incomplete: Iterable[IncompleteRows]) -> tuple[str, ...]:
+    """Names of columns and sidecars."""
+    found = list(incomplete)
     return tuple(
-        column.name
-        for column in table.columns
-        if any(pc.any(one.missing.column(column.name)).as_py() for one in incomplete)
+        field.name
+        for field in every_sidecar(schema).fields
+        if any(pc.any(one.missing.column(field.name)).as_py() for one in found)
     )
 
 
-def _keys(rows: pa.Table, names: Sequence[str]) -> list[Key]:
-    return list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
+def keys_of(rows: pa.Table, names: Sequence[str]) -> list[Key]:
+    """Each row's key."""
+    return list(zip(*(_counted(rows.column(name)).to_pylist() for name in names), strict=True))
+
+
+def _counted(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates and timestamps as days and microseconds since 1970: Python's own end with the years 1 and 9999."""
+    if pa.types.is_date(values.type):
+        return values.cast(pa.int32())
+    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
 
 
 def _search(
@@ -174,7 +202,7 @@ def _search(
     waves that double, until every row is found.
     """
     keys = pa.concat_tables([one.lookup_keys.select(table.key) for one in incomplete.values()])
-    schema = LakeSchema.of_table(table)
+    schema = every_sidecar(LakeSchema.of_table(table))
 
     def find(wave: Sequence[VersionedFile]) -> set[Key]:
         """Take in the versions that these files hold; return the keys seen, alive or deleted."""
@@ -186,14 +214,18 @@ def _search(
             )
             for start in range(0, len(kind), _FILES_PER_TASK)
         ]
-        futures: list[Future[list[pa.Table]]] = [
-            runner.submit(find_rows, LookupTask(tuple(file.path for file in group), keys, wanted, schema, storage))
+        futures: list[Future[list[Found]]] = [
+            runner.submit(
+                find_rows,
+                LookupTask(tuple(file.path for file in group), keys, wanted, schema, storage, table.location),
+            )
             for group, wanted in groups
         ]
         seen: set[Key] = set()
         for (group, _), future in zip(groups, futures, strict=True):
-            for file, rows in zip(group, future.result(), strict=True):
-                found = _keys(rows, table.key)
+            for file, one in zip(group, future.result(), strict=True):
+                rows = rows_of(one, storage)
+                found = keys_of(rows, table.key)
                 seen.update(found)
                 if file.deletes:
                     versions.add_deletes(file.order, found)
@@ -217,31 +249,33 @@ def _unknown(table: MirroredTable, incomplete: Mapping[int, IncompleteRows], ver
     completed: set[Key] = set()
     for segment in sorted(incomplete):
         one = incomplete[segment]
-        keys = _keys(one.lookup_keys, table.key)
+        keys = keys_of(one.lookup_keys, table.key)
         unknown.update(key for key in keys if key not in completed and versions.newest(key, before=segment) is None)
         # Once they are complete, these rows are versions that later segments find.
-        completed.update(_keys(one.rows, table.key))
+        completed.update(keys_of(one.rows, table.key))
     return unknown
 
 
 def _read_heap(
-    connect: Callable[[], PgConnection], table: MirroredTable, columns: Sequence[str], rows: pa.Table
+    connect: Callable[[], PgConnection], table: MirroredTable, columns: Sequence[Column], rows: pa.Table
 ) -> tuple[pa.Table, Lsn]:
-    """The rows' present heap versions (those that exist), and a WAL position by which they all were committed."""
-    by_name = {column.name: column for column in table.columns}
-    wanted = [by_name[name] for name in (*table.key, *(name for name in columns if name not in table.key))]
+    """The rows' present heap versions (those that exist): key, columns and every sidecar; and a WAL position by which
+    they all were committed."""
+    wanted = [*table.key_columns, *(column for column in columns if column.name not in table.key)]
     key_texts = [_texts(rows.column(column.name), column) for column in table.key_columns]
     with connect() as connection:
         found = read_rows(connection, table, wanted, list(zip(*key_texts, strict=True)))
         row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
     assert row is not None
-    arrays = []
-    for place, column in enumerate(wanted):
-        parsed = parse_text(pa.array([one[place] for one in found], pa.string()), column.type)
-        if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
-            raise TableError(f"{table.name}: column {column.name} holds a value that {column.type} cannot hold")
-        arrays.append(parsed.values)
-    return pa.table(arrays, names=[column.name for column in wanted]), Lsn(row[0])
+    heap, raw = parse_rows(found, {column.name: column.type for column in wanted})
+    return widened(pa.table(heap), raw, LakeSchema.of_table(table)), Lsn(row[0])
+
+
+def _moment(micros: int) -> str:
+    """Microseconds since 1970 as Postgres reads them: a Julian day, and the time of day."""
+    days, rest = divmod(micros, 86_400_000_000)
+    seconds, fraction = divmod(rest, 1_000_000)
+    return f"J{_JULIAN_1970 + days} {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"
 
 
 def _texts(values: pa.ChunkedArray, column: Column) -> list[str]:
@@ -250,4 +284,9 @@ def _texts(values: pa.ChunkedArray, column: Column) -> list[str]:
         return [value.hex() for value in values.to_pylist()]
     if column.type.kind is Kind.BINARY:
         return ["\\x" + value.hex() for value in values.to_pylist()]
+    if column.type.kind is Kind.DATE:
+        return [f"J{_JULIAN_1970 + days}" for days in _counted(values).to_pylist()]
+    if column.type.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        zone = "+00" if column.type.kind is Kind.TIMESTAMPTZ else ""
+        return [_moment(micros) + zone for micros in _counted(values).to_pylist()]
     return [str(value) for value in values.to_pylist()]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.model import Lsn, MirroredTable
-from mirror_pump.pipeline.assembler import BatchEnd
-from mirror_pump.pipeline.requests import CopiedChunk
+from mirror_pump.lake.resolution import Resolution
+from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.batches import BatchEnd
+from mirror_pump.pipeline.requests import CopiedChunk, DeltaFold, TierAdvance
+from mirror_pump.pipeline.steps import Step
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Batch:
     """In stream order, one for each segment of `end`."""
     received_at: float
     """time.monotonic() when the batch closed, seconds."""
+    written_since: float
+    """time.time() before the first of its files was begun, seconds."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,62 @@ class CopyFailed:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Files are in storage that may take the place of others of a table, without a change of rows."""
+
+    table: MirroredTable
+    resolution: Resolution
+    landed: Step
+    """What to report when they have."""
+    refused: Step
+    """... and when they do not fit the table's present state."""
+    details: Mapping[str, int]
+    """Figures to report with either."""
+    written_since: float
+    """time.time() before the first of its files was begun, seconds."""
+
+
+@dataclass(frozen=True)
+class IndexRead:
+    """What the key index of a table needed is read from the lake."""
+
+    table_id: TableId
+    job: int
+    result: object | None
+    """pipeline.index_builder's BuiltIndex or FollowedFiles; None if it failed."""
+    error: str
+
+
+@dataclass(frozen=True)
+class AdvanceWanted:
+    """A sealed partition's rows are to become the lake's: T moves to its upper bound."""
+
+    table: MirroredTable
+    advance: TierAdvance
+    answer: Future[str | None]
+    """None: T has moved. Else why not, in words; to be asked for again later. Cancelled when the session ends first."""
+
+
+@dataclass(frozen=True)
+class FoldReady:
+    """Correction rows of a table are written, to be published."""
+
+    table: MirroredTable
+    fold: DeltaFold
+    written_since: float
+    """time.time() before its files were begun, seconds."""
+    answer: Future[bool]
+    """Whether it landed. Cancelled when the session ends first."""
+
+
+@dataclass(frozen=True)
+class ColdStale:
+    """S of a table holds on to files that the table has exchanged for others."""
+
+    table: MirroredTable
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the pump's threads ended with an error."""
 
@@ -96,6 +157,11 @@ Work: TypeAlias = (
     | CopyPlanned
     | CopyInvalid
     | CopyFailed
+    | Exchange
+    | IndexRead
+    | AdvanceWanted
+    | FoldReady
+    | ColdStale
     | ThreadFailed
     | StopRequested
 )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import psycopg
@@ -31,6 +32,13 @@ PINNED_SETTINGS: dict[str, str] = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
+    "quote_all_identifiers": "off",
+    # How literals are read: those of ours, and keys that go back as text.
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    # The publish transaction takes its locks itself, and must write.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
     # Policies that would hide rows raise instead: a copy without them would be wrong in silence.
     "row_security": "off",
     # Chunk reads are short; compiling their expressions costs more than it saves.
@@ -43,6 +51,12 @@ PINNED_SETTINGS: dict[str, str] = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
+
+PINNED_FOR_VALUES: dict[str, str] = {
+    # regclass and its like print a schema's name where the search path does not lead to it.
+    "search_path": "pg_catalog",
+}
+"""Further settings of connections that do nothing but read values: others resolve names as the user does."""
 
 _CONNECTION_DEFAULTS: dict[str, str] = {
     # Seconds. The kernel's default notices a dead peer after two hours.
@@ -87,7 +101,7 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     pgoutput prints values in this session, so the settings matter here as much as in a copy. psycopg has no
     replication cursor: the caller speaks libpq's COPY BOTH calls. Errors as in `connect`.
     """
-    text = _conninfo(dsn, application_name=application_name, replication="database")
+    text = _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name, replication="database")
     # Not PQconnectdb: it keeps the interpreter's lock for as long as the server takes to answer.
     connection = pq.PGconn.connect_start(text.encode())
     seconds = float(conninfo.conninfo_to_dict(text).get("connect_timeout") or 0)
@@ -116,7 +130,7 @@ def _await_connection(connection: PGconn, deadline: float) -> str:
 
 def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
     """The connection string for ADBC's Postgres driver, which hands it to libpq; with the pinned settings."""
-    return _conninfo(dsn, application_name=application_name)
+    return _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name)
 
 
 @contextmanager
@@ -154,7 +168,7 @@ def _remedy_for(sqlstate: str | None) -> str:
     return ""
 
 
-def _conninfo(dsn: str, **parameters: str) -> str:
+def _conninfo(dsn: str, also_pinned: Mapping[str, str] = MappingProxyType({}), **parameters: str) -> str:
     try:
         given = conninfo.conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -163,7 +177,9 @@ def _conninfo(dsn: str, **parameters: str) -> str:
             "the connection string cannot be read",
             "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...)",
         ) from None
-    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
+    settings = {**PINNED_SETTINGS, **also_pinned}
+    # libpq's options split at blanks that no backslash precedes.
+    pinned = " ".join("-c {}={}".format(name, value.replace(" ", "\\ ")) for name, value in settings.items())
     # The user's own options come first: of two values for one setting the last wins.
     options = f"{given.pop('options', None) or ''} {pinned}".strip()
     merged: dict[str, Any] = {**_CONNECTION_DEFAULTS, **given, **parameters}
@@ -174,6 +190,11 @@ def _conninfo(dsn: str, **parameters: str) -> str:
 def _connect_error(message: str, dsn: str) -> SourceError:
     detail = " ".join(message.split())
     where = describe_dsn(dsn)
+    if "conversion between UTF8 and" in detail:
+        return SourceError(
+            f"cannot connect to {where}: {detail}",
+            "copy the database into one whose encoding Postgres converts to UTF8",
+        )
     if any(part in detail for part in _OPERATOR_NEEDED):
         return SourceError(
             f"cannot connect to {where}: {detail}",

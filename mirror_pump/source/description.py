@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mirror_pump.model import Column, TableId, TableName
+from mirror_pump.model import Column, ExcludedColumn, TableId, TableName
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class RelationDescription:
     """pg_class.relkind: `r` table, `p` partitioned table, others are refused."""
     persistence: str
     columns: tuple[Column, ...]
-    """What pgoutput publishes, in attribute order, with field IDs 1..n: generated columns are left out."""
+    """What pgoutput publishes, in attribute order, with field IDs 1..n: generated columns are left out, and those that
+    the user excluded."""
     generated: tuple[str, ...]
     """Names of the generated columns that are left out. pgoutput leaves them out by default on every version;
     before 18 it cannot publish them, and their values follow from the other columns."""
@@ -67,6 +68,8 @@ class RelationDescription:
     """Whether we are a member of the owning role, which adding to a publication requires."""
     row_security: bool
     block_bytes: int
+    excluded: tuple[ExcludedColumn, ...] = ()
+    """Columns that are published, and left out by the user's choice."""
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -21,6 +21,13 @@ _KINDS = {
 }
 
 
+_RESERVED = frozenset(
+    ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+)
+"""Those of Iceberg's metadata columns (org.apache.iceberg.MetadataColumns) that Spark adds to every table. Tried: it
+cannot read a table with a column of such a name at all; the names of the others do no harm."""
+
+
 def refuse(description: RelationDescription) -> None:
     """Raises TableError, with what to do, if the relation cannot be mirrored exactly. Returns None if it can."""
     _refuse_kind(description)
@@ -28,6 +35,7 @@ def refuse(description: RelationDescription) -> None:
     _refuse_access(description)
     _refuse_identity(description)
     _refuse_key_columns(description)
+    _refuse_names(description)
     for leaf in description.leaves:
         if leaf.relation_id != description.table_id:
             _refuse_leaf(description, leaf)
@@ -129,7 +137,7 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
         if column.type.kind in (Kind.FLOAT, Kind.DOUBLE):
             raise TableError(
                 f"key column {key} of {relation.name} is {column.type_sql}: Iceberg allows no floating-point row keys",
-                "choose a key of another type, for instance numeric with a scale",
+                f"register it with --column '{key}=string', or choose a key of another type",
             )
         if column.type.kind is Kind.LIST:
             raise TableError(
@@ -140,6 +148,32 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
             raise TableError(
                 f"key column {key} of {relation.name} allows NULL", f"ALTER TABLE ... ALTER COLUMN {key} SET NOT NULL"
             )
+
+
+def _refuse_names(relation: RelationDescription) -> None:
+    seen: dict[str, str] = {}
+    for column in relation.columns:
+        name = folded(column.name)
+        if name in _RESERVED:
+            raise TableError(
+                f"column {column.name} of {relation.name} has a name that Iceberg reserves for itself: Spark would"
+                " refuse to read the table",
+                f"rename the column, or register the table with --exclude-column '{column.name}'",
+            )
+        if name in seen:
+            raise TableError(
+                f"columns {seen[name]} and {column.name} of {relation.name} differ in case only: Spark, which ignores"
+                " case, would refuse to read the table",
+                f"rename one of them, or register the table with --exclude-column '{column.name}'",
+            )
+        seen[name] = column.name
+
+
+def folded(name: str) -> str:
+    """Equal for names that Spark takes for one (java.lang.String.equalsIgnoreCase): each character in upper and then in
+    lower case, as far as either is one character."""
+    upper = (one.upper() if len(one.upper()) == 1 else one for one in name)
+    return "".join(one.lower() if len(one.lower()) == 1 else one for one in upper)
 
 
 def _refuse_leaf(relation: RelationDescription, leaf: Leaf) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psycopg import errors as pg_errors
 
 from decoders.columns import ColumnType
-from decoders.pgtypes import column_type
+from decoders.pgtypes import NUMERIC, column_type
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -155,9 +155,12 @@ WITH RECURSIVE reduced(start, oid, modifier, depth) AS (
     SELECT r.start, t.typbasetype, t.typtypmod, r.depth + 1
     FROM reduced r JOIN pg_type t ON t.oid = r.oid WHERE t.typtype = 'd'
 )
-SELECT DISTINCT ON (r.start) r.start::bigint, r.depth > 0, t.oid::bigint, r.modifier, coalesce(e.oid, 0)::bigint
+SELECT DISTINCT ON (r.start) r.start::bigint, r.depth > 0, t.oid::bigint, r.modifier, coalesce(e.oid, 0)::bigint,
+       coalesce(x.extname || '.' || t.typname, '')
 FROM reduced r
 JOIN pg_type t ON t.oid = r.oid
+LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+LEFT JOIN pg_extension x ON x.oid = d.refobjid
 LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid AND e.typdelim = ','
 ORDER BY r.start, r.depth DESC
 """
@@ -170,6 +173,8 @@ class _BaseType:
     """The modifier that a domain brings along; None if the type is no domain."""
     element_oid: int
     """0 unless the type is an array whose text can be split into elements."""
+    extension_type: str
+    """`extension.type` of a type that an extension brought; else empty."""
 
     def modifier(self, attribute_modifier: int) -> int:
         return attribute_modifier if self.domain_modifier is None else self.domain_modifier
@@ -189,7 +194,7 @@ def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[
         modifier = base.modifier(attribute_modifier)
         element = elements.get(base.element_oid)
         if element is None or element.element_oid:
-            resolved[oid, attribute_modifier] = column_type(base.oid, modifier)
+            resolved[oid, attribute_modifier] = column_type(base.oid, modifier, extension_type=base.extension_type)
         else:
             # numeric(10,2)[] carries its elements' modifier; an element that is a domain has its own.
             resolved[oid, attribute_modifier] = column_type(
@@ -198,11 +203,24 @@ def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[
     return resolved
 
 
+def numeric_types(conn: PgConnection, oids: Iterable[int]) -> frozenset[int]:
+    """Those of the types that are numeric, or arrays of numeric, below any domains."""
+    wanted = set(oids)
+    with source_errors("looking up types"):
+        bases = _base_types(conn, wanted)
+        elements = _base_types(conn, {base.element_oid for base in bases.values() if base.element_oid})
+    return frozenset(
+        oid
+        for oid, base in bases.items()
+        if base.oid == NUMERIC or (base.element_oid and elements[base.element_oid].oid == NUMERIC)
+    )
+
+
 def _base_types(conn: PgConnection, oids: set[int]) -> dict[int, _BaseType]:
     if not oids:
         return {}
     rows = conn.execute(_TYPES, (list(oids),)).fetchall()
     return {
-        start: _BaseType(oid, modifier if is_domain else None, element)
-        for start, is_domain, oid, modifier, element in rows
+        start: _BaseType(oid, modifier if is_domain else None, element, extension_type)
+        for start, is_domain, oid, modifier, element, extension_type in rows
     }

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+
+import psycopg
 
 from mirror_pump.model import Column, MirroredTable
+from mirror_pump.quoting import identifier, in_query
 from mirror_pump.source.connect import PgConnection, source_errors
 
 
@@ -13,26 +17,59 @@ def read_rows(
 ) -> list[tuple[str | None, ...]]:
     """The rows that exist among `keys` (texts of the key columns in attribute order), with the texts of `columns`.
 
-    Raises SourceError, and ConnectionLost if the connection broke.
+    The heap may be further than the stream that `table` is as of: it and its columns are found by their numbers under
+    whatever names they have now, a column that is gone reads as NULL, and no row is found once the table or its key is
+    not what it was. Raises SourceError, and ConnectionLost if the connection broke.
     """
+    if not keys:
+        return []
+    with source_errors(f"reading rows of {table.name}"):
+        for _ in range(_TRIES - 1):
+            # The table may be renamed between two statements until it is locked.
+            with suppress(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn), connection.transaction():
+                return _read(connection, table, columns, keys)
+        with connection.transaction():
+            return _read(connection, table, columns, keys)
+
+
+def _read(
+    connection: PgConnection, table: MirroredTable, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]
+) -> list[tuple[str | None, ...]]:
+    who = {"oid": table.table_id}
+    found = connection.execute(_RELATION, who).fetchone()
+    if found is None:
+        return []
+    relation = found[0]
+    connection.execute(f"LOCK TABLE {relation} IN ACCESS SHARE MODE".encode())
+    present = {number: (name, type_oid) for number, name, type_oid in connection.execute(_PRESENT, who)}
+    if any(present.get(column.attnum, ("", 0))[1] != column.type_oid for column in table.key_columns):
+        return []
     # format() runs the type's output function, as the stream does; a cast to text differs for char(n), inet and bool.
     selected = ", ".join(
-        f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END"
-        for name in (_quoted(column.name) for column in columns)
+        f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END" if name else "NULL"
+        for name in (in_query(identifier(present[one.attnum][0])) if one.attnum in present else "" for one in columns)
     )
     names = [f"v{place}" for place in range(len(table.key))]
     matched = " AND ".join(
-        f"t.{_quoted(column.name)} = k.{name}::{column.type_sql.replace('%', '%%')}"
+        f"t.{in_query(identifier(present[column.attnum][0]))} = k.{name}::{in_query(column.type_sql)}"
         for name, column in zip(names, table.key_columns, strict=True)
     )
     lists = ", ".join("%s::text[]" for _ in names)
-    relation = table.name.quoted.replace("%", "%%")
-    query = f"SELECT {selected} FROM {relation} t JOIN unnest({lists}) AS k({', '.join(names)}) ON {matched}"
+    source = relation.replace("%", "%%")
+    query = f"SELECT {selected} FROM {source} t JOIN unnest({lists}) AS k({', '.join(names)}) ON {matched}"
     parameters = [list(part) for part in zip(*keys, strict=True)]
-    with source_errors(f"reading rows of {table.name}"):
-        return connection.execute(query.encode(), parameters).fetchall() if keys else []
+    return connection.execute(query.encode(), parameters).fetchall()
 
 
-def _quoted(name: str) -> str:
-    """The name as SQL wants it, in a query with parameters: there a percent sign is doubled too."""
-    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+_TRIES = 5
+"""More renames than that in the milliseconds between two statements do not happen."""
+
+_RELATION = """
+SELECT format('%%I.%%I', n.nspname, c.relname)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s::bigint::oid
+"""
+
+_PRESENT = """
+SELECT attnum, attname, atttypid::bigint FROM pg_attribute
+ WHERE attrelid = %(oid)s::bigint::oid AND attnum > 0 AND NOT attisdropped
+"""

@@ -40,7 +40,9 @@ def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
     with source_errors("checking the server's settings"):
         row = conn.execute(_FACTS, {"roles": list(_MANAGED_REPLICATION_ROLES)}).fetchone()
     assert row is not None
-    wal_level, slots, used_slots, senders, in_recovery, may_replicate, may_create, keep_mb, schema_exists = row
+    wal_level, slots, used_slots, senders, in_recovery, may_replicate, may_create, keep_mb, schema_exists, encoding = (
+        row
+    )
     version = conn.info.server_version
     major, minor = divmod(version, 10000)
     if not OLDEST_MAJOR <= major <= NEWEST_MAJOR:
@@ -50,6 +52,12 @@ def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
         )
     if in_recovery:
         raise SourceError("the server is a standby: the mirror keeps its catalog there", "connect to the primary")
+    if encoding == "SQL_ASCII":
+        raise SourceError(
+            f"database {conn.info.dbname} has the encoding SQL_ASCII: nobody knows what characters its bytes stand for",
+            "copy it into a database with ENCODING 'UTF8' (pg_dump with the --encoding that its bytes have), or another"
+            " encoding that names its characters",
+        )
     if wal_level != "logical":
         raise SourceError(
             f"wal_level is {wal_level}: the WAL does not carry row changes",
@@ -89,5 +97,5 @@ SELECT current_setting('wal_level'), current_setting('max_replication_slots')::i
        OR EXISTS (SELECT FROM pg_roles r WHERE rolname = ANY (%(roles)s) AND pg_has_role(r.oid, 'MEMBER')),
        has_database_privilege(current_database(), 'CREATE'),
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-       to_regnamespace('modak') IS NOT NULL
+       to_regnamespace('modak') IS NOT NULL, current_setting('server_encoding')
 """

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.pq.abc import PGconn, PGresult
 
-from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.errors import ConnectionLost, RowNotSent, SourceError
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.source.connect import as_source_error, replication_connect
 
@@ -39,7 +39,17 @@ _BURST_PAUSE_SECONDS = 0.0005
 _BURST_MEMORY_SECONDS = 0.02
 """How long after the last message the stream still counts as busy. Afterwards we sleep until the socket wakes us."""
 
+_LOOK_BYTES = 8 << 20
+"""One look takes no more than this and a message: rows may be of any size, and many of them may wait."""
+
 _SLOT_BUSY_SQLSTATE = "55006"
+
+_IN_A_CHANGE = "in the change callback"
+"""Part of the server's error context (output_plugin_error_callback): it was printing a row."""
+
+_ROW_SQLSTATES = ("22", "54", "XX000")
+"""What a row can be the reason of: a character that UTF-8 does not have (22P05), a message beyond 1 GB (54000; XX000
+for one value whose text is longer than that, since the server only says that it cannot allocate so much)."""
 
 
 @dataclass(frozen=True)
@@ -190,10 +200,11 @@ class ReplicationStream:
         get = self._connection.get_copy_data
         append = into.append
         left = max_messages
+        room = _LOOK_BYTES
         fresh = False
         self._drained = False
         try:
-            while left:
+            while left and room > 0:
                 size, data = get(1)
                 if size > 0:
                     fresh = False
@@ -201,6 +212,7 @@ class ReplicationStream:
                         # A view of libpq's buffer keeps 518 bytes for a message of 133 (measured, resident memory).
                         append(data.tobytes())
                         left -= 1
+                        room -= size
                     else:
                         self._take_keepalive(bytes(data))
                 elif size < 0:
@@ -260,6 +272,7 @@ class ReplicationStream:
 def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceError:
     """What a failed command means. An error without SQLSTATE comes from libpq: the connection is gone."""
     sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
+    context = (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode(errors="replace")
     message = result.get_error_message() or connection.get_error_message()
     detail = " ".join(message.split())
     state = sqlstate.decode() if sqlstate else None
@@ -267,6 +280,19 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
         return ConnectionLost(
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
+        )
+    if state is not None and state.startswith(_ROW_SQLSTATES) and _IN_A_CHANGE in context:
+        primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        return RowNotSent(
+            f"the server cannot send a row that changed: {primary}",
+            "its transaction is passed over, and the tables are copied again by themselves; the one with that row is"
+            " set aside if it still has it",
+        )
+    if state is not None and state.startswith("53"):
+        return ConnectionLost(
+            f"the server lacks what it needs to stream from slot {slot}: {detail}",
+            "free disk space, memory or connections there, as the message says; mirror-pump tries again by itself, and"
+            " the slot keeps what was not received",
         )
     if state is None or state.startswith(("08", "57P")):
         return ConnectionLost(f"the stream from slot {slot} broke: {detail}", "mirror-pump connects again by itself")

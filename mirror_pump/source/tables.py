@@ -9,7 +9,9 @@ from psycopg.types.json import Jsonb
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.model import (
+    EVERYTHING_IN_HEAP,
     Column,
+    ExcludedColumn,
     Lsn,
     MirroredTable,
     SequenceNumber,
@@ -17,11 +19,13 @@ from mirror_pump.model import (
     TableId,
     TableName,
     TableState,
+    Tier,
+    TierKind,
 )
 from mirror_pump.source.connect import PgConnection, source_errors
+from sql import queries
 
-EVERYTHING_IN_HEAP = -(2**63)
-"""cutline.tier_key_hi (T) of a table without heap retention: every row is at or above it, hence in Postgres."""
+_SHAPE_SQL = queries("shape")
 
 _TIER_KEY_TYPES = {
     Kind.INT: "bigint",
@@ -34,8 +38,9 @@ _TIER_KEY_TYPES = {
 
 _SELECT = """
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
-       m.lake_table, m.location, m.live_after_lsn
-FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.stalled, m.excluded,
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
 """
 
 
@@ -63,22 +68,24 @@ def insert_table(
 ) -> None:
     """Registers a table, in the caller's transaction. `lake_props` names its lake metadata (cutline.lake_props).
 
-    The tier key is the first key column, F is NULL: readers are promised nothing before the copy is complete.
+    The tier key of a plain mirror is the first key column. F is NULL: readers are promised nothing before the copy is
+    complete.
     SourceError if the table is registered already.
     """
-    first_key = table.key_columns[0]
     names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
     with source_errors(f"registering {table.name}"):
         conn.execute(
             "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
-            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, publication_name, slot_name)"
+            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, publication_name, slot_name,"
+            " heap_retention_lag)"
             " VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg',"
-            " %(ref)s, 'mirrored', %(publication)s, %(slot)s)",
+            " %(ref)s, 'mirrored', %(publication)s, %(slot)s, %(lag)s)",
             names
             | {
                 "key": list(table.key),
-                "tier_key": first_key.name,
-                "tier_key_type": _TIER_KEY_TYPES.get(first_key.type.kind, first_key.type_sql),
+                "tier_key": tier_key(table),
+                "tier_key_type": tier_key_type(table),
+                "lag": table.tier.lag if table.tier is not None else None,
                 "ref": f"{table.name.schema}.{table.lake_table}",
                 "publication": publication,
                 "slot": slot,
@@ -87,12 +94,17 @@ def insert_table(
         conn.execute(
             "INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id, replicated_lsn, lake_props)"
             " VALUES (%s, %s, %s, NULL, %s)",
-            (table.table_id, EVERYTHING_IN_HEAP, snapshot_id, Jsonb(dict(lake_props))),
+            (
+                table.table_id,
+                EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut,
+                snapshot_id,
+                Jsonb(dict(lake_props)),
+            ),
         )
         conn.execute(
             "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, generation,"
-            " live_after_lsn, columns, key, lake_table, location, next_field_id)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            " live_after_lsn, columns, key, lake_table, location, next_field_id, excluded, shape)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid))",
             (
                 table.table_id,
                 slot,
@@ -106,8 +118,24 @@ def insert_table(
                 table.lake_table,
                 table.location,
                 max(column.field_id for column in table.columns) + 1,
+                Jsonb(excluded_to_json(table.excluded)),
+                table.table_id,
             ),
         )
+        conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
+
+
+def tier_key(table: MirroredTable) -> str:
+    """modak.tables.tier_key_col: without heap retention the first key column."""
+    return table.tier.column if table.tier is not None else table.key_columns[0].name
+
+
+def tier_key_type(table: MirroredTable) -> str:
+    """modak.tables.tier_key_type: the tier key's."""
+    if table.tier is not None:
+        return table.tier.kind.value
+    first_key = table.key_columns[0]
+    return _TIER_KEY_TYPES.get(first_key.type.kind, first_key.type_sql)
 
 
 def delete_table(conn: PgConnection, table_id: TableId) -> bool:
@@ -128,9 +156,15 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             "type": str(column.type),
             "field_id": column.field_id,
             "not_null": column.not_null,
+            "chosen": column.chosen,
         }
         for column in columns
     ]
+
+
+def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:
+    """What mirror_tables.excluded holds."""
+    return [{"attnum": one.attnum, "name": one.name} for one in excluded]
 
 
 def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
@@ -139,7 +173,8 @@ def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
 
 
 def _table(row: tuple[Any, ...]) -> MirroredTable:
-    table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, live_after = row
+    table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, *rest = row
+    live_after, next_field_id, shape, stalled, excluded, *tier = rest
     return MirroredTable(
         table_id=TableId(table_id),
         name=TableName(schema, name),
@@ -152,4 +187,17 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
         lake_table=lake_table,
         location=location,
         live_after_lsn=Lsn(live_after) if live_after is not None else None,
+        next_field_id=next_field_id,
+        shape=shape,
+        stalled=stalled,
+        excluded=tuple(ExcludedColumn(**one) for one in excluded),
+        tier=tier_of(*tier),
     )
+
+
+def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
+    """Where T has moved the table stays divided, also when its retention is switched off."""
+    if lag is None and cut == EVERYTHING_IN_HEAP:
+        return None
+    tier = Tier(column, TierKind(kind), cut, lag)
+    return None if lag is None and not tier.moved else tier

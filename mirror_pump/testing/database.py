@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeAlias
 
 import psycopg
 
 from mirror_pump.testing.postgres import EmbeddedPostgres
+
+_Connections: TypeAlias = dict[str, psycopg.Connection[Any]]
+
+
+class _Kept(threading.local):
+    """Connections that `rows` goes on with, by DSN; None outside keeping_connections()."""
+
+    connections: _Connections | None = None
+
+
+_kept = _Kept()
+
+
+@contextmanager
+def keeping_connections() -> Iterator[None]:
+    """In the block, Database.rows keeps its connections, in this thread: a new one costs more than most queries."""
+    if _kept.connections is not None:
+        yield
+        return
+    _kept.connections = {}
+    try:
+        yield
+    finally:
+        for connection in _kept.connections.values():
+            connection.close()
+        _kept.connections = None
 
 
 @dataclass(frozen=True)
@@ -35,8 +63,17 @@ class Database:
 
     def rows(self, query: LiteralString, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Everything that a query returns."""
-        with self.connect() as connection:
-            return connection.execute(query, parameters or None).fetchall()
+        kept = _kept.connections
+        if kept is None:
+            with self.connect() as connection:
+                return connection.execute(query, parameters or None).fetchall()
+        with suppress(KeyError, psycopg.OperationalError):
+            return kept[self.dsn].execute(query, parameters or None).fetchall()
+        # The first query, or the connection was ended meanwhile: by the test, or with its server.
+        if self.dsn in kept:
+            kept.pop(self.dsn).close()
+        connection = kept[self.dsn] = self.connect()
+        return connection.execute(query, parameters or None).fetchall()
 
     def lsn(self) -> int:
         """The WAL insert position, in bytes from 0/0."""

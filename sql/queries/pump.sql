@@ -8,7 +8,11 @@ SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
 SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint;
 
 -- name: copying
-SELECT count(*) FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'copying';
+-- Without those that wait for their owner to give them a key.
+SELECT count(*) FROM modak.mirror_tables m
+ WHERE m.slot_name = %(slot)s AND m.state = 'copying'
+   AND NOT (m.stalled AND EXISTS (SELECT FROM modak.mirror_shapes s
+                                   WHERE s.table_id = m.table_id AND NOT modak.mirror_has_key(s.shape)));
 
 -- name: due_to_go_live
 -- The F at which the next copied table may go live, if every chunk of it is in the lake.
@@ -16,3 +20,18 @@ SELECT min(live_after_lsn) FROM modak.mirror_tables WHERE slot_name = %(slot)s A
 
 -- name: sender_timeout
 SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
+
+-- name: live
+SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'live';
+
+-- name: not_failed
+SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'failed' ORDER BY table_id;
+
+-- name: failed
+-- Tables that were set aside and are published still, with their publication and present names.
+SELECT p.pubname, n.nspname, c.relname
+  FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
+  JOIN pg_publication p ON p.pubname = s.publication_name
+  JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = m.table_id::oid
+  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE m.slot_name = %(slot)s AND m.state = 'failed';

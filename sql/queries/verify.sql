@@ -4,15 +4,22 @@
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY table_id;
 
 -- name: pin
--- F and every table's S of one moment, kept from expiry while they are compared.
+-- F, every table's T, and the lake at F, of one moment, kept from expiry while they are compared. S of a table with heap
+-- retention is what is below T; the lake at F is what the catalog's pointer names.
 WITH pinned AS (
     INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
     SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '6 hours'
       FROM modak.cutline c
      WHERE c.table_id = ANY (%(table_ids)s)
     RETURNING pin_id, table_id)
-SELECT p.pin_id, c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
-  FROM pinned p JOIN modak.cutline c USING (table_id);
+SELECT p.pin_id, c.table_id, c.replicated_lsn,
+       CASE WHEN t.heap_retention_lag IS NULL AND c.tier_key_hi = -9223372036854775808
+            THEN c.lake_props ->> 'metadata_location' ELSE i.metadata_location END,
+       c.tier_key_hi
+  FROM pinned p JOIN modak.cutline c USING (table_id) JOIN modak.tables t USING (table_id)
+  JOIN modak.mirror_tables m USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table;
 
 -- name: release
 DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);

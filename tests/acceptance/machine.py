@@ -23,6 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
@@ -30,6 +32,8 @@ from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Row, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.verification import assert_verified
+from tests.acceptance.indexes import check_indexes
 from tests.acceptance.oracle import CommitLog, History
 from tests.acceptance.workload import SHAPES, Act, Ending, Operation, Writer, random_operations
 
@@ -45,6 +49,10 @@ OPTIONS = st.fixed_dictionaries(
         "batch_age": st.sampled_from([0.0, 0.02, 0.2]),
         "copy_chunk_bytes": st.sampled_from([8192, 24_000]),
         "copy_workers": st.sampled_from([1, 3]),
+        "resolve_age": st.sampled_from([0.0, 0.0, 0.3]),
+        # For all tables, for one or two at a time, for none.
+        "index_memory": st.sampled_from([1 << 30, 1 << 30, 3 << 20, 0]),
+        "merge_bytes": st.sampled_from([1 << 25, 1 << 25, 4000, 0]),
     }
 )
 
@@ -57,6 +65,14 @@ FAULTS = (
     Step.COPY_PLANNED,
     Step.CHUNKS_PUBLISHED,
     Step.LIVE,
+    Step.RESOLVING,
+    Step.POSITIONS_WRITTEN,
+    Step.RESOLVED,
+    Step.INDEX_BUILDING,
+    Step.INDEX_READY,
+    Step.MERGING,
+    Step.MERGE_WRITTEN,
+    Step.MERGED,
 )
 
 _SETTLE = 30.0
@@ -75,6 +91,12 @@ class MirrorMachine(RuleBasedStateMachine):
     server: ClassVar[EmbeddedPostgres]
     published: ClassVar[int] = 0
     """(F, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
+    resolves: ClassVar[int] = 0
+    """Resolves that landed so far."""
+    indexed: ClassVar[int] = 0
+    """Key indexes compared with their tables so far."""
+    merges: ClassVar[int] = 0
+    """Merges that landed so far."""
     spark_runner: ClassVar[TaskRunner | None] = None
     """Runs the tasks instead of threads of this process: slower by far, and closer to what users have."""
 
@@ -118,6 +140,10 @@ class MirrorMachine(RuleBasedStateMachine):
             with self._lock:
                 for table, frontier, location in self._probe.execute(_LIVE):
                     self._points.append((frontier, table, location))
+        if step is Step.RESOLVED:
+            MirrorMachine.resolves += 1
+        if step is Step.MERGED:
+            MirrorMachine.merges += 1
         fault = self._fault
         if fault is not None and fault[0] is step:
             self._fault = None
@@ -249,10 +275,12 @@ class MirrorMachine(RuleBasedStateMachine):
         try:
             await_true(self._settled, _SETTLE, "the mirror has caught up")
             self._mirror.await_frontier(seconds=_SETTLE)
+            await_true(self._resolved, _SETTLE, "no equality delete is pending")
         except BaseException as error:
             self._alive()
             raise AssertionError(self._report()) from error
         self._check()
+        MirrorMachine.indexed += check_indexes(self._pump.pump, self._mirror.runner, self._database)
 
     def teardown(self) -> None:
         with self._closing:
@@ -269,6 +297,7 @@ class MirrorMachine(RuleBasedStateMachine):
                 self._fault = None
                 self._pump.pump.request_stop()
                 self._pump.thread.join(20)
+            assert_verified(self._database)
 
     def _report(self) -> str:
         """Where a mirror that does not get on stands: it may not do so again when the example is repeated."""
@@ -294,6 +323,11 @@ class MirrorMachine(RuleBasedStateMachine):
         failed = {table: self._mirror.error(table) for table, state in states.items() if state == "failed"}
         assert not failed, failed
         return all(state == "live" for state in states.values())
+
+    def _resolved(self) -> bool:
+        self._alive()
+        locations = [self._mirror.location(table) for table in self._registered]
+        return not any(LakeTable.load(location, StorageOptions()).equality_deletes for location in locations)
 
     def _alive(self) -> None:
         if self._pump.error is not None:

@@ -2,43 +2,100 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyiceberg.table import StaticTable
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_true, normalised
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.acceptance.indexes import check_indexes
+from tests.acceptance.run_and_die import forked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[2]
+_FORKS = multiprocessing.get_context("forkserver")
+# Once for all pumps: importing this takes a second of CPU, most of what such a pump uses in its life.
+_FORKS.set_forkserver_preload(["mirror_pump.pipeline.pump", "mirror_pump.testing.tasks"])
 
 STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED)
 COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)
 
 
-def die(mirror: Mirror, step: Step, nth: int, runner: str = "threads", **options: object) -> None:
-    """A pump in a process of its own that is killed at that step. Fails if it gets to its end."""
+RESOLVE_STEPS = (
+    "resolving",
+    "positions-written",
+    "positions-written/staged",
+    "positions-written/published",
+    "positions-written/acknowledged",
+    "resolved",
+)
+
+MERGE_STEPS = (
+    "merging",
+    "merge-written",
+    "merge-written/staged",
+    "merge-written/published",
+    "merge-written/acknowledged",
+    "merged",
+)
+
+
+INDEX_STEPS = (
+    "index-building",
+    "index-ready",
+    "index-ready/written",
+    "index-ready/staged",
+    "index-ready/published",
+    "index-ready/acknowledged",
+    "index-ready/merge-written",
+    "index-ready/merged",
+)
+
+
+def die(
+    mirror: Mirror,
+    step: str,
+    nth: int,
+    runner: str = "threads",
+    meanwhile: Callable[[], object] = lambda: None,
+    **options: object,
+) -> None:
+    """A pump in a process of its own that is killed at that step. Fails if it gets to its end. `meanwhile` is called
+    again and again until it is dead."""
     settings = mirror.settings
     given = {"batch_age": 0, "storage_fsync": "false", **options}
-    command = [
-        sys.executable, "-m", "tests.acceptance.run_and_die", settings.dsn, settings.require_warehouse(), settings.slot,
-        step.value, str(nth), runner, *(f"{name}={value}" for name, value in given.items()),
+    arguments = [
+        settings.require_dsn(), settings.require_warehouse(), settings.slot, step, str(nth), runner,
+        *(f"{name}={value}" for name, value in given.items()),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, f"not killed at {step} ({done.returncode}): {done.stderr[-2000:]}"
+    deadline = time.monotonic() + 120
+    with tempfile.NamedTemporaryFile("w+") as said:
+        pump = _FORKS.Process(target=forked, args=(said.name, *arguments), daemon=True)
+        pump.start()
+        while pump.is_alive() and time.monotonic() < deadline:
+            meanwhile()
+            pump.join(0.1)
+        if pump.is_alive():
+            pump.kill()
+            pytest.fail(f"{step} did not come")
+        assert pump.exitcode == -signal.SIGKILL, f"not killed at {step} ({pump.exitcode}): {said.read()[-2000:]}"
 
 
 def write(database: Database, first: int) -> None:
@@ -57,6 +114,19 @@ def write(database: Database, first: int) -> None:
             connection.commit()
 
 
+def change(database: Database) -> None:
+    """Some rows of both tables change, in every way, as often as it is called."""
+    with database.connect(autocommit=False) as connection:
+        run = connection.execute
+        run("UPDATE a SET n = n + 1 WHERE id % 7 = (SELECT count(*) FROM b) % 7")
+        run("DELETE FROM a WHERE id IN (SELECT min(id) FROM a)")
+        run("INSERT INTO a SELECT max(id) + 1, 0, 'new' FROM a")
+        run("UPDATE a SET id = id + 1000000 WHERE id IN (SELECT id FROM a WHERE id < 1000000 ORDER BY id DESC LIMIT 1)")
+        run("INSERT INTO b SELECT coalesce(max(id), 0) + 1, 0, 'new' FROM b")
+        run("UPDATE b SET n = n + 1 WHERE id % 2 = 0")
+        connection.commit()
+
+
 def done_chunks(database: Database) -> int:
     """Chunks of copies under way that are published."""
     return int(database.rows("SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL")[0][0])
@@ -72,7 +142,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner())
 
 
-@pytest.mark.parametrize("runner", ["threads", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runner", ["threads", pytest.param("spark", marks=pytest.mark.soak)])
 def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkSession, runner: str) -> None:
     mirror.register("a", "b")
     mirror.catch_up()
@@ -83,7 +153,7 @@ def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkS
     for step in steps:
         for nth in (1, 3) if runner == "threads" else (2,):
             write(mirror.database, number := number + 10)
-            options = {"batch_bytes": 1, "segment_bytes": 3000} if step is not Step.STREAMING else {}
+            options: dict[str, Any] = {"batch_bytes": 1, "segment_bytes": 3000} if step is not Step.STREAMING else {}
             die(mirror, step, 1 if step is Step.STREAMING else nth, runner, **options)
             frontiers.append(mirror.frontier())
             mirror.assert_sound()
@@ -120,6 +190,98 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
     mirror.assert_sound()
 
 
+def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
+    """While rows change. The file that no publish names is garbage; one that a publish names is not written again."""
+    mirror.register("a", "b")
+    mirror.catch_up()
+    for number, step in enumerate(RESOLVE_STEPS):
+        for nth in (1, 2):
+            write(mirror.database, number * 20 + nth * 10)
+            die(
+                mirror,
+                step,
+                nth if step in ("resolving", "positions-written", "resolved") else 1,
+                resolve_age=0,
+                index_memory=0,
+            )
+            mirror.assert_sound()
+    write(mirror.database, 200)
+    steps = Steps()
+    with mirror.with_options(resolve_age=0, index_memory=0).pumping(steps):
+        mirror.await_frontier()
+        await_true(lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 30, "done")
+    assert steps.count(Step.RESOLVED)
+    assert not steps.count(Step.RESOLVE_FAILED)
+    mirror.assert_equal("public.a", "public.b")
+    session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
+    for table in ("public.a", "public.b"):
+        heap = mirror.heap(table)
+        assert_same(heap, normalised(read_spark(session, table)), f"{table} by Spark")
+        scanned = StaticTable.from_metadata(mirror.location(table)).scan().to_arrow()
+        assert_same(heap, normalised(list(zip(*scanned.to_pydict().values(), strict=True))), f"{table} by pyiceberg")
+
+
+def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
+    """While rows change, with deletes that are written by position as they are committed, and files that are merged:
+    the next pump builds its index from what is published, whatever was under way."""
+    mirror.register("a", "b")
+    mirror.catch_up()
+    for step in INDEX_STEPS:
+        die(mirror, step, 2, meanwhile=lambda: change(mirror.database), batch_age=0.02)
+        mirror.assert_sound()
+    steps = Steps()
+    with mirror.with_options(resolve_age=0).pumping(steps) as running:
+        for _ in range(30):
+            change(mirror.database)
+            mirror.await_frontier()
+            if steps.details(Step.INDEX_READY, "table").count("public.a"):
+                break
+        change(mirror.database)
+        mirror.await_frontier()
+        await_true(lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 30, "done")
+        assert check_indexes(running.pump, mirror.runner, mirror.database)
+    mirror.assert_equal("public.a", "public.b")
+    for table in ("public.a", "public.b"):
+        scanned = StaticTable.from_metadata(mirror.location(table)).scan().to_arrow()
+        rows = normalised(list(zip(*scanned.to_pydict().values(), strict=True)))
+        assert_same(mirror.heap(table), rows, f"{table} by pyiceberg")
+
+
+def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
+    """While rows change, and resolves land beside it."""
+    mirror.register("a", "b")
+    mirror.catch_up()
+    for number, step in enumerate(MERGE_STEPS):
+        for part in range(3):
+            write(mirror.database, number * 30 + part * 10)
+        die(mirror, step, 1, resolve_age=0, batch_bytes=1)
+        mirror.assert_sound()
+    write(mirror.database, 400)
+    steps = Steps()
+    with mirror.with_options(resolve_age=0, batch_bytes=1).pumping(steps):
+        mirror.await_frontier()
+        await_true(
+            lambda: data_files(mirror, "public.a") + data_files(mirror, "public.b") <= 40, 30, "files are merged"
+        )
+    assert steps.count(Step.MERGED)
+    assert not steps.count(Step.MERGE_FAILED)
+    mirror.assert_equal("public.a", "public.b")
+    session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
+    for table in ("public.a", "public.b"):
+        assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
+
+
+def data_files(mirror: Mirror, table: str) -> int:
+    """The table's live data files."""
+    return LakeTable.load(mirror.location(table), StorageOptions()).data_files
+
+
+def pending_deletes(mirror: Mirror, table: str) -> int:
+    """Rows in the table's live equality-delete files."""
+    return LakeTable.load(mirror.location(table), StorageOptions()).equality_deletes
+
+
+@pytest.mark.soak
 def test_register_killed_as_a_process_goes_on_where_it_was(database: Database, tmp_path: Path) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",

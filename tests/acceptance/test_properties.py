@@ -13,8 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.acceptance.machine import MirrorMachine
 
-SECONDS = 60.0
-"""New rounds begin until then: some 20 mirrors on two idle cores. `make soak` goes on for as long as it is told."""
+SECONDS = 15.0
+"""New rounds begin until then: some 8 mirrors on two idle cores. `make soak` goes on for as long as it is told."""
 
 EXAMPLES = 4
 """Mirrors per round."""
@@ -28,7 +28,7 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
     # Rounds rather than one large run: a slow machine does fewer of them, and takes no longer.
     seeds = random.Random(pytestconfig.getoption("--hypothesis-seed"))
     MirrorMachine.server = postgres
-    MirrorMachine.published = 0
+    MirrorMachine.published = MirrorMachine.resolves = MirrorMachine.merges = MirrorMachine.indexed = 0
     deadline = time.monotonic() + SECONDS
     rounds = 0
     while rounds == 0 or time.monotonic() < deadline:
@@ -49,3 +49,6 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
             ),
         )
     assert MirrorMachine.published > 20 * EXAMPLES * rounds
+    assert MirrorMachine.resolves > EXAMPLES * rounds // 4
+    assert MirrorMachine.indexed > EXAMPLES * rounds // 4
+    assert MirrorMachine.merges > EXAMPLES * rounds // 4

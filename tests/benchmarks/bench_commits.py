@@ -1,25 +1,49 @@
-"""commits: does a commit get slower as commits pile up? One small transaction, one publish, a thousand times."""
+"""commits: does a commit get slower as commits pile up? One small transaction, one publish, five thousand times."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from pyiceberg.table import StaticTable
 
 from mirror_pump.pipeline.steps import Step
 from tests.benchmarks.outcome import Line, Options, Outcome
 from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
+from tests.benchmarks.reading import current, current_snapshot, metadata
 from tests.benchmarks.scene import Mirror
+from tests.benchmarks.writing import write_one_by_one
 
-ROWS = 100_000
-COMMITS = 1_000
-_WARM_UP = 100
-"""Commits before those that count: the JVM compiles its code meanwhile."""
-_WINDOW = 100
-_POLL = 0.002
-_LONGEST = 30.0
-"""Seconds that one commit may take."""
+ROWS = 400_000
+"""Of a table of its own, if `read` has not left a larger one: enough for each transaction's delete to find a row."""
+COMMITS = 5_000
+_WARM_UP = 500
+"""Commits before those that count: the JVM compiles its code meanwhile, the history fills up to what is kept."""
+_WINDOW = 500
 
-_FRONTIER = "SELECT replicated_lsn FROM modak.cutline WHERE table_id = 'public.acct'::regclass"
+
+@dataclass(frozen=True)
+class _Size:
+    """What the table's metadata comes to."""
+
+    metadata_bytes: int
+    manifests: int
+    snapshots: int
+    data_files: int
+    delete_files: int
+
+    def figures(self, name: str) -> dict[str, float | int | str | bool]:
+        return {f"commits.{name}_{key}": value for key, value in vars(self).items()}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.metadata_bytes / 1000:,.0f} kB, {self.manifests:,} manifests, {self.snapshots:,} snapshots,"
+            f" {self.data_files:,} data and {self.delete_files:,} delete files"
+        )
 
 
 def run(mirror: Mirror, options: Options) -> Outcome:
@@ -30,7 +54,12 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     settings = {**options.settings, "batch_age": 0}
     with MeasuredProcess(mirror, "commits", "run", settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
-        _write(mirror, process, warm_up + count)
+        write_one_by_one(mirror, process, warm_up, 1)
+        before = _size(mirror)
+        began = time.monotonic()
+        seconds = write_one_by_one(mirror, process, count, 1)
+        after = _size(mirror)
+        cpu = process.sampler.cpu(began, began + seconds)
         steps = process.steps()
         peak = process.sampler.peak()
         process.stop()
@@ -39,44 +68,61 @@ def run(mirror: Mirror, options: Options) -> Outcome:
         raise BenchmarkFailed(f"{len(commits)} commits for {warm_up + count} transactions")
     commits, batches = commits[warm_up:], batches[warm_up:]
     first, last = statistics.median(commits[:window]), statistics.median(commits[-window:])
+    mean_first, mean_last = statistics.fmean(commits[:window]), statistics.fmean(commits[-window:])
     batch_first, batch_last = statistics.median(batches[:window]), statistics.median(batches[-window:])
     figures: dict[str, float | int | str | bool] = {
         "commits.count": count,
+        "commits.warm_up": warm_up,
         "commits.window": window,
+        "commits.seconds": round(seconds, 1),
         "commits.median_first_ms": round(first, 2),
         "commits.median_last_ms": round(last, 2),
         "commits.growth": round(last / first, 3),
+        "commits.mean_first_ms": round(mean_first, 2),
+        "commits.mean_last_ms": round(mean_last, 2),
+        "commits.mean_growth": round(mean_last / mean_first, 3),
+        "commits.medians_ms": " ".join(f"{one:.1f}" for one in _tenths(commits)),
         "commits.batch_median_first_ms": round(batch_first, 2),
         "commits.batch_median_last_ms": round(batch_last, 2),
+        **{f"commits.cpu_{role}_s": used for role, used in cpu.items()},
+        **before.figures("first"),
+        **after.figures("last"),
         **peak.figures("commits"),
     }
     return Outcome(
         figures,
         (
             Line(f"commits: last {window} of {count:,} to first", f"{last:.1f} ms", f"{first:.1f} ms",
-                 f"{last / first:.2f}", "≤ 1.5", f"with the batch's task {batch_last:.0f} and {batch_first:.0f} ms"),
+                 f"{last / first:.2f}", "≤ 1.2",
+                 f"means {mean_last:.1f} and {mean_first:.1f} ms; with the batch's task {batch_last:.0f} and"
+                 f" {batch_first:.0f} ms"),
+            Line("commits: metadata at the end", str(after), "", "", "flat",
+                 f"after the first {warm_up}: {before}"),
             Line("commits: memory", str(peak)),
         ),
     )  # fmt: skip
 
 
-def _write(mirror: Mirror, process: MeasuredProcess, count: int) -> None:
-    with mirror.connect() as connection:
-        for number in range(count):
-            with connection.transaction():
-                connection.execute("SELECT public.bench_ten(%s, %s)", (number, ROWS))
-                # Before the commit record: after it, the position might already be beyond what F will ever be told.
-                row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
-            assert row is not None
-            deadline = time.monotonic() + _LONGEST
-            while True:
-                published = connection.execute(_FRONTIER).fetchone()
-                if published is not None and published[0] is not None and published[0] > row[0]:
-                    break
-                process.check()
-                if time.monotonic() > deadline:
-                    raise BenchmarkFailed(f"commit {number} was not published within {_LONGEST:.0f} s")
-                time.sleep(_POLL)
+def _size(mirror: Mirror) -> _Size:
+    location, _ = current(mirror)
+    content = metadata(location)
+    _, summary = current_snapshot(content)
+    table = StaticTable.from_metadata(location)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return _Size(
+        Path(url2pathname(urlsplit(location).path)).stat().st_size,
+        len(snapshot.manifests(table.io)),
+        len(content["snapshots"]),
+        int(summary.get("total-data-files", "0")),
+        int(summary.get("total-delete-files", "0")),
+    )
+
+
+def _tenths(values: list[float]) -> list[float]:
+    """The median of each tenth, in order."""
+    step = max(1, len(values) // 10)
+    return [statistics.median(values[at : at + step]) for at in range(0, step * 10, step) if values[at : at + step]]
 
 
 def _durations(steps: list[Taken]) -> tuple[list[float], list[float]]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from mirror_pump.pipeline.steps import Step
+from tests.benchmarks.compactions import Compactions
 from tests.benchmarks.lag_writer import RECORD
 from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
 from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.scene import ROOT, Mirror
+from tests.benchmarks.scene import Mirror
+from tests.benchmarks.writing import FRONTIER, steady_writer
 
 ROWS = 1_000_000
 SECONDS = 60
@@ -29,81 +30,84 @@ _POLL = 0.005
 BATCH_AGE = 0.2
 DEFAULT_BATCH_AGE = 1.0
 
-_FRONTIER = "SELECT replicated_lsn FROM modak.cutline WHERE table_id = 'public.acct'::regclass"
-
 
 def rows_at(options: Options) -> int:
     return options.scaled(ROWS, 400_000, 4_000)
 
 
 def run(mirror: Mirror, options: Options) -> Outcome:
-    """At BATCH_AGE, which the figures are for, and at the default age. The table must be live."""
+    """At BATCH_AGE, which the figures are for; at the default age; at BATCH_AGE beside a compaction. The table must be
+    live."""
+    age = float(options.settings.get("batch_age", BATCH_AGE))
+    phases = [_Phase("lag", "lag.", age), _Phase("lag_compaction", "lag.compaction_", age, compacting=True)]
+    if "batch_age" not in options.settings:
+        phases.insert(1, _Phase("lag_default", "lag.default_", DEFAULT_BATCH_AGE))
     figures: dict[str, float | int | str | bool] = {}
     lines: list[Line] = []
-    first = 0
-    ages = [BATCH_AGE, DEFAULT_BATCH_AGE]
-    if "batch_age" in options.settings:
-        ages = [float(options.settings["batch_age"])]
-    for age, name in zip(ages, ("lag", "lag.default"), strict=False):
-        settings = {**options.settings, "batch_age": age}
-        with MeasuredProcess(mirror, name, "run", settings, profiling=options.profiling) as process:
-            process.wait_for(Step.STREAMING)
-            lags, begin, end, first = _measure(mirror, process, options, first)
-            commits = sum(taken.step is Step.PUBLISHED and begin <= taken.at <= end for taken in process.steps())
-            cpu, peak = process.sampler.cpu(begin, end), process.sampler.peak()
-            process.stop()
-        p50, p99 = (float(value) for value in np.percentile(lags, (50, 99)))
-        prefix = "lag." if name == "lag" else "lag.default_"
-        figures |= {
-            f"{prefix}p50_s": round(p50, 3),
-            f"{prefix}p99_s": round(p99, 3),
-            f"{prefix}max_s": round(float(lags.max()), 3),
-            f"{prefix}batch_age_s": age,
-            f"{prefix}commits": commits,
-            f"{prefix}changes_per_s": round(len(lags) * 10 / (end - begin)),
-        }
-        memory = peak.figures("lag" if name == "lag" else "lag_default")
-        figures |= memory
-        lines += [
-            Line(f"lag, batch age {age:g} s", f"p50 {p50:.2f} s, p99 {p99:.2f} s", "", "",
-                 "≤ 0.6, ≤ 1.0" if name == "lag" else "", f"{commits} commits; {cpu_text(cpu)}"),
-            Line("lag: memory", str(peak)),
-        ]  # fmt: skip
+    for phase in phases:
+        outcome = _run(mirror, options, phase)
+        figures |= outcome.figures
+        lines += outcome.lines
     return Outcome(figures, tuple(lines))
 
 
-def _measure(
-    mirror: Mirror, process: MeasuredProcess, options: Options, first: int
-) -> tuple[npt.NDArray[np.float64], float, float, int]:
-    """Lags in seconds of the transactions between two times, those times, and the next transaction's number."""
-    file = mirror.directory / "lag.markers"
-    request = {
-        "dsn": mirror.dsn,
-        "rows": rows_at(options),
-        "per_second": _PER_SECOND,
-        "first": first,
-        "file": str(file),
-    }
-    writer = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.lag_writer"], stdin=subprocess.PIPE, cwd=ROOT)
-    try:
-        assert writer.stdin is not None
-        writer.stdin.write(orjson.dumps(request))
-        writer.stdin.close()
+@dataclass(frozen=True)
+class _Phase:
+    name: str
+    """Of the process, and in the names of its memory's figures."""
+    prefix: str
+    """Of the names of all other figures."""
+    batch_age: float
+    compacting: bool = False
+
+
+def _run(mirror: Mirror, options: Options, phase: _Phase) -> Outcome:
+    settings = {**options.settings, "batch_age": phase.batch_age}
+    with MeasuredProcess(mirror, phase.name, "run", settings, profiling=options.profiling) as process:
+        process.wait_for(Step.STREAMING)
         begin = time.monotonic() + _WARM_UP
         end = begin + max(5.0, SECONDS * options.scale)
+        with Compactions(mirror, begin, end) if phase.compacting else nullcontext() as compactions:
+            lags = _measure(mirror, process, begin, end)
+        commits = sum(taken.step is Step.PUBLISHED and begin <= taken.at <= end for taken in process.steps())
+        cpu, peak = process.sampler.cpu(begin, end), process.sampler.peak()
+        process.stop()
+    p50, p99 = (float(value) for value in np.percentile(lags, (50, 99)))
+    figures: dict[str, float | int | str | bool] = {
+        f"{phase.prefix}p50_s": round(p50, 3),
+        f"{phase.prefix}p99_s": round(p99, 3),
+        f"{phase.prefix}max_s": round(float(lags.max()), 3),
+        f"{phase.prefix}batch_age_s": phase.batch_age,
+        f"{phase.prefix}commits": commits,
+        f"{phase.prefix}changes_per_s": round(len(lags) * 10 / (end - begin)),
+        **peak.figures(phase.name),
+    }
+    goal = "" if phase.name == "lag_default" else "≤ 0.6, ≤ 1.0"
+    what = f"lag, batch age {phase.batch_age:g} s{', compacting' if phase.compacting else ''}"
+    lines = [
+        Line(what, f"p50 {p50:.2f} s, p99 {p99:.2f} s", "", "", goal, f"{commits} commits; {cpu_text(cpu)}"),
+        Line("lag: memory", str(peak)),
+    ]
+    if compactions is not None:
+        done = compactions.done()
+        figures |= done.figures()
+        lines.append(Line("lag: memory of the compaction", str(done.peak), "", "", "", str(done)))
+    return Outcome(figures, tuple(lines))
+
+
+def _measure(mirror: Mirror, process: MeasuredProcess, begin: float, end: float) -> npt.NDArray[np.float64]:
+    """Lags in seconds of the transactions that were committed between two times."""
+    file = mirror.directory / "lag.markers"
+    with steady_writer(mirror, _PER_SECOND, file):
         seen_at, frontiers = _poll(mirror, process, file, end)
-    finally:
-        writer.terminate()
-        writer.wait(10)
     committed, targets = _markers(file)
-    next_number = first + len(committed)
     measured = (committed >= begin) & (committed < end)
     # The first look at which F had reached the commit's position.
     place = np.searchsorted(np.array(frontiers), targets[measured])
     if not measured.any() or place.max() >= len(frontiers):
         raise BenchmarkFailed("not every commit became visible")
     lags: npt.NDArray[np.float64] = np.array(seen_at)[place] - committed[measured]
-    return lags, begin, end, next_number
+    return lags
 
 
 def _poll(mirror: Mirror, process: MeasuredProcess, file: Path, end: float) -> tuple[list[float], list[int]]:
@@ -113,7 +117,7 @@ def _poll(mirror: Mirror, process: MeasuredProcess, file: Path, end: float) -> t
     target: int | None = None
     with mirror.connect() as connection:
         while True:
-            row = connection.execute(_FRONTIER, prepare=True).fetchone()
+            row = connection.execute(FRONTIER, prepare=True).fetchone()
             now = time.monotonic()
             if row is not None and row[0] is not None and (not frontiers or row[0] > frontiers[-1]):
                 seen_at.append(now)

@@ -1,8 +1,8 @@
 """The process that writes the lag benchmark's changes at a steady pace, and notes when and where each was committed.
 
 Reads its request as JSON from stdin: `dsn`, `rows`, `per_second` (transactions of ten changes), `first` (number of
-the first), `file`. Writes a RECORD for each transaction: the time.monotonic() at which COMMIT had returned, and a WAL
-position that F has to pass. Goes on until SIGTERM.
+the first), `file`, `function` (of a number and `rows`, makes the changes). Writes a RECORD for each transaction: the
+time.monotonic() at which COMMIT had returned, and a WAL position that F has to pass. Goes on until SIGTERM.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         while not stopped:
             # One message: the position is read right after COMMIT, before the client could have sent anything else.
             cursor = connection.execute(
-                f"BEGIN; SELECT public.bench_ten({number}, {request['rows']}); COMMIT;"
+                f"BEGIN; SELECT {request['function']}({number}, {request['rows']}); COMMIT;"
                 " SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint".encode()
             )
             committed = time.monotonic()

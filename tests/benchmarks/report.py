@@ -12,6 +12,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks import readers
 from tests.benchmarks.outcome import Line
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "adbc-driver-postgresql", "psycopg")
@@ -58,16 +59,20 @@ def write_document(path: Path, results: Path) -> None:
     """Put what `results` (latest.json) says between the markers of the document."""
     content = orjson.loads(results.read_bytes())
     rows = [" | ".join(("", *cells, "")).strip() for cells in content["report"]]
-    figures = "\n".join(
-        [
-            _machine_text(content) + "  ",
-            _server_text(content),
-            "",
-            " | ".join(("", *COLUMNS, "")).strip(),
-            "|" + " --- |" * len(COLUMNS),
-            *rows,
-        ]
-    )
+    table = "\n".join([" | ".join(("", *COLUMNS, "")).strip(), "|" + " --- |" * len(COLUMNS), *rows])
+    _replace_figures(path, f"{_machine_text(content)}  \n{_server_text(content)}\n\n{table}")
+
+
+def write_readers_document(path: Path, results: Path) -> bool:
+    """The same for the document on readers. False, and nothing is written, if the last run was without `read`."""
+    content = orjson.loads(results.read_bytes())
+    if "read.rows" not in content:
+        return False
+    _replace_figures(path, f"{_machine_text(content)}\n\n{readers.tables(content)}")
+    return True
+
+
+def _replace_figures(path: Path, figures: str) -> None:
     before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:

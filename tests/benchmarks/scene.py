@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ class Mirror:
     directory: Path
     name: str
     """Of the database, the slot and the publication."""
+    rows: int
+    """In public.acct at first."""
 
     def connect(self) -> psycopg.Connection[Any]:
         """A plain connection in autocommit; the caller closes it."""
@@ -77,22 +79,25 @@ class Scene:
             return dict(rows.fetchall())
 
     @contextmanager
-    def mirror(self, name: str, rows: int) -> Iterator[Mirror]:
+    def mirror(
+        self, name: str, rows: int, fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None
+    ) -> Iterator[Mirror]:
         """A fresh database, with rows 1 .. `rows` in public.acct, and a warehouse; both, and its slots, go at the end.
 
-        The rows are there before the slot is, as in a database that somebody begins to mirror. They are vacuumed, so
-        that nobody's first read has to write hint bits, and on disk.
+        `fill` makes what else there is to be. All rows are there before the slot is, as in a database that somebody
+        begins to mirror. They are vacuumed, so that nobody's first read has to write hint bits, and on disk.
         """
         directory = self._directory / name
         directory.mkdir()
         dsn = self._server.create_database(name)
         program = Program(dsn, directory)
-        mirror = Mirror(self._server, program, dsn, directory, name)
+        mirror = Mirror(self._server, program, dsn, directory, name, rows)
         try:
             with mirror.connect() as connection:
                 connection.execute(Path(__file__).with_name("acct.sql").read_bytes())
                 connection.execute("CALL public.bench_load(0, %s)", (rows,))
-                connection.execute("VACUUM (ANALYZE) public.acct")
+                fill(connection)
+                connection.execute("VACUUM (ANALYZE)")
                 connection.execute("CHECKPOINT")
             program.run(
                 "init", "--warehouse", f"file://{directory / 'lake'}", "--slot", name, "--publication", name

@@ -8,20 +8,37 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psycopg
 from rich.console import Console
 
 from mirror_pump.testing.program import ProgramFailed
-from tests.benchmarks import bench_cdc, bench_commits, bench_copy, bench_lag, bench_memory, report
+from tests.benchmarks import (
+    bench_cdc,
+    bench_commits,
+    bench_copy,
+    bench_lag,
+    bench_memory,
+    bench_read,
+    bench_resolve,
+    bench_retire,
+    bench_seam,
+    report,
+)
 from tests.benchmarks.outcome import Line, Options, Outcome
 from tests.benchmarks.pump_process import TABLE
 from tests.benchmarks.pumping import BenchmarkFailed, Profiling
 from tests.benchmarks.scene import ROOT, Mirror, Scene
 
-BENCHMARKS = ("copy", "cdc", "lag", "commits", "memory")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire")
+BENCHMARKS = (*USUAL, "resolve")
+"""resolve only when it is named: its table takes minutes to make."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
+READERS_DOCUMENT = ROOT / "docs" / "readers.md"
 
 
 class Suite:
@@ -37,7 +54,7 @@ class Suite:
         self.failures: list[str] = []
 
     def run(self) -> None:
-        """copy and cdc share a table of 4,000,000 rows; the others have databases of their own."""
+        """copy and cdc share a table of 4,000,000 rows, read and commits another; the rest have one each."""
         if self._chosen & {"copy", "cdc"}:
             with self._guarded("copy and cdc"), self._mirror("bench_acct", bench_copy.rows_at(self._options)) as mirror:
                 if "copy" in self._chosen:
@@ -46,21 +63,42 @@ class Suite:
                     self._register(mirror)
                 if "cdc" in self._chosen:
                     self._measure("cdc", bench_cdc.run, mirror)
+        if self._chosen & {"read", "commits"}:
+            self._read_and_commits()
         for name, rows, benchmark in (
             ("lag", bench_lag.rows_at(self._options), bench_lag.run),
-            ("commits", bench_commits.ROWS, bench_commits.run),
             ("memory", 0, bench_memory.run),
         ):
             if name in self._chosen:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
+        for name, bench in (("seam", bench_seam), ("retire", bench_retire), ("resolve", bench_resolve)):
+            if name in self._chosen:
+                fill = partial(bench.fill, rows=bench.rows_at(self._options))
+                with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
+                    self._measure(name, bench.run, mirror)
+
+    def _read_and_commits(self) -> None:
+        """commits follows read on its table, and then makes the hour of small commits that read looks at once more."""
+        read = bench_read.ReadBenchmark() if "read" in self._chosen else None
+        rows = bench_commits.ROWS if read is None else bench_copy.rows_at(self._options)
+        with self._guarded("read and commits"), self._mirror("bench_read", rows) as mirror:
+            self._register(mirror)
+            if read is not None:
+                self._measure("read", read.run, mirror)
+            if "commits" in self._chosen:
+                self._measure("commits", bench_commits.run, mirror)
+                if read is not None:
+                    self._measure("read", read.run_later, mirror)
 
     @contextmanager
-    def _mirror(self, name: str, rows: int) -> Iterator[Mirror]:
+    def _mirror(
+        self, name: str, rows: int, fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None
+    ) -> Iterator[Mirror]:
         with ExitStack() as stack:
             with self._shown(f"{name}: {rows:,} rows, init"):
-                mirror = stack.enter_context(self._scene.mirror(name, rows))
+                mirror = stack.enter_context(self._scene.mirror(name, rows, fill))
             yield mirror
 
     def _register(self, mirror: Mirror) -> None:
@@ -73,7 +111,7 @@ class Suite:
         self.figures |= outcome.figures
         self.lines += outcome.lines
         if outcome.figures.get(f"{name}.verified") is False:
-            self.failures.append(f"{name}: heap and lake differ")
+            self.failures.append(f"{name}: heap and lake differ, or could not be read")
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
@@ -98,7 +136,13 @@ def main() -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if arguments.document:
         report.write_document(DOCUMENT, RESULTS / "latest.json")
-        console.print(f"{DOCUMENT.relative_to(ROOT)} has the figures of {(RESULTS / 'latest.json').relative_to(ROOT)}")
+        written = [DOCUMENT]
+        if report.write_readers_document(READERS_DOCUMENT, RESULTS / "latest.json"):
+            written.append(READERS_DOCUMENT)
+        for document in written:
+            console.print(
+                f"{document.relative_to(ROOT)} has the figures of {(RESULTS / 'latest.json').relative_to(ROOT)}"
+            )
         return 0
     options = Options(
         scale=arguments.scale,
@@ -124,7 +168,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench ARGS='...'", description=__doc__)
     parser.add_argument(
-        "--only", type=_names, default=frozenset(BENCHMARKS), metavar="NAMES", help="of " + ",".join(BENCHMARKS)
+        "--only", type=_names, default=frozenset(USUAL), metavar="NAMES", help="of " + ",".join(BENCHMARKS)
     )
     parser.add_argument("--scale", type=float, default=1.0, help="factor to all sizes, for a quick try [1]")
     parser.add_argument("--repeat", type=int, default=1, help="runs of cdc and copy; medians count [1]")
@@ -143,7 +187,9 @@ def _arguments() -> argparse.Namespace:
         "--work-dir", type=Path, default=RESULTS, help="where to make the directory `work` for all files [build/bench]"
     )
     parser.add_argument(
-        "--document", action="store_true", help="only write the last run's figures into docs/performance.md"
+        "--document",
+        action="store_true",
+        help="only write the last run's figures into docs/performance.md and docs/readers.md",
     )
     return parser.parse_args()
 

@@ -83,10 +83,11 @@ def test_duckdb(run: Run, mirror: SmallTable, database: Database, tmp_path: Path
 
 
 def test_pyiceberg(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
-    read_rows = "\nprint(table.scan().to_arrow().to_pylist())\n"
-    said = execute(pasted(run, "pyiceberg") + read_rows, database, tmp_path)
+    # The present snapshot has an equality delete, which pyiceberg refuses.
+    mirror.commit(RowDelta((mirror.segment({2: "not resolved yet"}, [2]),)))
+    said = execute(pasted(run, "pyiceberg") + "\nprint(rows.to_pylist())\n", database, tmp_path)
     assert "read from the lake" in said
-    assert "identifier" in said or "1: id: required long" in said
+    assert "not resolved yet" not in said
 
 
 def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:

@@ -78,6 +78,7 @@ def test_unwritable_warehouse_fails_before_anything_is_made(run: Run, database: 
     assert database.rows("SELECT to_regnamespace('modak')") == [(None,)]
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_warehouse_can_change_only_while_no_table_lives_in_it(
     run: Run, database: Database, slot: str, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_another_slot_for_the_same_database_is_refused(run: Run, slot: str, tmp_
     assert f"mirrored with slot {slot}" in result.stderr
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_lost_slot_is_made_anew_only_while_no_table_needs_it(
     run: Run, database: Database, slot: str, tmp_path: Path
 ) -> None:

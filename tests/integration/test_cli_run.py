@@ -94,7 +94,7 @@ def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path:
     """Its lines, as they stand, but for the place, the DSN and the installation."""
     ((block),) = re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)
     lines = [line for line in block.splitlines() if not line.startswith(("make setup", "export MIRROR_PUMP_DSN"))]
-    assert len(lines) == 8
+    assert len(lines) == 9
     script = "set -e\n" + "\n".join(lines).replace("/srv/lake", str(tmp_path / "lake"))
     database.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))",

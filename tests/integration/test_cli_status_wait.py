@@ -72,6 +72,7 @@ def test_status_without_tables(run: Run, database: Database, mirror: str) -> Non
     assert "no tables" in run("status").stdout
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_path: Path) -> None:
     position = database.lsn()
     register_by_hand(database, mirror)
@@ -79,6 +80,7 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
     summary = {
         "total-records": "1000", "total-data-files": "3", "total-delete-files": "2",
         "total-equality-deletes": "40", "total-position-deletes": "5", "total-files-size": "123456",
+        "mirror-pump.equality-deletes-since": str(int((time.time() - 90) * 1000)),
     }  # fmt: skip
     point_at_metadata(database, tmp_path / "m.json", summary)
 
@@ -91,13 +93,15 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
     assert table["rows"] == 995
     assert table["rows_exact"] is False
     assert (table["data_files"], table["delete_files"], table["equality_deletes"]) == (3, 2, 40)
+    assert 90 <= table["equality_deletes_age"] < 150
     assert table["size_bytes"] == 123456
     assert table["error"] is None
     human = run("status").stdout
-    for shown in ("public.t", "live", format_lsn(position), "<= 995"):
+    for shown in ("public.t", "live", format_lsn(position), "<= 995", "40, "):
         assert shown in human
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_knows_no_lag_once_the_slot_has_confirmed_everything(run: Run, database: Database, mirror: str) -> None:
     """An idle pump acknowledges the slot without publishing F; what is confirmed held nothing to publish."""
     register_by_hand(database, mirror)
@@ -117,6 +121,7 @@ def test_status_knows_no_lag_once_the_slot_has_confirmed_everything(run: Run, da
     assert parse_lsn(document["frontier"]) < parse_lsn(document["slot"]["confirmed_lsn"])
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_of_tables_that_are_copied_or_set_aside(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="copying")
     with database.connect() as connection:
@@ -136,6 +141,7 @@ def test_status_of_tables_that_are_copied_or_set_aside(run: Run, database: Datab
     assert "public.t: column x: NaN" in run("status").stdout
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_survives_unreadable_storage_and_a_missing_slot(
     run: Run, database: Database, mirror: str, tmp_path: Path
 ) -> None:
@@ -153,6 +159,7 @@ def test_status_survives_unreadable_storage_and_a_missing_slot(
     assert "MISSING" in run("status").stdout
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_json_is_what_its_documentation_shows(run: Run, database: Database, mirror: str, tmp_path: Path) -> None:
     """The documented example has exactly the keys of the real thing, at every level."""
     register_by_hand(database, mirror, frontier=1)
@@ -173,6 +180,7 @@ def shape(value: object) -> object:
     return None
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_wait_returns_at_once_when_f_has_passed(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database, 5000)
@@ -188,6 +196,7 @@ def test_wait_times_out_with_what_to_do(run: Run, database: Database, mirror: st
     assert "mirror-pump run" in result.stderr
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="failed", frontier=10)
     with database.connect() as connection:
@@ -195,6 +204,7 @@ def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mir
     assert run("wait", "--now", "--timeout", "1").exit_code == 0
 
 
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, mirror: str) -> None:
     """The notification carries the position; the pump's answer is the catalog."""
     register_by_hand(database, mirror)

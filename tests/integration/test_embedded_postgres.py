@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import VARIABLE, install_directory, major_version
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.unprivileged import PostgresFailed, Runner
 
@@ -50,7 +51,7 @@ def test_it_is_set_up_for_logical_replication(postgres: EmbeddedPostgres, databa
             " 'listen_addresses', 'fsync', 'server_version_num')"
         )
     )
-    assert int(settings.pop("server_version_num")) // 10_000 == 18
+    assert int(settings.pop("server_version_num")) // 10_000 == major_version()
     assert settings == {
         "wal_level": "logical",
         "server_encoding": "UTF8",
@@ -132,6 +133,14 @@ def test_a_server_that_cannot_start_says_why() -> None:
     assert not server.directory.exists()
 
 
+def test_another_installation_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(install_directory()))
+    assert EmbeddedPostgres(tmp_path / "unused").binary("initdb").exists()
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(PostgresFailed, match="no bin/initdb"):
+        EmbeddedPostgres(tmp_path / "unused")
+
+
 _CHILD = """
 import sys
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -163,6 +172,7 @@ def test_the_server_ends_with_the_process_however_that_ends(end: str | signal.Si
 
 def test_a_server_out_of_the_runners_reach_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout in a home directory that the unprivileged user may not enter."""
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(Runner, "may_read", lambda *_: False)
     with EmbeddedPostgres(settings={"shared_buffers": "16MB"}) as server:
         assert server.binary("postgres").is_relative_to(server.directory)

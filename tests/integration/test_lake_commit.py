@@ -263,7 +263,7 @@ def test_wrong_files_are_refused(file_table: SmallTable) -> None:
     data, deletes = file_table.data({1: "a"}), file_table.deletes([1])
     with pytest.raises(ValueError, match="holds data"):
         file_table.table.stage(RowDelta((SegmentFiles((), (data,)),)), 0)
-    with pytest.raises(ValueError, match="holds deletes"):
+    with pytest.raises(ValueError, match="holds equality_deletes"):
         file_table.table.stage(RowDelta((SegmentFiles((deletes,), ()),)), 0)
     with pytest.raises(ValueError, match="cannot be born"):
         file_table.table.stage(RowDelta((), born=(BornFile(data, 99),)), 0)

@@ -14,6 +14,8 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.engine.merging import MergeTask, merge_files
+from mirror_pump.engine.resolving import OrderedFile
 from mirror_pump.lake.catalog import ensure_namespace, insert_pointer
 from mirror_pump.lake.commit import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.files import write_data_file, write_equality_deletes
@@ -240,3 +242,19 @@ def _literal(name: str, value: Any) -> str:
     if name in {"date", "timestamp"}:
         return f"CAST('{value.isoformat()}' AS {name})"
     return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def test_a_merge_keeps_every_value(warehouse: str) -> None:
+    schema, rows = _table(list(VALUES))
+    files = [
+        write_data_file(part, schema, f"{warehouse}/t", STORAGE).path for part in (rows.slice(0, 2), rows.slice(2))
+    ]
+    task = MergeTask(tuple(OrderedFile(path, 1) for path in files), (), schema, f"{warehouse}/t", STORAGE)
+    merged = merge_files(task)
+    assert merged.path is not None
+    before, after = (
+        pa.concat_tables([pq.read_table(local_path(path), partitioning=None) for path in paths])
+        for paths in (files, [merged.path])
+    )
+    assert after.schema.equals(before.schema, check_metadata=True)
+    assert after.equals(before)

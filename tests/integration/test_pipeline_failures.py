@@ -36,18 +36,13 @@ def two(database: Database, warehouse: str) -> Mirror:
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
-        ("ALTER TABLE a ADD COLUMN extra int DEFAULT 7", "extra is new"),
-        ("ALTER TABLE a DROP COLUMN v", "v is gone"),
-        ("ALTER TABLE a ALTER COLUMN v TYPE varchar(100)", "v has another type"),
-        ("ALTER TABLE a RENAME COLUMN v TO w", "v is gone"),
-        ("ALTER TABLE a ADD UNIQUE (id, d), ALTER d SET NOT NULL, REPLICA IDENTITY USING INDEX a_id_d_key", "identity"),
-        ("ALTER TABLE a DROP CONSTRAINT a_pkey, ALTER d SET NOT NULL, ADD PRIMARY KEY (id, d)", "identity"),
-        ("UPDATE a SET m = 'NaN' WHERE id = 5", "m"),
-        ("UPDATE a SET d = 'infinity' WHERE id = 5", "d"),
+        ("UPDATE a SET d = 'infinity' WHERE id = 5", "key column d holds 'infinity'"),
+        ("INSERT INTO a (id, d) VALUES (5000, '-infinity')", "key column d holds '-infinity'"),
     ],
 )
 def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, said: str) -> None:
     database = two.database
+    database.execute("ALTER TABLE a DROP CONSTRAINT a_pkey, ALTER d SET NOT NULL, ADD PRIMARY KEY (id, d)")
     with two.pumping() as pump:
         two.register("a", "b")
         two.await_live("public.a", "public.b")
@@ -55,7 +50,6 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
         two.await_frontier()
         with database.connect() as connection:
             connection.execute(trouble.encode())
-            # A change of columns is noticed with the first change of a row.
             connection.execute("UPDATE a SET id = id + 1000 WHERE id > 50")
         database.execute("UPDATE b SET v = v || '!'")
         two.await_frontier()
@@ -76,8 +70,8 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
         two.await_frontier()
         two.assert_equal("public.b")
         assert two.state("public.a") == "failed"
-        # Repaired: the values that cannot be held are gone, the columns are what they are now.
-        database.execute("UPDATE a SET m = 0 WHERE m = 'NaN'", "UPDATE a SET d = NULL WHERE d = 'infinity'")
+        # Repaired: the values that cannot be held are gone.
+        database.execute("UPDATE a SET d = '2026-03-03' WHERE NOT isfinite(d)")
         two.unregister("public.a")
         two.register("a")
         two.await_live("public.a")
@@ -88,14 +82,16 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
 
 
 def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
-    two.database.execute("UPDATE a SET m = 'NaN' WHERE id = 50")
+    two.database.execute(
+        "UPDATE a SET d = 'infinity' WHERE id = 50",
+        "ALTER TABLE a DROP CONSTRAINT a_pkey, ALTER d SET NOT NULL, ADD PRIMARY KEY (id, d)",
+    )
     with two.pumping():
         two.register("a", "b")
         two.await_live("public.b")
         await_true(lambda: two.state("public.a") == "failed", 30, "a is set aside")
-        assert "m" in two.error("public.a")
-        assert "NaN" in two.error("public.a")
-        two.database.execute("UPDATE a SET m = 5 WHERE id = 50", "UPDATE b SET v = 'b'")
+        assert "key column d" in two.error("public.a")
+        two.database.execute("UPDATE a SET d = '2026-02-02' WHERE id = 50", "UPDATE b SET v = 'b'")
         two.unregister("a", drop_lake=True)
         two.register("a")
         two.await_live("public.a")
@@ -141,15 +137,22 @@ def test_a_table_that_is_renamed_leaves_its_name_to_another(two: Mirror) -> None
         "INSERT INTO a VALUES (1)",
     )
     two.catch_up()
-    assert two.lake("public.a") == two.heap("c"), "it is the same table, whatever its name"
+    assert two.lake("public.c") == two.heap("c"), "it is the same table, under its new name"
+    two.register("a")
+    two.catch_up()
+    two.assert_equal("public.a", "public.c")
+    two.unregister("c")
+    published = "SELECT tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
+    assert two.database.rows(published, (two.settings.publication,)) == [("a",)]
+    # Renamed while nobody follows it, and dropped: the registration is found by the name that it was known by.
+    two.database.execute("ALTER TABLE a RENAME TO d", "CREATE TABLE a (id int PRIMARY KEY)")
     with pytest.raises(TableError, match=r"registered as public\.a"):
         two.register("a")
     two.unregister("a")
-    published = "SELECT tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
     assert two.database.rows(published, (two.settings.publication,)) == []
-    two.register("a", "c")
+    two.register("a", "d")
     two.catch_up()
-    two.assert_equal("public.a", "public.c")
+    two.assert_equal("public.a", "public.d")
 
 
 @pytest.fixture
@@ -238,6 +241,7 @@ def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehou
     running.stop(10)
 
 
+@pytest.mark.unverified("the slot is not the mirror's any more")
 def test_a_slot_that_is_gone_stops_the_pump_with_what_to_do(two: Mirror) -> None:
     two.register("a")
     two.catch_up()

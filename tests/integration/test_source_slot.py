@@ -67,7 +67,7 @@ def test_slot_is_made_once_and_read(conn: PgConnection, slot: str) -> None:
     made, created = create_slot(conn, slot)
     assert created
     assert made.plugin == "pgoutput"
-    assert made.failover is True
+    assert made.failover is (True if conn.info.server_version >= 170000 else None)
     assert made.wal_status == "reserved"
     assert not made.active
     assert made.confirmed_flush_lsn is not None

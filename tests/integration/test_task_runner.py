@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,17 @@ def dying(code: int) -> None:
     os._exit(code)
 
 
+@dataclass(frozen=True)
+class Large:
+    """A task that says how much travels with it."""
+
+    nbytes: int
+
+
+def whereabouts(_task: Large) -> int:
+    return os.getpid()
+
+
 @pytest.fixture
 def runner(spark: SparkSession) -> SparkTaskRunner:
     return SparkTaskRunner(spark, 2)
@@ -40,6 +52,12 @@ def test_results_come_from_another_process(runner: SparkTaskRunner) -> None:
     results = [future.result(60) for future in futures]
     assert [number for number, _ in results] == [0, 2, 4, 6, 8]
     assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_a_very_large_task_stays_in_the_driver(runner: SparkTaskRunner) -> None:
+    """Its bytes would go through the Java heap several times."""
+    assert runner.submit(whereabouts, Large(1 << 20)).result(60) != os.getpid()
+    assert runner.submit(whereabouts, Large(100 << 20)).result(60) == os.getpid()
 
 
 def test_our_errors_keep_their_type_and_remedy(runner: SparkTaskRunner) -> None:

@@ -27,7 +27,9 @@ _BELOW = {
     "ops": {"pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     "cli": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     # For users' tests and ours, and the demo, which is a user of the command line.
-    "testing": {"cli", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    # For users' own Spark programs.
+    "spark": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "testing": {"cli", "spark", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
 }
 
 _DECODERS_NEED = {"numpy", "pyarrow"}
@@ -134,11 +136,14 @@ def test_what_is_imported_is_declared() -> None:
     """A package that is here by chance, as another's dependency or by hand, is not there for users."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {_distribution(text) for text in project["dependencies"]}
-    demo = {_distribution(text) for text in project["optional-dependencies"]["demo"]}
+    extras = project["optional-dependencies"]
+    demo = {_distribution(text) for text in (*extras["demo"], *extras["sql"])}
+    # The one command that the extra is for.
+    sql = {"mirror_pump.ops.duck", "mirror_pump.ops.query", "mirror_pump.ops.views"}
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
-        declared = needed | demo if _layer(module) == "testing" else needed
+        declared = needed | demo if _layer(module) == "testing" or module in sql else needed
         for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
             if package not in sys.stdlib_module_names:
                 names = {_distribution(name) for name in providers.get(package, [package])}

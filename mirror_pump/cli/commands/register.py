@@ -10,6 +10,7 @@ from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark, report_error, say
 from mirror_pump.cli.progress import copy_progress
 from mirror_pump.config import Settings
+from mirror_pump.errors import UsageError
 
 Tables = Annotated[
     list[str],
@@ -25,18 +26,44 @@ def add(app: typer.Typer) -> None:
         no_wait: Annotated[
             bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
         ] = False,
+        column: Annotated[
+            list[str] | None,
+            typer.Option(metavar="NAME=TYPE", help="Another lake type for a column: string, decimal(38,9), ..."),
+        ] = None,
+        exclude_column: Annotated[
+            list[str] | None, typer.Option(metavar="NAME", help="A column to leave out; not one of the key")
+        ] = None,
+        heap_retention: Annotated[
+            str | None,
+            typer.Option(metavar="N", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."),
+        ] = None,
+        premake: Annotated[
+            int, typer.Option(min=0, max=1000, metavar="N", help="With --heap-retention: keep so many partitions ready")
+        ] = 0,
+        width: Annotated[
+            str | None, typer.Option(metavar="W", help=r"Width of each, such as 1d \[that of the newest partition]")
+        ] = None,
     ) -> int:
         """Put tables under the mirror and copy their rows while writes go on.
 
         A table needs a primary key or a replica identity index. A register that was killed resumes with the next
         one, and no finished chunk is read twice. One table's refusal does not stop the others; exit 1 reports it.
+
+        With --heap-retention a range-partitioned table's old partitions are dropped once the lake provably holds them;
+        docs/retention.md says how their rows are read and corrected then.
         """
         from mirror_pump.ops.profile import complete
         from mirror_pump.pipeline.registration import register as put_under_mirror
+        from mirror_pump.source.choices import parse_choices
+        from mirror_pump.source.retainable import RetentionWish
 
+        choices = parse_choices(column or (), exclude_column or ())
+        if heap_retention is None and (premake or width is not None):
+            raise UsageError("--premake and --width go with --heap-retention")
+        retention = None if heap_retention is None else RetentionWish(heap_retention, premake, width)
         settings = complete(settings)
         with copy_progress() as show:
-            outcomes = put_under_mirror(settings, tables, not no_wait, show)
+            outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
         for outcome in outcomes:
             if outcome.error is not None:
                 remark(f"mirror-pump: {outcome.table}: {'copy failed' if outcome.registered else 'not registered'}")
@@ -54,9 +81,15 @@ def add(app: typer.Typer) -> None:
         drop_lake: Annotated[
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
         ] = False,
+        keep_lake: Annotated[
+            bool, typer.Option("--keep-lake", help="Leave it, although it has the only copy of rows that the heap shed")
+        ] = False,
     ) -> None:
-        """Take a table out of the mirror. Its lake table stays as of its last F unless --drop-lake is given."""
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.registration import unregister as take_out
+        """Take a table out of the mirror. Its lake table stays as of its last F unless --drop-lake is given.
 
-        say(take_out(complete(settings), table, drop_lake))
+        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given.
+        """
+        from mirror_pump.ops.profile import complete
+        from mirror_pump.pipeline.unregistration import unregister as take_out
+
+        say(take_out(complete(settings), table, drop_lake, keep_lake))

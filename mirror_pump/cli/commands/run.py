@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,14 +24,26 @@ TUNING = (
     "batch_bytes",
     "segment_bytes",
     "max_buffered_bytes",
+    "max_row_bytes",
     "copy_workers",
     "copy_chunk_bytes",
+    "resolve_age",
+    "resolve_rows",
+    "index_memory",
+    "merge_bytes",
+    "fold_age",
+    "fold_rows",
     "idle_publish_bytes",
     "idle_publish_interval",
+    "retention_interval",
     "publish_attempts",
     "publish_backoff_max",
     "reconnect_backoff_max",
     "storage_fsync",
+    "maintain_interval",
+    "maintain_share",
+    "maintain_cores",
+    "maintain_memory",
 )
 
 
@@ -44,12 +57,18 @@ def add(app: typer.Typer) -> None:
         until_lsn: Annotated[
             str | None, typer.Option("--until-lsn", metavar="LSN", help="Stop once F has passed this WAL position")
         ] = None,
+        maintain: Annotated[
+            bool, typer.Option("--maintain", help="Start `mirror-pump maintain --serve` beside it, and end it with it")
+        ] = False,
     ) -> None:
         """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
 
         Picks up tables registered meanwhile, and waits when there are none. Ctrl-C or SIGTERM finishes or abandons
         the batch, says where it stopped and exits within seconds; the next run goes on from there. One pump leads a
         database at a time. Lost connections are made anew.
+
+        The pump keeps tables fast to read by itself. Files that nobody needs any more are deleted by maintenance:
+        `--maintain` runs it beside the pump, in a process of its own.
         """
         if once and until_lsn is not None:
             raise UsageError("--once and --until-lsn exclude each other", "give one of them")
@@ -62,6 +81,7 @@ def add(app: typer.Typer) -> None:
 
         # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
         from mirror_pump.cli.steplog import StepLog
+        from mirror_pump.ops.companion import Companion
         from mirror_pump.pipeline.pump import Pump
 
         pump = Pump(settings, observer=StepLog())
@@ -75,7 +95,10 @@ def add(app: typer.Typer) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         # In a thread, because pyspark takes SIGINT over in the main thread when it starts, and raises from there.
-        with ThreadPoolExecutor(1, thread_name_prefix="pump") as pool:
+        with (
+            Companion(settings) if maintain else nullcontext(),
+            ThreadPoolExecutor(1, thread_name_prefix="pump") as pool,
+        ):
             result = pool.submit(pump.run, until=until, once=once).result()
         remark(
             f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "

@@ -15,7 +15,7 @@ from mirror_pump.cli.options import command
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 
-COMMANDS = ("init", "register", "unregister", "run", "status", "wait", "verify", "connect")
+COMMANDS = ("init", "register", "unregister", "run", "status", "wait", "verify", "connect", "maintain", "policy")
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,17 @@ def test_without_a_database_the_usage_is_wrong(name: str) -> None:
         ["wait", "--dsn", "x", "--timeout", "1", "--now", "--lsn", "0/1"],
         ["wait", "--dsn", "x", "--now"],
         ["register", "--dsn", "x"],
+        ["register", "--dsn", "x", "t", "--column", "amount"],
+        ["register", "--dsn", "x", "t", "--column", "amount=money"],
+        ["register", "--dsn", "x", "t", "--column", "a=string", "--exclude-column", "a"],
         ["connect", "--dsn", "x", "--engine", "excel"],
+        ["maintain", "--dsn", "x", "--serve", "--no-wait"],
+        ["maintain", "--dsn", "x", "--serve", "t"],
+        ["policy", "--dsn", "x", "set", "t", "rewrite_enabled"],
+        ["policy", "--dsn", "x", "get", "t", "rewrite_enabled", "true"],
+        ["policy", "--dsn", "x", "set", "t", "no_such_key", "1"],
+        ["policy", "--dsn", "x", "set", "t", "orphan_grace_hours", "0"],
+        ["policy", "--dsn", "x", "drop", "t"],
         ["frobnicate"],
     ],
 )
@@ -69,6 +79,21 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert result.exit_code == 2
     assert result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["set", "t", "no_such_key", "1"], "known keys: maintenance_enabled"),
+        (["set", "t", "orphan_grace_hours", "0"], "orphan_grace_hours: Input should be greater than or equal to 1"),
+        (["set", "t", "rewrite_strategy", "zorder"], "'binpack' or 'sort'"),
+        (["unset", "t", "no_such_key"], "no_such_key is no key"),
+    ],
+)
+def test_a_wrong_policy_is_refused_before_the_database_is_asked(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["policy", "--dsn", "host=127.0.0.1 port=1", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> None:

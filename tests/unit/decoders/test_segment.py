@@ -219,9 +219,22 @@ def test_malformed_messages_are_errors_of_their_relation(message: bytes, text: s
     assert result.rows.column_names == ["id", "note", "doc"]
 
 
-def test_unrepresentable_values_name_column_and_value() -> None:
-    (result,) = decode([insert(1, ["1", "NaN"])], shape(1, "long", "decimal(6,2)"))
-    assert result.error == "column note: the value 'NaN' cannot be held by decimal(6,2)"
+def test_values_that_cannot_be_held_come_beside_the_rows() -> None:
+    changes = [insert(1, ["1", "NaN"]), insert(1, ["2", "1.00"]), insert(1, ["3", None]), update(1, ["4", UNCHANGED])]
+    (result,) = decode(changes, shape(1, "long", "decimal(6,2)"))
+    assert result.error is None
+    assert rows(result.rows) == [(1, None), (2, Decimal("1.00")), (3, None)]
+    assert {name: texts.to_pylist() for name, texts in result.raw.items()} == {"note": ["NaN", None, None]}
+    assert result.incomplete is not None
+    assert result.incomplete.raw == {}
+
+
+def test_a_key_that_cannot_be_held_is_an_error_with_a_remedy() -> None:
+    day = RelationShape(1, ("day",), (ColumnType(Kind.DATE),), (0,), (True,), every_key_deletes=False)
+    (result,) = decode([insert(1, ["infinity"])], day)
+    assert result.error is not None
+    assert "key column day holds 'infinity'" in result.error
+    assert "--column day=string" in result.error
 
 
 def test_a_value_that_did_not_survive_is_not_even_parsed() -> None:

@@ -15,7 +15,8 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.lake import manifests as module
 from mirror_pump.lake.entries import stored_entries
 from mirror_pump.lake.files import FileContent, WrittenFile
-from mirror_pump.lake.manifests import HELD, Manifest, ManifestWriter, read_list
+from mirror_pump.lake.manifest_list import Manifest, read_list
+from mirror_pump.lake.manifests import HELD, ManifestWriter
 from mirror_pump.lake.metadata import new_metadata
 from mirror_pump.lake.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.metadata import (
+    COLD_CUT,
     Retention,
     current_snapshot,
     new_metadata,
@@ -92,6 +93,18 @@ def test_pinned_and_referenced_snapshots_stay() -> None:
     assert [one["sequence-number"] for one in metadata["snapshots"]] == [3, 5, 8, 9]
     assert metadata["refs"]["audit"] == {"type": "tag", "snapshot-id": 1005, "max-ref-age-ms": 7}
     assert metadata["refs"]["main"] == {"type": "branch", "snapshot-id": 1009}
+
+
+def test_snapshots_of_cold_stay_from_the_oldest_pinned_one_on_and_the_newest_ten() -> None:
+    snapshots = [{**_snapshot(number, NOW), "summary": {COLD_CUT: "0"}} for number in range(1, 31)]
+    retention = Retention(newest=1, minutes_for_ms=0, hours_for_ms=0)
+
+    def kept(held: set[int]) -> list[int]:
+        return [one["sequence-number"] for one in thin(snapshots, held, NOW, retention)]
+
+    assert kept({1030}) == list(range(21, 31))
+    assert kept({1030, 1012, 1018}) == list(range(12, 31))
+    assert kept({1030, 1025}) == list(range(21, 31))
 
 
 def test_the_snapshot_log_has_no_gap_and_the_metadata_log_a_bound() -> None:

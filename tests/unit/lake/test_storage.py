@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mirror_pump.lake.storage import (
     delete_tree,
     exists,
     join,
+    list_files,
     local_path,
     open_input,
     open_output,
@@ -106,3 +108,17 @@ def test_joining_needs_no_care_about_slashes() -> None:
 def test_options_travel_to_tasks() -> None:
     options = StorageOptions({"s3.endpoint": "http://127.0.0.1:1"}, fsync=False)
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_files_are_listed_with_size_and_time(tmp_path: Path) -> None:
+    root = tmp_path / "a b%20c"
+    (root / "deep" / "er").mkdir(parents=True)
+    (root / "one").write_bytes(b"1")
+    (root / "deep" / "er" / ".hidden.tmp").write_bytes(b"123")
+    os.utime(root / "one", (1_700_000_000, 1_700_000_000))
+    location = f"file://{root}"
+    listed = {file.location: file for file in list_files(location, StorageOptions())}
+    assert listed.keys() == {f"{location}/one", f"{location}/deep/er/.hidden.tmp"}
+    assert (listed[f"{location}/one"].size_bytes, listed[f"{location}/one"].modified) == (1, 1_700_000_000)
+    assert {file.location for file in list_files(location + "/", StorageOptions())} == listed.keys()
+    assert list(list_files(f"{location}/nothing", StorageOptions())) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 from decoders.columns import ColumnType, Kind
@@ -37,6 +38,17 @@ def insert(table_id: int, *values: str) -> bytes:
 
 def truncate(*table_ids: int) -> bytes:
     return HEADER + b"T" + struct.pack(">IB", len(table_ids), 0) + b"".join(struct.pack(">I", one) for one in table_ids)
+
+
+def logical(content: bytes, prefix: bytes = b"mirror-pump") -> bytes:
+    return HEADER + b"M" + struct.pack(">BQ", 1, 0) + prefix + b"\0" + struct.pack(">I", len(content)) + content
+
+
+def note(table_id: int, **told: object) -> bytes:
+    """A note of ours: with a shape (None: gone), unless it tells of a rewrite or a truncation."""
+    if not told:
+        told = {"shape": {}}
+    return logical(json.dumps({"table": table_id, "exact": "shape" in told, **told}).encode())
 
 
 def mirrored(table_id: int, start_lsn: int = 0) -> MirroredTable:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirror_pump.model import Lsn, MirroredTable
-from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits, Segment
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits
+from mirror_pump.pipeline.batches import Segment
+from mirror_pump.pipeline.evolution import Course, Verdict
+from mirror_pump.source.shape import Note
 
 from . import pgoutput as pg
 
@@ -14,10 +20,33 @@ from . import pgoutput as pg
 class Fed:
     """An assembler with what it emitted, and the registrations that it is told of."""
 
-    def __init__(self, *tables: MirroredTable, segment: int = 10_000, batch: int = 100_000, applied: int = 0) -> None:
+    def __init__(
+        self,
+        *tables: MirroredTable,
+        segment: int = 10_000,
+        batch: int = 100_000,
+        applied: int = 0,
+        row: int = 1 << 30,
+        apart: int | None = None,
+    ) -> None:
         self.registered = {int(table.table_id): table for table in tables}
         self.segments: list[Segment] = []
-        self.assembler = Assembler(Limits(segment, batch), Lsn(applied), self.registered.get, self.segments.append)
+        self.judged: list[Note] = []
+        self.verdicts: list[Verdict] = []
+        self.wanted: list[Lsn] = []
+        self.assembler = Assembler(
+            Limits(segment, batch, row),
+            Lsn(applied),
+            self.registered.get,
+            self.segments.append,
+            judge=self._judge,
+            apart=None if apart is None else Lsn(apart),
+            wanted=self.wanted.append,
+        )
+
+    def _judge(self, _table: MirroredTable, note: Note) -> Verdict:
+        self.judged.append(note)
+        return self.verdicts.pop(0)
 
     def feed(self, *messages: bytes) -> int:
         return self.assembler.feed(messages)
@@ -100,14 +129,16 @@ def test_an_unregistered_table_is_ignored_and_the_others_go_on() -> None:
     assert fed.segments[-1].tables == (two,)
 
 
-def test_a_changed_column_sets_the_table_aside_with_its_reason() -> None:
+def test_a_changed_column_that_no_note_tells_of_makes_the_table_wait_to_be_copied_again() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
     fed.feed(*transaction(200, pg.relation(table, text_oid=1043), pg.insert(7, "2", "b")))
     end = fed.assembler.close()
-    assert [failure.table for failure in end.failures] == [table]
-    assert "column v has another type" in end.failures[0].error
+    (change,) = end.changed_tables
+    assert (change.table.stalled, change.table.state, change.former_lsn) == (True, TableState.COPYING, 0)
+    assert change.copy_again
+    assert "column v has another type" in change.reason
     assert end.changes == 1, "what came after the change of columns is not decoded with the old ones"
 
 
@@ -169,3 +200,165 @@ def test_nothing_is_lost_doubled_or_reordered_however_it_is_cut(
     assert got == len(sent)
     assert fed.values() == sent
     assert frontiers == sorted(frontiers)
+
+
+def test_rows_after_a_change_that_is_followed_belong_to_the_table_as_it_is_then() -> None:
+    table = pg.mirrored(7)
+    renamed = replace(table, columns=(table.columns[0], replace(table.columns[1], name="w")))
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.FOLLOW, renamed)]
+    changes = [pg.relation(table), pg.insert(7, "1", "a"), pg.note(7), pg.relation(renamed), pg.insert(7, "2", "b")]
+    fed.feed(*transaction(100, *changes))
+    fed.feed(*transaction(200, pg.relation(renamed), pg.insert(7, "3", "c")))
+    end = fed.assembler.close()
+    assert [segment.tables for segment in fed.segments] == [(table,), (renamed,)]
+    (change,) = end.changed_tables
+    assert (change.table, change.before, change.copy_again) == (renamed, 1, False)
+
+
+def test_a_table_that_is_copied_again_has_a_new_l0_and_later_rows_count_for_the_copy() -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.COPY_AGAIN, table, "why")]
+    fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a"), pg.note(7), pg.relation(table)))
+    fed.feed(*transaction(200, pg.insert(7, "3", "c")))
+    end = fed.assembler.close()
+    (change,) = end.changed_tables
+    assert (change.table.start_lsn, change.table.state, change.former_lsn) == (92, TableState.COPYING, 0)
+    assert (change.copy_again, change.reason) == (True, "why")
+    assert [segment.tables[0].start_lsn for segment in fed.segments] == [0, 92]
+    # The catalog learns of it later; what it says until then is not taken up again.
+    fed.feed(*transaction(300, pg.relation(table), pg.insert(7, "4", "d")))
+    fed.assembler.close()
+    assert fed.segments[-1].tables[0].start_lsn == 92
+
+
+def test_two_copies_of_one_transaction_are_told_apart() -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.COPY_AGAIN, table, "one"), Verdict(Course.COPY_AGAIN, table, "two")]
+    first, second = [pg.note(7), pg.relation(table)], [pg.note(7), pg.relation(table)]
+    fed.verdicts[1] = Verdict(Course.COPY_AGAIN, replace(table, start_lsn=Lsn(92)), "two")
+    fed.feed(*transaction(100, *first, pg.insert(7, "1", "a"), *second, pg.insert(7, "2", "b")))
+    end = fed.assembler.close()
+    assert [(one.former_lsn, one.table.start_lsn) for one in end.changed_tables] == [(0, 92), (92, 93)]
+
+
+def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.NOTHING, table)]
+    fed.feed(*transaction(100, pg.note(7, rewritten=4), pg.note(7, shape={"n": 1}), pg.note(7, shape={"n": 2})))
+    assert [(note.shape, note.rewritten, note.exact) for note in fed.judged] == [({"n": 2}, 4, True)]
+    assert fed.assembler.empty
+
+
+def test_a_stalled_table_is_not_applied_before_a_note_describes_it() -> None:
+    table = replace(pg.mirrored(7), stalled=True, state=TableState.COPYING)
+    fed = Fed(table)
+    fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
+    assert fed.assembler.empty
+    fed.verdicts = [Verdict(Course.FOLLOW, table)]
+    fed.feed(*transaction(200, pg.note(7), pg.relation(table), pg.insert(7, "2", "b")))
+    (change,) = fed.assembler.close().changed_tables
+    assert (change.table.stalled, change.copy_again) == (False, True)
+    assert len(fed.segments) == 1
+
+
+def test_a_table_that_waited_is_applied_although_the_server_does_not_describe_it_again() -> None:
+    table = replace(pg.mirrored(7), stalled=True, state=TableState.COPYING)
+    fed = Fed(table)
+    fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
+    fed.verdicts = [Verdict(Course.NOTHING, table)]
+    fed.feed(*transaction(200, pg.note(7)), *transaction(300, pg.insert(7, "2", "b")))
+    end = fed.assembler.close()
+    assert (end.changes, [one.copy_again for one in end.changed_tables]) == (1, [True])
+
+
+def test_a_transaction_that_the_server_cannot_send_gets_a_batch_of_its_own_and_is_passed_over() -> None:
+    one, two, later = pg.mirrored(7), pg.mirrored(8), pg.mirrored(9, start_lsn=1000)
+    fed = Fed(one, two, later, segment=100, apart=192)
+    former = transaction(100, pg.relation(one), pg.insert(7, "1", "a"))
+    broken = [pg.begin(192), *(pg.insert(7, str(i), "x" * 50) for i in range(10))]
+    assert fed.feed(*former, *broken) == len(former), "what came before is a batch"
+    assert fed.assembler.close().end_lsn == 100
+    fed.feed(*broken)
+    assert fed.assembler.transaction == 192
+    end = fed.assembler.pass_over([TableId(7), TableId(8), TableId(9), TableId(10)], "why")
+    assert (end.end_lsn, end.segments, end.changes) == (193, 0, 0)
+    assert [(change.table.table_id, change.table.stalled, change.copy_again) for change in end.changed_tables] == [
+        (7, True, True),
+        (8, True, True),
+    ], "a table that was registered later is not concerned"
+    assert fed.assembler.empty
+    # What follows is not applied before the table is described.
+    fed.feed(*transaction(300, pg.insert(7, "2", "b")))
+    assert fed.assembler.empty
+
+
+def test_a_transaction_that_was_not_kept_apart_cannot_be_passed_over() -> None:
+    fed = Fed(pg.mirrored(7), apart=92)
+    fed.feed(pg.begin(192))
+    with pytest.raises(AssertionError, match="batch of its own"):
+        fed.assembler.pass_over([], "why")
+
+
+@pytest.mark.parametrize("segment", [100, 10_000])
+def test_a_row_beyond_the_limit_sets_its_table_aside_and_no_other(segment: int) -> None:
+    one, two = pg.mirrored(7), pg.mirrored(8)
+    fed = Fed(one, two, segment=segment, row=500)
+    fed.feed(
+        *transaction(
+            100, pg.relation(one), pg.relation(two), pg.insert(8, "1", "a"), pg.insert(7, "1", "x" * 460),
+            pg.insert(7, "2", "y" * 500), pg.insert(8, "2", "b"), pg.insert(7, "3", "z" * 600), pg.insert(7, "4", "w"),
+        )
+    )  # fmt: skip
+    end = fed.assembler.close()
+    assert ["more than max_row_bytes allows (500)" in failure.error for failure in end.failures] == [True]
+    assert not any(b"yyyy" in value or b"zzzz" in value for value in fed.values())
+    applied = [
+        (table.table_id, value) for segment in fed.segments for table in segment.tables for value in segment.messages
+    ]
+    assert {value[HEADER + 1 : HEADER + 5] for table_id, value in applied if table_id == 8} >= {(8).to_bytes(4, "big")}
+    assert sum(value[HEADER + 4] == 8 for value in {value for _, value in applied}) == 2
+
+
+def test_a_table_that_is_set_aside_is_not_taken_up_again_before_the_catalog_says_so() -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.SET_ASIDE, table, "it was dropped")]
+    fed.feed(*transaction(100, pg.note(7, shape=None)))
+    fed.feed(*transaction(200, pg.relation(table), pg.insert(7, "1", "a")))
+    end = fed.assembler.close()
+    assert [failure.error for failure in end.failures] == ["public.t7: it was dropped"]
+    assert end.changes == 0
+
+
+def test_a_truncated_partition_makes_its_table_be_copied_again_unless_the_whole_table_was_truncated() -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    whole = [pg.relation(table), pg.truncate(7), pg.note(7, truncated=8), pg.note(7, truncated=9)]
+    fed.feed(*transaction(100, *whole, pg.insert(7, "1", "a")))
+    assert fed.assembler.close().changed_tables == ()
+    fed.feed(*transaction(200, pg.truncate(7), pg.insert(7, "1", "a"), pg.note(7, truncated=8)))
+    assert [one.copy_again for one in fed.assembler.close().changed_tables] == [True]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'{"table": "x"}', b'{"table": null}', b"\xff"])
+def test_messages_of_others_under_our_prefix_are_ignored(content: bytes) -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.feed(*transaction(100, pg.logical(content), pg.logical(b'{"table": 7, "shape": null}', prefix=b"other")))
+    assert fed.assembler.empty
+
+
+def test_who_waits_for_f_is_heard_wherever_the_stream_is() -> None:
+    fed = Fed(pg.mirrored(7), applied=1000)
+
+    def wait(digits: bytes, reached: int) -> bytes:
+        message = pg.logical(digits, b"modak.wait")
+        return message[:9] + reached.to_bytes(8, "big") + message[17:]
+
+    fed.feed(wait(b"2a", 100), pg.begin(92), wait(b"2b", 100), wait(b"nothing", 100), wait(b"ffffffffffffffffff", 300))
+    assert fed.wanted == [0x2A, 0x2B, 300]
+    assert fed.assembler.empty

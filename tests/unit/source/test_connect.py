@@ -19,7 +19,7 @@ def test_settings_are_pinned_after_the_users_options(dsn: str) -> None:
     parameters = conninfo.conninfo_to_dict(adbc_uri(given))
     options = str(parameters["options"])
     for name, value in PINNED_SETTINGS.items():
-        assert f"-c {name}={value}" in options
+        assert "-c {}={}".format(name, value.replace(" ", "\\ ")) in options
     assert options.rindex("TimeZone=UTC") > options.index("TimeZone=")
     assert parameters["client_encoding"] == "UTF8"
     assert (parameters["host"], parameters["dbname"], parameters["user"]) == ("h", "d", "u")

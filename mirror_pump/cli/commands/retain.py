@@ -1,0 +1,46 @@
+"""`mirror-pump retain`: which partitions leave the heap, when, and why one does not; another try after a failure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mirror_pump.cli.options import SLOT, command
+from mirror_pump.cli.output import say, write_json
+from mirror_pump.config import Settings
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "retain", SLOT)
+    def retain(
+        settings: Settings,
+        tables: Annotated[
+            list[str] | None, typer.Argument(metavar="[TABLE]...", help=r"Names as Postgres reads them \[all]")
+        ] = None,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Only say which partition goes when, and why one does not")
+        ] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
+    ) -> None:
+        """Look at the partitions of tables with heap retention, and have the pump try again what was put off.
+
+        A table whose proof failed goes on after this only; until then nothing leaves its heap. Steps are taken by a
+        running pump.
+        """
+        from mirror_pump.ops.profile import complete
+        from mirror_pump.ops.retaining import look, resume
+
+        settings = complete(settings)
+        if not dry_run:
+            resume(settings, tables or ())
+        reports = look(settings, tables or ())
+        if as_json:
+            write_json([report.to_json() for report in reports])
+            return
+        if not reports:
+            say("no table has heap retention: mirror-pump register TABLE --heap-retention N")
+        for report in reports:
+            say(f"{report.table}: {report.summary}")
+            for one in report.partitions:
+                say(f"  {one.partition} [{one.lo}, {one.hi}): {one.state}; {one.outlook}")

@@ -1,0 +1,173 @@
+"""Iceberg's maintenance procedures, called through Spark, as typed functions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from mirror_pump.engine.session import CATALOG
+from mirror_pump.errors import CommitConflict, LakeError, TaskFailed
+from mirror_pump.model import TableName
+from mirror_pump.quoting import spark_identifier, spark_literal
+
+_CONFLICTS = ("ValidationException", "CommitFailedException")
+"""Iceberg's exceptions that another commit causes: to be tried again on what the table is now."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN_LINES = 2
+
+_FILE_LIST = StructType(
+    [
+        StructField("file_path", StringType(), nullable=False),
+        StructField("last_modified", TimestampType(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What one rewrite_data_files is to do; sizes in bytes."""
+
+    target_bytes: int
+    small_below: int
+    """Data files below this size are to be merged."""
+    min_input_files: int
+    max_group_bytes: int
+    sort_by: tuple[str, ...] = ()
+    """Columns to order the rows by; none keeps their order."""
+    deletes: bool = False
+    """Also rewrites every data file that a delete file may concern."""
+    everything: bool = False
+    """Rewrites all data files: then no older delete file is left."""
+    max_files: int | None = None
+    """Rewrites so many files and leaves the others to the next call: bounds what a commit that fails costs."""
+
+    def options(self) -> dict[str, str]:
+        """As the procedure takes them."""
+        options = {
+            "target-file-size-bytes": str(self.target_bytes),
+            "min-file-size-bytes": str(self.small_below),
+            "max-file-size-bytes": str(self.target_bytes * 9 // 5),
+            "min-input-files": str(self.min_input_files),
+            "max-file-group-size-bytes": str(self.max_group_bytes),
+            # One group at a time: memory and load are those of one group.
+            "max-concurrent-file-group-rewrites": "1",
+            # Rewritten rows keep their age, so that deletes which land meanwhile apply to them and are no conflict.
+            "use-starting-sequence-number": "true",
+        }
+        if self.max_files is not None:
+            options["max-files-to-rewrite"] = str(self.max_files)
+        if self.deletes:
+            options["delete-file-threshold"] = "1"
+        if self.everything:
+            options["rewrite-all"] = "true"
+        return options
+
+
+@dataclass(frozen=True)
+class Procedures:
+    """Procedures of the catalog `lake` in a Spark session with Iceberg's jars (mirror_pump.engine.session)."""
+
+    spark: SparkSession
+
+    def busy(self) -> bool:
+        """Whether Spark runs a job. A procedure that runs none commits, or plans."""
+        try:
+            return bool(self.spark.sparkContext.statusTracker().getActiveJobsIds())
+        except Py4JError:
+            # The procedure that was asked about fails for the same reason, and says so.
+            return True
+
+    def set_properties(self, table: TableName, properties: Mapping[str, str]) -> None:
+        """Sets table properties."""
+        pairs = ", ".join(f"{spark_literal(key)} = {spark_literal(value)}" for key, value in properties.items())
+        with _lake_errors("setting properties of", table):
+            self.spark.sql(f"ALTER TABLE {CATALOG}.{_quoted(table)} SET TBLPROPERTIES ({pairs})").collect()
+
+    def rewrite_data_files(self, table: TableName, rewrite: Rewrite) -> dict[str, int]:
+        """Merges data files and applies their deletes; returns the procedure's counts. CommitConflict if another
+        commit was in the way: then nothing was."""
+        arguments = {"options": _map(rewrite.options())}
+        if rewrite.sort_by:
+            order = ", ".join(f"{spark_identifier(name)} ASC NULLS FIRST" for name in rewrite.sort_by)
+            arguments |= {"strategy": "'sort'", "sort_order": spark_literal(order)}
+        return self._counts("rewrite_data_files", table, arguments)
+
+    def rewrite_position_deletes(self, table: TableName, min_input_files: int) -> dict[str, int]:
+        """Merges position-delete files, and drops positions in data files that are gone. CommitConflict as above."""
+        options = {"min-input-files": str(min_input_files), "max-concurrent-file-group-rewrites": "1"}
+        return self._counts("rewrite_position_delete_files", table, {"options": _map(options)})
+
+    def rewrite_manifests(self, table: TableName) -> dict[str, int]:
+        """Merges manifests. CommitConflict if the pump merged some of them meanwhile."""
+        return self._counts("rewrite_manifests", table, {"use_caching": "false"})
+
+    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> dict[str, int]:
+        """Expires exactly these snapshots and deletes the files that no other snapshot needs."""
+        arguments = {
+            # The default would expire whatever is older than five days, pinned or not.
+            "older_than": "TIMESTAMP '1970-01-01 00:00:00'",
+            "snapshot_ids": f"array({', '.join(f'{one}L' for one in snapshot_ids)})",
+            "stream_results": "true",
+        }
+        return self._counts("expire_snapshots", table, arguments)
+
+    def unreferenced(self, table: TableName, locations: Sequence[str]) -> list[str]:
+        """Those of the files that nothing in the table's metadata refers to: remove_orphan_files' dry run."""
+        view = f"mirror_pump_files_{uuid.uuid4().hex}"
+        # How old a file has to be was judged by the caller: for the procedure all are old enough.
+        rows = [(location, _EPOCH) for location in locations]
+        with _lake_errors("looking for unreferenced files of", table):
+            self.spark.createDataFrame(rows, _FILE_LIST).createOrReplaceTempView(view)
+            try:
+                found = self.spark.sql(
+                    f"CALL {CATALOG}.system.remove_orphan_files(table => {spark_literal(_quoted(table))},"
+                    f" file_list_view => {spark_literal(view)}, dry_run => true)"
+                ).collect()
+            finally:
+                self.spark.catalog.dropTempView(view)
+        return [str(row[0]) for row in found]
+
+    def _counts(self, procedure: str, table: TableName, arguments: Mapping[str, str]) -> dict[str, int]:
+        given = ", ".join(
+            f"{name} => {value}" for name, value in {"table": spark_literal(_quoted(table)), **arguments}.items()
+        )
+        with _lake_errors(f"running {procedure} on", table):
+            rows = self.spark.sql(f"CALL {CATALOG}.system.{procedure}({given})").collect()
+        return {name: int(value or 0) for name, value in rows[0].asDict().items()} if rows else {}
+
+
+@contextmanager
+def _lake_errors(doing: str, table: TableName) -> Iterator[None]:
+    try:
+        yield
+    except Py4JNetworkError as error:
+        raise TaskFailed(
+            f"Spark's JVM is gone while {doing} {table}: {error}",
+            "start maintenance again; if it happens again, give it more memory (--maintain-memory)",
+        ) from error
+    except (PySparkException, Py4JError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
+        reason = " | ".join(lines[:_SHOWN_LINES])
+        if any(name in str(error) for name in _CONFLICTS):
+            raise CommitConflict(f"another commit was in the way while {doing} {table}: {reason}") from error
+        raise LakeError(
+            f"Spark failed while {doing} {table}: {reason}",
+            "see the log of Spark for the whole error; nothing was committed that is not in the journal",
+        ) from error
+
+
+def _quoted(table: TableName) -> str:
+    return f"{spark_identifier(table.schema)}.{spark_identifier(table.name)}"
+
+
+def _map(options: Mapping[str, str]) -> str:
+    return f"map({', '.join(f'{spark_literal(key)}, {spark_literal(value)}' for key, value in options.items())})"

@@ -1,0 +1,74 @@
+"""What the stream is cut into: segments, the end of a batch, and what happened to whole tables in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mirror_pump.model import Lsn, MirroredTable, TableId
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A slice of the stream and the tables whose changes in it count."""
+
+    number: int
+    """Position within its batch, from 0."""
+    messages: Sequence[bytes]
+    """Whole CopyData messages, headers included."""
+    size: int
+    """Bytes in all."""
+    tables: tuple[MirroredTable, ...]
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """A TRUNCATE of one table: its rows of earlier batches and of the segments before `before` go."""
+
+    table: MirroredTable
+    before: int
+
+    @property
+    def table_id(self) -> TableId:
+        return self.table.table_id
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """A table is another from segment `before` on: its columns, its key, its name, or, copied again, all its rows."""
+
+    table: MirroredTable
+    """As it is from there on."""
+    former_lsn: Lsn
+    """Its L0 until then. A table that is copied again has a new one."""
+    before: int
+    reason: str = ""
+
+    @property
+    def copy_again(self) -> bool:
+        """What the lake has of it goes, once its present content is copied."""
+        return self.table.start_lsn != self.former_lsn
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A table that has to be set aside, and why."""
+
+    table: MirroredTable
+    error: str
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    """The batch is complete: `segments` were emitted, and with them everything that ends at or below `end_lsn` is."""
+
+    end_lsn: Lsn
+    commit_time_us: int
+    """Commit time of the last transaction, microseconds since the Unix epoch."""
+    segments: int
+    changes: int
+    transactions: int
+    truncations: tuple[Truncation, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    changed_tables: tuple[TableChange, ...] = ()
+    """In stream order."""

@@ -1,0 +1,240 @@
+"""What a changed table means for the mirror: go on under new columns, copy it again, or set it aside. Pure functions.
+
+The rule: rows in the lake stay right only if the change provably left every stored value what its field ID says, and
+every row that came or went did so in the stream. What is proven, by the notes of `mirror_pump.source.shape`:
+
+- A column keeps its attribute number for life. So the same number under another name is a rename, and a name under
+  another number is another column, whose field ID is new.
+- A new column without default, identity or rewrite is NULL in every row that exists, which is how readers see a data
+  file that lacks its field ID. Iceberg v2 has no initial defaults: with a default the rows have to be read.
+- A type that changed without a rewrite of the heap left the bytes as they are. They mean the same if the type is the
+  same but for its modifier, or one of text and varchar; the lake follows if its own type stays or widens.
+- A rewrite by ALTER TABLE for a new type may have changed any value (USING), also in a widening; one for a default
+  fills the new columns only.
+- A partition that comes without a page brings no row; one that goes may take some along. With heap retention none
+  does, whoever dropped it: the lake is there to keep its rows.
+- Labels of an enum and attributes of a composite are part of the text that the lake holds.
+
+Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
+former key's, and beginning anew needs no proof.
+
+A table with heap retention has rows below T that only the lake has, and copying it again concerns those at or above T.
+So what would make the former wrong or unreadable sets it aside: a new column with values in rows that exist, a type
+that theirs does not read on as, another key, texts that are printed differently. And a partition that goes, whoever
+dropped it, takes no row out of the lake.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+from mirror_pump.errors import TableError
+from mirror_pump.lake.evolution import widens
+from mirror_pump.model import Column, MirroredTable, Tier
+from mirror_pump.source.choices import still_chosen
+from mirror_pump.source.description import RelationDescription
+from mirror_pump.source.refusal import refuse
+from mirror_pump.source.shape import REWRITTEN_TYPE, REWRITTEN_VALUES, Note
+
+_SAME_TEXT = frozenset({25, 1043})
+"""text and varchar: binary coercible both ways, and printed alike, as other such pairs (cidr, inet) are not."""
+
+
+class Course(Enum):
+    """What to do about a table."""
+
+    NOTHING = auto()
+    FOLLOW = auto()
+    """Rows in the lake are right under the new columns."""
+    COPY_AGAIN = auto()
+    """Rows in the lake may be wrong: the table's present content takes their place, once it is copied."""
+    WAIT = auto()
+    """As COPY_AGAIN, but the table has no key at the moment: not before it has one."""
+    SET_ASIDE = auto()
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why rows in the lake may be wrong."""
+
+    text: str
+    everywhere: bool
+    """Also those below T, of which the heap has no better."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    course: Course
+    table: MirroredTable
+    """As it is from here on; its L0 is still the former one."""
+    reason: str = ""
+
+
+def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -> Verdict:
+    """What to do about a table after a note; `seen` is what the note describes, None if it describes nothing."""
+    if note.gone:
+        return Verdict(
+            Course.SET_ASIDE,
+            table,
+            "it was dropped. The lake keeps what it held; unregister it, and register the table that has its name now,"
+            " if there is one",
+        )
+    if seen is None or note.shape is None:
+        # A rewrite was announced and what came of it was not told.
+        return Verdict(Course.WAIT, table, "its rows were rewritten")
+    seen = still_chosen(seen, table)
+    keyless = not seen.identity.key or not seen.identity.immediate or seen.identity.setting == "n"
+    reason = ""
+    try:
+        refuse(seen)
+    except TableError as error:
+        if not keyless:
+            return Verdict(Course.SET_ASIDE, table, f"{error}. {error.remedy}; then unregister and register it")
+        reason = str(error)
+    former: dict[str, Any] = json.loads(table.shape) if table.shape else {}
+    columns, reasons, next_field_id = _columns(table, note, seen, former)
+    key_before = {column.attnum for column in table.key_columns}
+    key_now = {column.attnum for column in columns if column.name in seen.key}
+    present = replace(
+        table,
+        name=seen.name,
+        lake_table=seen.name.name,
+        columns=columns,
+        key=tuple(column.name for column in columns if column.attnum in (key_before if keyless else key_now)),
+        next_field_id=next_field_id,
+        shape=json.dumps(note.shape, sort_keys=True),
+        excluded=seen.excluded,
+        tier=_tier(table, columns),
+    )
+    if keyless:
+        # Keyless for a moment, or for good: rows may repeat until it has a key again, and cannot be told apart.
+        return Verdict(Course.WAIT, replace(table, shape=present.shape), reason)
+    if key_before != key_now:
+        reasons.append(_Reason("its key changed", everywhere=True))
+    reasons += _other_reasons(note, former, table)
+    everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
+    if everywhere and table.tier is not None and table.tier.moved:
+        said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
+        return Verdict(Course.SET_ASIDE, table, said)
+    if reasons:
+        return Verdict(Course.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
+    if former == note.shape and replace(present, shape="") == replace(table, shape=""):
+        return Verdict(Course.NOTHING, table)
+    return Verdict(Course.FOLLOW, present)
+
+
+def _columns(
+    table: MirroredTable, note: Note, seen: RelationDescription, former: Mapping[str, Any]
+) -> tuple[tuple[Column, ...], list[_Reason], int]:
+    """The columns from here on, why the rows have to be copied for them, and the next free field ID."""
+    known = {column.attnum: column for column in table.columns}
+    # A column that is not mirrored although it existed: it was generated until now, and not published.
+    existed = {one["attnum"] for one in former.get("columns") or ()}
+    filled = {one["attnum"] for one in (note.shape or {}).get("columns") or () if one["filled"]}
+    provable = note.exact and bool(former) and not note.rewritten & REWRITTEN_VALUES
+    next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
+    columns: list[Column] = []
+    reasons: list[_Reason] = []
+    # Without event triggers, a rewrite of the heap may have been one for a new column's values.
+    rewritten = bool(note.rewritten & REWRITTEN_VALUES) or (not note.exact and bool(_heaps_rewritten(note, former)))
+    for column in seen.columns:
+        before = known.get(column.attnum)
+        if before is None:
+            columns.append(replace(column, field_id=next_field_id))
+            next_field_id += 1
+            if not provable or column.attnum in filled or column.attnum in existed:
+                text = f"column {column.name} is new and may have values in rows that exist"
+                everywhere = rewritten or column.attnum in filled or column.attnum in existed
+                reasons.append(_Reason(text, everywhere))
+            continue
+        same = (before.type_oid, before.type_modifier) == (column.type_oid, column.type_modifier)
+        kept = before.type if same else column.type
+        field_id = before.field_id
+        if not widens(before.type, kept):
+            field_id, next_field_id = next_field_id, next_field_id + 1
+        if not same and not _reads_on(before, column, note, in_key=column.name in seen.key):
+            text = f"column {column.name} is {column.type_sql} now, and was {before.type_sql}"
+            wider = field_id == before.field_id and (kept == before.type or column.name not in seen.key)
+            reasons.append(_Reason(text, everywhere=not wider))
+        columns.append(
+            replace(
+                before,
+                name=column.name,
+                type_oid=column.type_oid,
+                type_modifier=column.type_modifier,
+                type_sql=column.type_sql,
+                not_null=column.not_null,
+                type=kept,
+                field_id=field_id,
+            )
+        )
+    if note.rewritten & REWRITTEN_TYPE:
+        reasons.append(_Reason("its rows were rewritten", everywhere=False))
+    return tuple(columns), reasons, next_field_id
+
+
+def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:
+    """The tier key under the name that it has now; Postgres lets nobody drop it or change its type."""
+    if table.tier is None:
+        return None
+    number = next(column.attnum for column in table.columns if column.name == table.tier.column)
+    return replace(table.tier, column=next(column.name for column in columns if column.attnum == number))
+
+
+def _reads_on(before: Column, now: Column, note: Note, *, in_key: bool) -> bool:
+    """Whether what the lake holds of a column whose type changed is what it would hold if it were read again."""
+    if note.rewritten or not note.exact:
+        return False
+    comparable = before.type_oid == now.type_oid or {before.type_oid, now.type_oid} <= _SAME_TEXT
+    return comparable and (before.type == now.type or (widens(before.type, now.type) and not in_key))
+
+
+def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) -> list[_Reason]:
+    """Why the rows have to be copied although no column says so."""
+    if note.truncated:
+        return [_Reason("a partition was truncated", everywhere=False)]
+    shape = note.shape
+    if not former or shape is None:
+        return []
+    reasons = []
+    before, now = _leaves(former), _leaves(shape)
+    if before.keys() - now.keys() and table.tier is None:
+        reasons.append(_Reason("a partition is gone", everywhere=False))
+    if any(leaf in note.filled or not note.exact for leaf in now.keys() - before.keys()):
+        reasons.append(_Reason("a partition came with rows", everywhere=False))
+    if not note.exact and _heaps_rewritten(note, former):
+        reasons.append(_Reason("its heap was rewritten, and no event trigger says why", everywhere=False))
+    if not _same_texts(former.get("types") or {}, shape.get("types") or {}):
+        reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
+    return reasons
+
+
+def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:
+    """File nodes by OID; None where event triggers make them unnecessary."""
+    return {one["id"]: one.get("file") for one in shape["leaves"] or ()}
+
+
+def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
+    """Leaves whose file node is another than it was, as far as that is known."""
+    if not former or note.shape is None:
+        return set()
+    before, now = _leaves(former), _leaves(note.shape)
+    return {
+        leaf
+        for leaf in before.keys() & now.keys()
+        if before[leaf] is not None and now[leaf] is not None and before[leaf] != now[leaf]
+    }
+
+
+def _same_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether values stored under the former types print the same: labels may come, attributes may not."""
+    for oid in before.keys() & now.keys():
+        old, new = before[oid] or {}, now[oid] or {}
+        is_enum = all(isinstance(one, str) for one in (*old.values(), *new.values()))
+        if any(new.get(part) != value for part, value in old.items()) or (not is_enum and len(new) != len(old)):
+            return False
+    return True

@@ -1,0 +1,259 @@
+"""Proves that the lake at S, corrected by the delta, holds a heap partition: before it is dropped, and never otherwise.
+
+Heap, delta, T and S are read in one REPEATABLE READ snapshot of the database. A fold moves corrections into the lake in
+the transaction that changes S, and the partition's triggers write corrections in the transactions that change the heap:
+so at any snapshot `heap = (lake at S, without the keys of the delta) + delta`, or the proof fails. Rows of keys in the
+delta are compared in the database, all others by count and by sums of 128-bit hashes over full rows, in tasks, with the
+parsers that copies use.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from decoders.text import parse_rows
+from mirror_pump.engine.proving import Comparing, Digest, FilesTask, HeapTask, LakeFile, digest_files, digest_heap
+from mirror_pump.engine.row_hashes import BUCKETS, HashSecret
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.bounds import ordered
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.files import FileContent
+from mirror_pump.lake.listing import Listing, LiveFile, naming
+from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.position_deletes import PATH_ID
+from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.jobs import Tasks
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.copyread import plan_chunks
+from mirror_pump.source.retention import Partition
+from sql import queries
+
+_SQL = queries("retention")
+
+_TASK_BYTES = 64 << 20
+"""Of heap blocks, or of data files, that one task reads."""
+_IN_FLIGHT = 2
+"""Tasks of a proof at the same time: the stream's segments need the machine more urgently."""
+_PIN_SECONDS = 120.0
+"""A proof's pin lasts, and what a pump leaves behind that is killed while it compares: renewed at half of it."""
+_SHOWN = 10
+"""Differing keys that a failed proof names."""
+_LOOKED_AT = 8
+"""Buckets whose rows are read again to find them."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome for one partition."""
+
+    rows: int
+    """In the heap."""
+    snapshot_id: int
+    """S."""
+    differing: tuple[str, ...]
+    """Keys whose rows differ, and how: some of them. Empty: the lake holds the partition."""
+
+
+@dataclass
+class _Pin:
+    """S, kept for as long as the comparison goes on."""
+
+    connection: PgConnection
+    pin_id: Any
+    renewed_at: float
+    """time.monotonic(), seconds."""
+
+    def renew(self) -> None:
+        if time.monotonic() - self.renewed_at > _PIN_SECONDS / 2:
+            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": _PIN_SECONDS})
+            self.renewed_at = time.monotonic()
+
+
+class Prover:
+    """Compares partitions with the lake, one at a time."""
+
+    def __init__(self, connect: Callable[[], PgConnection], tasks: Tasks, storage: StorageOptions, dsn: str) -> None:
+        self._connect = connect
+        self._tasks = tasks
+        self._storage = storage
+        self._dsn = dsn
+
+    def prove(self, table: MirroredTable, partition: Partition) -> Proof:
+        """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
+        meanwhile), TaskFailed and Stopped: then nothing is proven, and it is tried again."""
+        assert table.tier is not None
+        with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row = reader.execute(_SQL["seam"], {"table_id": table.table_id}).fetchone()
+            assert row is not None
+            cut, snapshot_id, location, exported = row
+            with self._pinned(table, snapshot_id, cut) as pin:
+                return self._compare(table, partition, reader, pin, snapshot_id, location, exported)
+
+    @contextmanager
+    def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
+        """S is kept for the time of the block, in a transaction that others see."""
+        with self._connect() as connection:
+            where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
+            row = connection.execute(_SQL["pin"], where).fetchone()
+            assert row is not None
+            try:
+                yield _Pin(connection, row[0], time.monotonic())
+            finally:
+                if not connection.broken:
+                    connection.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (row[0],))
+
+    def _compare(
+        self,
+        table: MirroredTable,
+        partition: Partition,
+        reader: PgConnection,
+        pin: _Pin,
+        snapshot_id: int,
+        location: str,
+        exported: str,
+    ) -> Proof:
+        lake = LakeTable.load(location, self._storage)
+        if lake.snapshot_id != snapshot_id:
+            raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
+        packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
+        assert packing is not None
+        differing, left_out = self._corrections(table, partition, reader, packing)
+        comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
+        chunks = plan_chunks(reader, _relation(partition), _TASK_BYTES)
+        heap_tasks = [HeapTask(self._dsn, chunk, exported, comparing) for chunk in chunks]
+        file_tasks = list(self._files(table, partition, lake, comparing))
+
+        def both(wanted: frozenset[int] | None) -> tuple[Digest, Digest]:
+            chosen = replace(comparing, wanted=wanted)
+            heap = self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
+            return heap, self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
+
+        heap, cold = both(None)
+        unequal = np.flatnonzero((heap.sums != cold.sums).any(axis=1)).tolist()
+        if unequal:
+            looked_at = range(BUCKETS) if partition.truncated else unequal[:_LOOKED_AT]
+            differing += _differing(*both(frozenset(looked_at)), only_heap=partition.truncated)
+            if not differing and not partition.truncated:
+                differing.append("rows that occur more than once, or that a second look found equal")
+        # Corrections stand for rows of their own, whichever side lacks them.
+        return Proof(int(heap.sums[:, 0].sum()) + len(left_out), snapshot_id, tuple(differing[:_SHOWN]))
+
+    def _corrections(
+        self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
+    ) -> tuple[list[str], PackedKeys]:
+        """Differences between the delta and the heap, and the packed keys of all corrections."""
+        where: dict[str, Any] = {
+            "table_id": table.table_id,
+            "relation_id": partition.relation_id,
+            "lo": partition.lo,
+            "hi": partition.hi,
+        }
+        rows = reader.execute(_SQL["corrections"], where).fetchall()
+        differing = [
+            f"{', '.join(key)}: {_WORDS[difference]}"
+            for _, key, difference in rows
+            if difference is not None and not (partition.truncated and difference == "missing")
+        ]
+        # The key's order in the catalog is attribute order, as that of the columns.
+        keys, _ = parse_rows([key for _, key, _ in rows], {column.name: column.type for column in table.key_columns})
+        return differing, packing.pack(list(keys.values()))
+
+    def _files(
+        self, table: MirroredTable, partition: Partition, lake: LakeTable, comparing: Comparing
+    ) -> Iterator[FilesTask]:
+        assert table.tier is not None
+        tier = next(column for column in table.columns if column.name == table.tier.column)
+        data, positions, deletes = _by_content(Listing(self._storage, [tier.field_id, PATH_ID]), lake)
+        for delete in deletes:
+            if set(delete.equality_ids) != set(lake.schema.key_ids):
+                raise LakeError(
+                    f"{delete.path} deletes rows by other columns than the key", "resolve it: mirror-pump maintain"
+                )
+        group: list[LakeFile] = []
+        size = 0
+
+        def task() -> FilesTask:
+            named = naming(positions, [one.path for one in group])
+            schema: LakeSchema = lake.schema
+            return FilesTask(
+                tuple(group), named, schema, tier.field_id, partition.lo, partition.hi, self._storage, comparing
+            )
+
+        for file in data:
+            low = ordered(tier.type, file.lower_bounds.get(tier.field_id))
+            high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
+            if (low is not None and low >= partition.hi) or (high is not None and high < partition.lo):
+                continue
+            younger = tuple(one.path for one in deletes if one.sequence_number > file.sequence_number)
+            group.append(LakeFile(file.path, younger))
+            size += file.size_bytes
+            if size >= _TASK_BYTES:
+                yield task()
+                group, size = [], 0
+        if group:
+            yield task()
+
+    def _run(self, function: Callable[[Any], Digest], tasks: Sequence[Any], pin: _Pin) -> Digest:
+        parts: list[Digest] = []
+        waiting: list[Any] = []
+        for task in tasks:
+            pin.renew()
+            if len(waiting) == _IN_FLIGHT:
+                parts.append(self._tasks.result(waiting.pop(0)))
+            waiting.append(self._tasks.runner.submit(function, task))
+        return Digest.total(parts + [self._tasks.result(future) for future in waiting])
+
+
+_WORDS = {"missing": "not in the heap", "extra": "not in the lake", "different": "other values"}
+
+
+def _relation(partition: Partition) -> Any:
+    assert partition.relation_id is not None
+    return partition.relation_id
+
+
+def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
+    """Data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
+    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
+    for files in listing.files(lake.manifests).values():
+        for file in files:
+            found[file.content].append(file)
+    if any(file.format != "PARQUET" for file in found[FileContent.DATA]):
+        raise LakeError("a data file of the table is not Parquet", "rewrite the table's files: mirror-pump maintain")
+    return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
+
+
+def _differing(heap: Digest, cold: Digest, *, only_heap: bool) -> list[str]:
+    """Keys whose rows are not the same on both sides, and how; with `only_heap` not those that the heap lacks."""
+    sides = [_by_key(side) for side in (heap, cold)]
+    found = []
+    for key in sides[0].keys() | sides[1].keys():
+        mine, theirs = (side.get(key) for side in sides)
+        if mine is None and theirs is not None:
+            found += [] if only_heap else [f"{theirs[1]}: {_WORDS['missing']}"]
+        elif theirs is None and mine is not None:
+            found.append(f"{mine[1]}: {_WORDS['extra']}")
+        elif mine is not None and theirs is not None and mine[0] != theirs[0]:
+            found.append(f"{mine[1]}: {_WORDS['different']}")
+    return sorted(found)
+
+
+def _by_key(side: Digest) -> dict[tuple[int, int], tuple[tuple[int, int], str]]:
+    if side.rows is None:
+        return {}
+    first, second = side.rows.keys.first, side.rows.keys.second
+    keys: Iterable[tuple[int, int]] = zip(
+        first.tolist(), (second if second is not None else np.zeros_like(first)).tolist(), strict=True
+    )
+    hashes = zip(side.rows.hashes[0].tolist(), side.rows.hashes[1].tolist(), strict=True)
+    return {key: (hashed, text) for key, hashed, text in zip(keys, hashes, side.rows.texts, strict=True)}

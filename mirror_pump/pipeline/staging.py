@@ -1,0 +1,271 @@
+"""What a publish writes to the lake before its transaction: each table's next Iceberg metadata.
+
+It builds on the state that the catalog names, and moves no pointer: what was staged is as if it were not, until
+`mirror_pump.pipeline.publish` commits it. A table's part that does not fit the table's present state is left out
+instead of holding up the others'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mirror_pump.errors import ConnectionLost, LakeError, TableError
+from mirror_pump.lake.cold import StagedCold
+from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
+from mirror_pump.lake.evolution import SchemaConflict
+from mirror_pump.lake.resolution import Superseded
+from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.sidecars import sidecars, with_sidecars, without_sidecars
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableState, format_lsn
+from mirror_pump.pipeline.batches import Failure
+from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
+from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.standing import Standing
+
+FRONTIER_PROPERTY = "mirror-pump.frontier"
+"""Snapshot summary key: the F that the snapshot was published with, in Postgres's notation."""
+
+
+class AdvanceRefused(Exception):
+    """T cannot move now; the text says why. Nothing was done."""
+
+
+@dataclass(frozen=True)
+class StagedDelta:
+    """One table's part of a publish under way."""
+
+    delta: TableDelta
+    encoded: EncodedDeletes | None
+    staged: StagedCommit | None
+    """None if nothing of main changes."""
+    cold: StagedCold | None = None
+    """S made anew, on top of `staged`."""
+    born_sequence: SequenceNumber | None = None
+    """Where files are born that are copied from here on, if it is not where they were."""
+
+    @property
+    def table(self) -> LakeTable | None:
+        """The table after the publish; None if nothing of the lake changes."""
+        if self.cold is not None:
+            return self.cold.table
+        return None if self.staged is None else self.staged.table
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that staging wrote."""
+        return (*(self.staged.files if self.staged else ()), *(self.cold.files if self.cold else ()))
+
+
+@dataclass
+class Staged:
+    """What a publish comes to, table by table."""
+
+    accepted: list[StagedDelta] = field(default_factory=list)
+    dropped: list[TableId] = field(default_factory=list)
+    """Tables whose changes were left out: unregistered, registered anew, or failed meanwhile."""
+    refused: list[TableId] = field(default_factory=list)
+    """Tables whose resolution or fold was left out."""
+    failures: list[Failure] = field(default_factory=list)
+    """Tables whose lake table cannot take their columns, or that would lose rows."""
+
+
+class Stager:
+    """Stages commits. One thread at a time; keeps the tables' metadata in memory."""
+
+    def __init__(
+        self, storage: StorageOptions, indexes: KeyIndexes, left_to_the_lake: Callable[[TableId], str | None]
+    ) -> None:
+        """`left_to_the_lake` says which rows of a table only the lake has, if there are any."""
+        self._storage = storage
+        self._indexes = indexes
+        self._left_to_the_lake = left_to_the_lake
+        self._tables: dict[TableId, LakeTable] = {}
+        self._cold = ColdBranches(storage)
+
+    def known(self, table_id: TableId, row: Standing) -> LakeTable:
+        """The state that the pointer names; from memory unless another engine committed."""
+        known = self._tables.get(table_id)
+        if known is None or known.metadata_location != row.metadata_location:
+            known = self._tables[table_id] = LakeTable.load(row.metadata_location, self._storage)
+        return known
+
+    def stage(self, request: PublishRequest, registered: Mapping[TableId, Standing]) -> Staged:
+        """Writes what the request asks for. Raises LakeError, AdvanceRefused and ConnectionLost: then nothing of it is
+        left."""
+        staged = Staged()
+        failing = {failure.table.table_id for failure in request.failures}
+        try:
+            for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
+                row = registered.get(delta.table.table_id)
+                known_as = delta.table.start_lsn if delta.change is None else delta.change.former_lsn
+                if row is None or row.start_lsn != known_as or row.state is TableState.FAILED:
+                    staged.dropped.append(delta.table.table_id)
+                elif delta.table.table_id not in failing:
+                    _refuse_swept(delta, row, request)
+                    self._stage_or_fail(delta, row, request.frontier, staged)
+        except (LakeError, AdvanceRefused, ConnectionLost):
+            self.discard(staged.accepted)
+            raise
+        return staged
+
+    def discard(self, accepted: Sequence[StagedDelta]) -> None:
+        """Remove the files that a publish wrote which certainly failed."""
+        for one in accepted:
+            discard(one.files, self._storage)
+            if one.cold is not None:
+                self._cold.forget(one.delta.table.table_id)
+            if one.encoded is not None:
+                self._indexes.discard(one.encoded)
+
+    def landed(self, accepted: Sequence[StagedDelta]) -> dict[TableId, LakeTable]:
+        """They were published: the tables as they are now."""
+        committed: dict[TableId, LakeTable] = {}
+        for one in accepted:
+            if one.table is not None and one.encoded is not None:
+                committed[one.delta.table.table_id] = one.table
+                resolution = one.delta.resolution
+                merged = resolution.merged if resolution is not None else ()
+                self._indexes.landed(one.delta.table, one.encoded, one.table, merged)
+        self._tables |= committed
+        return committed
+
+    def _stage_or_fail(self, delta: TableDelta, row: Standing, frontier: Lsn | None, staged: Staged) -> None:
+        """One table's part, without what does not fit its state."""
+        current = _of_generation(delta, row.generation)
+        if current.resolution is not None and not row.resolvable:
+            current = _without_resolution(current, staged.refused)
+        if current.fold is not None and not may_fold(current.fold, row.tier, calm=row.calm):
+            current = replace(current, fold=None)
+            staged.refused.append(current.table.table_id)
+        known = replace(current.table, start_lsn=row.start_lsn)
+        if (reason := self._would_lose(current, row)) is not None:
+            staged.failures.append(Failure(known, reason))
+            return
+        try:
+            try:
+                one = self._stage(current, row, frontier)
+            except Superseded:
+                one = self._stage(_without_resolution(current, staged.refused), row, frontier)
+        except SchemaConflict as error:
+            staged.failures.append(Failure(known, f"{known.name}: {error}. {error.remedy}"))
+        else:
+            staged.accepted.append(one)
+
+    def _would_lose(self, delta: TableDelta, row: Standing) -> str | None:
+        """Why the table must not be copied again, if it is to be: rows that were not deleted would go."""
+        if row.tier is None or not (delta.copies or delta.restart_copy):
+            return None
+        left = self._left_to_the_lake(delta.table.table_id)
+        return None if left is None else would_lose(delta, left)
+
+    def _stage(self, delta: TableDelta, row: Standing, frontier: Lsn | None) -> StagedDelta:
+        born = tuple(BornFile(chunk.file, row.born_sequence) for chunk in delta.chunks if chunk.file is not None)
+        known = self.known(delta.table.table_id, row)
+        known = replace(known, retention=row.retention)
+        schema = _schema_of(delta, known)
+        emptied = delta.truncate or delta.copies
+        segments = delta.segments if delta.fold is None else (*delta.segments, delta.fold.segment)
+        work = segments or born or emptied or delta.restart_copy or delta.resolution or schema
+        renewing = row.calm and not delta.copies and cold_due(delta, row.tier, row.snapshot_id, known)
+        if delta.advance is not None and not row.calm:
+            raise AdvanceRefused("the table is being copied")
+        if not (work or renewing):
+            return StagedDelta(delta, None, None)
+        spare = line_of(delta.table, row.tier) if emptied else None
+        if delta.restart_copy or delta.copies or spare is not None:
+            self._indexes.forget(delta.table.table_id)
+        encoded = self._indexes.encode(
+            delta.table,
+            known,
+            segments,
+            emptied=emptied and spare is None,
+            positions_allowed=row.resolvable,
+        )
+        # What moves no F leaves the snapshot at the F of the one before.
+        said = known.summary.get(FRONTIER_PROPERTY) if frontier is None else format_lsn(frontier)
+        summary = {} if said is None else {FRONTIER_PROPERTY: said}
+        files = encoded.segments
+        born_sequence: SequenceNumber | None = None
+        if spare is not None:
+            # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
+            # at a number that no other file has, and before what the stream brings.
+            born_sequence = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
+            files = (SegmentFiles((), ()), *files)
+        now_ms = time.time_ns() // 1_000_000
+        staged: StagedCommit | None = None
+        try:
+            if work:
+                staged = known.stage(
+                    RowDelta(
+                        segments=files,
+                        born=born,
+                        replace=emptied,
+                        spare=spare,
+                        remove_born=row.born_sequence if delta.restart_copy else None,
+                        positions=encoded.positions,
+                        resolution=delta.resolution,
+                        schema=schema,
+                        summary=summary,
+                    ),
+                    now_ms=now_ms,
+                    keep=row.pinned,
+                    rewrite_since=row.rewrite_since,
+                )
+        except (Superseded, SchemaConflict, LakeError):
+            self._indexes.discard(encoded)
+            raise
+        accepted = StagedDelta(delta, encoded, staged, born_sequence=born_sequence)
+        base = staged.table if staged is not None else known
+        if renewing or (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
+            cut = delta.advance.cut if delta.advance is not None else None
+            try:
+                line = line_of(delta.table, row.tier, cut)
+            except TableError as error:
+                raise AdvanceRefused(str(error)) from error
+            cold = self._cold.stage(delta.table.table_id, base, line, row.pinned, row.rewrite_since, summary)
+            accepted = replace(accepted, cold=cold)
+        return accepted
+
+
+def _refuse_swept(delta: TableDelta, row: Standing, request: PublishRequest) -> None:
+    """LakeError for files that may be gone."""
+    if row.swept_before is not None and row.swept_before >= request.written_since:
+        raise LakeError(
+            f"files of {delta.table.name} waited so long that a sweep may have taken them",
+            "the pump receives the batch again by itself; a longer orphan_grace_hours spares it that",
+        )
+
+
+def _schema_of(delta: TableDelta, known: LakeTable) -> LakeSchema | None:
+    """The lake table's columns from this delta on, with the sidecars that it had and those that the delta's files are
+    the first to have; None if nothing changes."""
+    needed = delta.sidecars.union(*(chunk.sidecars for chunk in delta.chunks))
+    if delta.change is None and not needed:
+        return None
+    present = known.schema
+    if delta.change is None and needed <= sidecars(present):
+        return None
+    own = without_sidecars(present) if delta.change is None else LakeSchema.of_table(delta.table)
+    schema = with_sidecars(own, needed | sidecars(present))
+    return None if schema.fields == present.fields else schema
+
+
+def _without_resolution(delta: TableDelta, refused: list[TableId]) -> TableDelta:
+    refused.append(delta.table.table_id)
+    return replace(delta, resolution=None)
+
+
+def _of_generation(delta: TableDelta, generation: int) -> TableDelta:
+    """Without chunks that were read for a copy that has started again since."""
+    stale = delta.table.generation != generation
+    # What was read before a TRUNCATE, or for a copy that starts again, is not part of the table.
+    again = delta.truncate or delta.restart_copy or delta.copies
+    return replace(
+        delta,
+        chunks=tuple(chunk for chunk in delta.chunks if chunk.generation == generation and not again),
+        restart_copy=delta.restart_copy and not stale,
+    )

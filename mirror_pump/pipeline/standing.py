@@ -1,0 +1,93 @@
+"""Where a table stands in the catalog when a publish begins: what it builds on, and what it must not disturb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.metadata import DEFAULT_RETENTION, Retention
+from mirror_pump.model import Lsn, SequenceNumber, TableState, Tier
+from mirror_pump.policy import policy_of
+from mirror_pump.source.tables import tier_of
+
+_HOUR_MS = 3_600_000
+
+_TIER = 4
+"""Columns of the query `registrations` that tell T: the last ones."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A table's row in the catalog as it stands now."""
+
+    state: TableState
+    start_lsn: Lsn
+    generation: int
+    namespace: str
+    lake_table: str
+    metadata_location: str
+    """What the next commit builds on: the staged one while the table is copied again."""
+    staged: bool
+    """The table is being copied again: commits go to metadata that nobody sees before the copy is complete."""
+    pinned: frozenset[int]
+    rewrite_since: int | None
+    """Where a rewrite of its files began that is under way (mirror_pump.source.maintenance)."""
+    swept_before: float | None
+    """Files older than this that nothing referred to may be gone; seconds since the Unix epoch."""
+    read_at: datetime
+    """When all this was so, by the database's clock."""
+    policy: Mapping[str, Any] | None
+    """The overrides in modak.tables.maintenance_policy."""
+    born_sequence: SequenceNumber
+    """Where copied files take their place in the order of commits."""
+    snapshot_id: int
+    """S."""
+    tier: Tier | None
+
+    @property
+    def calm(self) -> bool:
+        """Whether readers see what is committed, and hence whether S may be made anew: not while the table is copied,
+        for the first time or again."""
+        return self.state is TableState.LIVE and not self.staged
+
+    @property
+    def resolvable(self) -> bool:
+        """Whether files may be exchanged for others: not in a table under copy, whose later chunks need the equality
+        deletes and come in beside them; not under a rewrite, whose commit would fail."""
+        return self.state is TableState.LIVE and self.rewrite_since is None
+
+    @property
+    def retention(self) -> Retention:
+        """How commits thin the history. A wrong stored policy stops maintenance, which says so, and not the pump."""
+        try:
+            policy = policy_of(self.policy or {})
+        except UsageError:
+            return DEFAULT_RETENTION
+        minutes, hours = policy.history_minutes_hours, policy.history_hours_hours
+        return Retention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS))
+
+
+def standing_of(row: tuple[Any, ...]) -> Standing:
+    """From a row of the query `registrations`, without the table_id."""
+    state, start, generation, namespace, name, location, staged, pins, *others = row[:-_TIER]
+    rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id = others
+    return Standing(
+        state=TableState(state),
+        start_lsn=Lsn(start),
+        generation=generation,
+        namespace=namespace,
+        lake_table=name,
+        metadata_location=location,
+        staged=staged,
+        pinned=frozenset(pins),
+        rewrite_since=rewrite_since,
+        swept_before=swept_before,
+        read_at=read_at,
+        policy=policy,
+        born_sequence=SequenceNumber(born_sequence),
+        snapshot_id=snapshot_id,
+        tier=tier_of(*row[-_TIER:]),
+    )

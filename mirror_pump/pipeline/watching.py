@@ -1,0 +1,62 @@
+"""Looks for schema changes that the stream was not told of, and judges those that it was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.evolution import Course, Verdict, follow
+from mirror_pump.pipeline.threads import reporting
+from mirror_pump.pipeline.work import Work
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.shape import Note, describe_note, note_changes
+
+_LOOK_INTERVAL = 2.0
+"""Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
+_SHARE = 0.02
+"""Of the time, at most so much is spent comparing: with very many tables the pauses get longer."""
+
+
+def judge(connection: PgConnection, table: MirroredTable, note: Note) -> Verdict:
+    """What to do about a table after a note; asks the database for the types that the note names."""
+    try:
+        seen = describe_note(connection, note)
+    except KeyError:
+        # The catalogs are further than the stream: a later note describes the table without that type.
+        return Verdict(Course.WAIT, table, "a type of it does not exist any more")
+    return follow(table, note, seen)
+
+
+class Watcher:
+    """A thread that compares the catalogs with what the stream was told, and tells it the difference."""
+
+    def __init__(self, connect: Callable[[], PgConnection], inbox: SimpleQueue[Work], slot: str) -> None:
+        self._connect = connect
+        self._inbox = inbox
+        self._slot = slot
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._changed.set()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """A table waits to be described."""
+        self._changed.set()
+
+    def _run(self) -> None:
+        with reporting(self._inbox), self._connect() as connection:
+            while not self._stopping.is_set():
+                self._changed.clear()
+                began = time.monotonic()
+                note_changes(connection, self._slot)
+                self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))

@@ -1,0 +1,329 @@
+"""Heap retention's side of the catalog and of the heap: partitions with their bounds, and each step of their way out.
+
+Every step is one statement or one transaction, and says by its return value why it was not taken. Locks are asked for
+with a time limit: sessions of others queue behind a waiting request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
+from mirror_pump.quoting import identifier
+from mirror_pump.source.connect import PgConnection, as_source_error, is_connection_loss
+from mirror_pump.source.tier_keys import END, NEVER, literal, name_token, now_value
+from sql import queries
+
+_SQL = queries("retention")
+
+LOCK_TIMEOUT = "200ms"
+"""How long a step waits for its locks; then it is left for a later try. Less than a usual deadlock_timeout: a user's
+command must never be the victim of a deadlock with us."""
+
+HOT, SEALING, TIERING, TIERED, DROPPED = "hot", "sealing", "tiering", "tiered", "dropped"
+"""modak.partitions.state."""
+
+_NAME_BYTES = 63
+"""NAMEDATALEN - 1 of the server."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition as the catalog knows it."""
+
+    partition_id: str
+    relation_id: int | None
+    lo: int
+    hi: int
+    """Tier values; exclusive."""
+    state: str
+    sealed_lsn: Lsn | None
+    truncated: bool
+    reason: str | None
+    attempts: int
+    name: TableName | None
+    """None: it is not attached any more."""
+    bounds: tuple[int, int] | None
+    """Its bounds as they are now."""
+    captured: bool
+    """Its changes are being captured."""
+    corrected: bool
+    """Its changes become corrections."""
+
+    @property
+    def attached_late(self) -> bool:
+        """It came to the table below T: what it held then is not in the lake, unless by chance."""
+        return self.state == TIERING and self.sealed_lsn is None
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A partition as the heap has it."""
+
+    relation_id: int
+    name: TableName
+    lo: int
+    hi: int
+    is_default: bool
+    is_table: bool
+    routes: bool
+    """It is a DEFAULT partition with our trigger."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is chosen for one table, and how far it is."""
+
+    premake: int
+    """Partitions to keep ready above the newest key."""
+    width: int | None
+    """Of each, in tier values."""
+    stopped: str | None
+    """Why retention does not go on by itself."""
+    live: bool
+    lag: int
+    cut: int
+    """T."""
+    applied: Lsn
+    """F."""
+
+
+def read_choices(connection: PgConnection, table_id: TableId) -> Choices | None:
+    """None for a table without heap retention, and for one that is gone."""
+    row = connection.execute(_SQL["choices"], {"table_id": table_id}).fetchone()
+    if row is None or row[0] is None:
+        return None
+    stored, live, lag, cut, applied = row
+    return Choices(
+        int(stored.get("premake", 0)),
+        stored.get("width"),
+        stored.get("stopped"),
+        bool(live),
+        NEVER if lag is None else lag,
+        cut,
+        Lsn(applied),
+    )
+
+
+def retained_tables(
+    connection: PgConnection, slot: str, table_ids: Sequence[TableId] | None = None
+) -> tuple[TableId, ...]:
+    """Those of the slot's tables that have heap retention."""
+    rows = connection.execute(_SQL["tables"], {"slot": slot, "table_ids": None if table_ids is None else [*table_ids]})
+    return tuple(TableId(row[0]) for row in rows.fetchall())
+
+
+def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partition, ...]:
+    """Partitions that were not dropped yet, the oldest first."""
+    rows = connection.execute(_SQL["partitions"], {"table_id": table_id}).fetchall()
+    return tuple(
+        Partition(
+            partition_id=row[0],
+            relation_id=row[1],
+            lo=row[2],
+            hi=row[3],
+            state=row[4],
+            sealed_lsn=None if row[5] is None else Lsn(row[5]),
+            truncated=row[6],
+            reason=row[7],
+            attempts=row[8],
+            name=None if row[10] is None else TableName(row[9], row[10]),
+            bounds=None if row[11] is None else (row[11], row[12]),
+            captured=bool(row[13]),
+            corrected=bool(row[14]),
+        )
+        for row in rows
+    )
+
+
+def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached, ...]:
+    """The heap's partitions, by their bounds."""
+    rows = connection.execute(_SQL["attached"], {"table_id": table_id}).fetchall()
+    return tuple(Attached(row[0], TableName(row[1], row[2]), *row[3:]) for row in rows)
+
+
+@contextmanager
+def limited(connection: PgConnection) -> Iterator[None]:
+    """A transaction that waits for locks no longer than LOCK_TIMEOUT."""
+    with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+        yield
+
+
+def refusal(error: psycopg.Error) -> str:
+    """Why Postgres did not take a step, in words. Raises ConnectionLost if it is the connection that broke."""
+    if is_connection_loss(error):
+        raise as_source_error(error, "changing a partition") from error
+    if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+        return f"other sessions hold locks that it needs, for longer than {LOCK_TIMEOUT}"
+    detail = error.diag.message_detail
+    return " ".join((error.diag.message_primary or str(error)).split()) + (
+        f" ({' '.join(detail.split())})" if detail else ""
+    )
+
+
+def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> str | None:
+    """One of the steps that answer in words: None when it was taken, else why not."""
+    try:
+        with limited(connection):
+            row = connection.execute(_SQL[statement], parameters).fetchone()
+            assert row is not None
+            if row[0] is not None:
+                # What it changed before it found a reason stays: that is part of the step.
+                return str(row[0])
+    except psycopg.Error as error:
+        return refusal(error)
+    return None
+
+
+def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> int:
+    """One of the statements that only change the catalog; returns how many rows it touched."""
+    with limited(connection):
+        return connection.execute(_SQL[statement], parameters).rowcount
+
+
+def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str, reason: str | None) -> str:
+    """Adds a partition to the catalog; returns its partition_id."""
+    row = connection.execute(
+        _SQL["enter"],
+        {
+            "table_id": table_id,
+            "name": str(one.name),
+            "relation_id": one.relation_id,
+            "lo": one.lo,
+            "hi": one.hi,
+            "state": state,
+            "reason": reason,
+        },
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:
+    """Puts a partition's triggers in place: `capture`, `cold` or `default`."""
+    connection.execute(
+        _SQL["triggers"],
+        {"table_id": table_id, "relation_id": relation_id, "partition_id": partition_id, "kind": kind},
+    )
+
+
+def journal(
+    connection: PgConnection, table_id: TableId, phase: str, details: Mapping[str, Any], snapshot_id: int | None = None
+) -> None:
+    """One line in modak.op_log about a step that was taken, or failed for good."""
+    connection.execute(
+        _SQL["journal"],
+        {"table_id": table_id, "phase": phase, "snapshot_id": snapshot_id, "details": Jsonb(dict(details))},
+    )
+
+
+def is_due(connection: PgConnection, table: TableName, tier: Tier, hi: int, lag: int) -> bool:
+    """Whether the newest key is `lag` or more above `hi`; of times, the present too: rows dated in the future do not
+    push others out. Looks at partitions above that point only."""
+    if lag == NEVER or hi + lag >= END:
+        return False
+    if tier.kind is not TierKind.BIGINT:
+        present = now_value(tier.kind, datetime.now(UTC))
+        if present is not None and hi + lag > present:
+            return False
+    bound = literal(tier.kind, hi + lag)
+    if bound is None:
+        return hi + lag < 0
+    column = identifier(tier.column)
+    row = connection.execute(
+        f"SELECT EXISTS (SELECT FROM {table.quoted} WHERE {column} >= {bound})".encode()
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
+    """The largest tier key in the heap; None if it holds no row. Reads partitions from the top until one has a row. The
+    connection has no transaction open: a partition may be dropped meanwhile."""
+    column = identifier(tier.column)
+    for one in reversed([one for one in attached if not one.is_default]):
+        query = f"SELECT modak.tier_value(max({column})) FROM ONLY {one.name.quoted}"
+        try:
+            row = connection.execute(query.encode()).fetchone()
+        except psycopg.errors.UndefinedTable:
+            # It was dropped since `attached` was read.
+            continue
+        if row is not None and row[0] is not None:
+            return int(row[0])
+    return None
+
+
+def high_water(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
+    """The newest key, of times no later than the present."""
+    newest = newest_key(connection, tier, attached)
+    present = now_value(tier.kind, datetime.now(UTC))
+    return newest if newest is None or present is None else min(newest, present)
+
+
+def wanted_partitions(
+    tier: Tier, newest: int | None, attached: Sequence[Attached], choices: Choices
+) -> list[tuple[int, int]]:
+    """Bounds of the partitions that are missing so that `premake` are ready above the newest key, or the present."""
+    if not choices.premake or not choices.width:
+        return []
+    ranges = [one for one in attached if not one.is_default]
+    present = now_value(tier.kind, datetime.now(UTC))
+    start = present if present is not None else newest
+    if start is None:
+        return []
+    width = choices.width
+    bounds: list[tuple[int, int]] = []
+    top = max((one.hi for one in ranges), default=start // width * width)
+    if top == END:
+        return []
+    if top < start - choices.premake * width:
+        # Long nobody made any: what lies between is a gap that nobody asked us to fill.
+        top = start // width * width
+    while top < start + choices.premake * width and len(bounds) < choices.premake + 1:
+        bounds.append((top, top + width))
+        top += width
+    return bounds
+
+
+def make_partition(connection: PgConnection, table: TableName, kind: TierKind, lo: int, hi: int) -> str | None:
+    """CREATE TABLE ... PARTITION OF; why not, or None."""
+    token = "_p" + name_token(kind, lo)
+    stem = table.name.encode()[: _NAME_BYTES - len(token)].decode(errors="ignore")
+    name = TableName(table.schema, stem + token)
+    low, high = literal(kind, lo), literal(kind, hi)
+    if low is None or high is None:
+        return f"no partition can be named for {lo}"
+    statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
+    try:
+        with limited(connection):
+            connection.execute(statement.encode())
+    except psycopg.Error as error:
+        return f"partition {name} was not made: {refusal(error)}"
+    return None
+
+
+def create_default(connection: PgConnection, table: TableName) -> TableName:
+    """Makes a DEFAULT partition, in the caller's transaction; it gets its trigger by install()."""
+    suffix = "_old_rows"
+    stem = table.name.encode()[: _NAME_BYTES - len(suffix)].decode(errors="ignore")
+    name = TableName(table.schema, stem + suffix)
+    connection.execute(f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT".encode())
+    return name
+
+
+def holds_rows(connection: PgConnection, name: TableName) -> bool:
+    """Whether a partition has any row."""
+    row = connection.execute(f"SELECT EXISTS (SELECT FROM ONLY {name.quoted})".encode()).fetchone()
+    return row is not None and bool(row[0])
+
+
+def lowest_bound(attached: Sequence[Attached]) -> int:
+    """No partition but DEFAULT holds a key below it."""
+    return min((one.lo for one in attached if not one.is_default), default=EVERYTHING_IN_HEAP)

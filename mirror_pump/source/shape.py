@@ -1,0 +1,221 @@
+"""What a mirrored table is like, as the stream is told: notes that make schema changes visible at their exact place.
+
+pgoutput's Relation message names columns and types, but neither attribute numbers nor what happened to rows: it cannot
+tell a renamed column from one that was dropped and added, nor a type change that kept the values from one with USING.
+So event triggers put a transactional logical message (`pg_logical_emit_message`, prefix `mirror-pump`) behind every
+command that changes a mirrored table, with its whole present shape: columns with attribute numbers, key, partitions,
+labels of enums. Because the message is part of the transaction, it stands between the row changes of before and after.
+A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite); what VACUUM FULL or CLUSTER rewrite is not,
+and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition.
+
+Creating event triggers takes a superuser. Where there are none, or where one was switched off, the pump compares the
+catalogs with what was told every few seconds and emits the same message itself, not `exact`: then only that the table
+changed since the last note is known, and whatever is not provably harmless makes the table be copied again. So is what
+a Relation message shows that no note explains.
+
+Invariant: modak.mirror_shapes holds what the stream was last told, committed with the note; so no change is told twice,
+none is missed for longer than the pause between two comparisons, and with event triggers none at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from decoders.columns import ColumnType
+from mirror_pump.model import Column, TableId, TableName
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.description import Identity, Leaf, RelationDescription
+from mirror_pump.source.relations import resolve_types
+from sql import queries
+
+PREFIX = "mirror-pump"
+"""Of our logical messages."""
+
+REWRITTEN_TYPE = 4
+"""Reason of a rewrite: AT_REWRITE_COLUMN_REWRITE (commands/event_trigger.h)."""
+REWRITTEN_VALUES = REWRITTEN_TYPE | 2
+"""Reasons that concern values: also AT_REWRITE_DEFAULT_VAL. The others are persistence and access method."""
+
+_SQL = queries("shape")
+
+_TRIGGERS = {
+    "mirror_pump_ddl": (
+        "CREATE EVENT TRIGGER mirror_pump_ddl ON ddl_command_end"
+        " WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'ALTER TYPE', 'ALTER SCHEMA')"
+        " EXECUTE FUNCTION modak.mirror_ddl()"
+    ),
+    "mirror_pump_drop": "CREATE EVENT TRIGGER mirror_pump_drop ON sql_drop EXECUTE FUNCTION modak.mirror_drop()",
+    "mirror_pump_rewrite": (
+        "CREATE EVENT TRIGGER mirror_pump_rewrite ON table_rewrite EXECUTE FUNCTION modak.mirror_rewrite()"
+    ),
+}
+LOCK_TIMEOUT = "200ms"
+"""How long the pump waits for a table that somebody is altering; then it is left for the next time. Less than a usual
+deadlock_timeout: a user's command must never be the victim of a deadlock with us."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One of our messages."""
+
+    table_id: TableId
+    exact: bool = False
+    """It stands right behind the change, in the same transaction."""
+    shape: Mapping[str, Any] | None = None
+    """As modak.mirror_shape() gives it; None for a table that is gone, and in notes of other kinds."""
+    gone: bool = False
+    """The table was dropped."""
+    filled: frozenset[int] = frozenset()
+    """OIDs of leaves whose heap has a page."""
+    rewritten: int = 0
+    """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()); the shape follows."""
+    truncated: bool = False
+    """One partition was emptied."""
+
+
+def parse_note(content: bytes) -> Note | None:
+    """The note in a message of our prefix; None if it is none of ours: anybody may emit messages."""
+    try:
+        found = json.loads(content)
+        return Note(
+            TableId(int(found["table"])),
+            exact=found.get("exact") is True,
+            shape=found.get("shape"),
+            gone="shape" in found and found["shape"] is None,
+            filled=frozenset(int(one) for one in found.get("filled", ())),
+            rewritten=int(found.get("rewritten", 0)),
+            truncated="truncated" in found,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def described(
+    shape: Mapping[str, Any], table_id: TableId, types: Mapping[tuple[int, int], ColumnType]
+) -> RelationDescription:
+    """The description that a shape amounts to; `types` are those of its columns. Field IDs are 0: not allocated.
+
+    Raises KeyError if a type is missing.
+    """
+    columns = shape["columns"] or ()
+    partition_of = shape["partition_of"]
+    return RelationDescription(
+        table_id=table_id,
+        name=TableName(shape["schema"], shape["name"]),
+        kind=shape["kind"],
+        persistence=shape["persistence"],
+        columns=tuple(
+            Column(
+                one["attnum"],
+                one["name"],
+                one["type"],
+                one["modifier"],
+                one["sql"],
+                types[one["type"], one["modifier"]],
+                0,
+                one["not_null"],
+            )
+            for one in columns
+            if not one["generated"]
+        ),
+        generated=tuple(one["name"] for one in columns if one["generated"]),
+        identity=_identity(shape["identity"]),
+        leaves=tuple(
+            Leaf(
+                one["id"],
+                TableName(one["schema"], one["name"]),
+                one["kind"],
+                one["persistence"],
+                0,
+                0,
+                0,
+                _identity(one["identity"]),
+                one["row_security"],
+                one["readable"],
+            )
+            for one in shape["leaves"] or ()
+        ),
+        partition_of=TableName(*partition_of) if partition_of else None,
+        inherits=shape["inherits"],
+        owned=shape["owned"],
+        row_security=shape["row_security"],
+        block_bytes=0,
+    )
+
+
+def describe_note(connection: PgConnection, note: Note) -> RelationDescription | None:
+    """What the note says of the table; None if it is gone. KeyError if a type of it does not exist any more."""
+    if note.shape is None:
+        return None
+    published = [one for one in note.shape["columns"] or () if not one["generated"]]
+    types = resolve_types(connection, ((one["type"], one["modifier"]) for one in published))
+    return described(note.shape, note.table_id, types)
+
+
+def same_layout(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    """Whether rows of two shapes of a table have the same columns, and lie in the same relations."""
+
+    def layout(shape: Mapping[str, Any]) -> object:
+        columns = [
+            (column["attnum"], column["name"], column["type"], column["modifier"]) for column in shape["columns"]
+        ]
+        return columns, [leaf["id"] for leaf in shape["leaves"] or ()]
+
+    return other is not None and layout(one) == layout(other)
+
+
+def _identity(stored: Mapping[str, Any]) -> Identity:
+    return Identity(stored["setting"], tuple(stored["key"]), stored["immediate"])
+
+
+def install_triggers(connection: PgConnection) -> bool:
+    """Creates the event triggers, or leaves them as they are; False if we may not."""
+    with source_errors("creating the event triggers"):
+        present: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
+        try:
+            with connection.transaction():
+                for name, statement in _TRIGGERS.items():
+                    if name not in present:
+                        connection.execute(statement.encode())
+                    if present.get(name) != "A":
+                        # Also for sessions that replay another server's changes (session_replication_role).
+                        connection.execute(f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS".encode())
+        except psycopg.errors.InsufficientPrivilege:
+            return False
+    return True
+
+
+def watch_partitions(connection: PgConnection) -> int:
+    """Has a TRUNCATE of single partitions told where it is not yet; returns how many tables could not be locked."""
+    busy = 0
+    with source_errors("watching partitions"):
+        for (table_id,) in connection.execute(_SQL["unwatched"]).fetchall():
+            try:
+                with connection.transaction():
+                    connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+                    connection.execute(_SQL["watch"], {"table_id": table_id})
+            except psycopg.errors.LockNotAvailable:
+                busy += 1
+    return busy
+
+
+def note_changes(connection: PgConnection, slot: str) -> int:
+    """Tells the stream about tables that changed without it; how many did. A table that somebody is altering just now
+    is left for the next time."""
+    with source_errors("looking for schema changes"):
+        row = connection.execute(_SQL["differing"], {"slot": slot}).fetchone()
+        if row is None or not row[0]:
+            return 0
+        try:
+            with connection.transaction():
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+                told = connection.execute(_SQL["note"], {"slot": slot}).fetchone()
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UndefinedTable):
+            return 0
+    assert told is not None
+    return int(told[0])

@@ -1,0 +1,134 @@
+"""Tier values: what the catalog holds in place of tier keys, and how people write lags and widths. No I/O.
+
+The axis is the seam protocol's: integers as they are, times in microseconds and dates in days since 1970-01-01 UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from mirror_pump.errors import UsageError
+from mirror_pump.model import EVERYTHING_IN_HEAP, FIRST_YEAR, TierKind
+
+END = 2**63 - 1
+"""The upper end of the axis: infinity, and MAXVALUE of a partition's bound."""
+NEVER = END
+"""A lag that no partition ever has behind it: retention is switched off. Not NULL in the catalog, since connectors take
+that for a complete heap."""
+
+_SECOND = 1_000_000
+_UNITS = {
+    "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1,
+    "m": 60, "min": 60, "mins": 60, "minute": 60, "minutes": 60,
+    "h": 3600, "hour": 3600, "hours": 3600,
+    "d": 86400, "day": 86400, "days": 86400,
+    "w": 604800, "week": 604800, "weeks": 604800,
+}  # fmt: skip
+"""Seconds. Months and years have no fixed length: a lag of one would be another number of days every month."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def first_cut(kind: TierKind, lowest: int) -> int:
+    """T of a table that nothing left yet and whose partitions hold no key below `lowest`: below every row of the heap,
+    and a value that readers can write as a literal, if there is one."""
+    return FIRST_YEAR[kind] if lowest >= FIRST_YEAR[kind] else EVERYTHING_IN_HEAP
+
+
+def parse_span(kind: TierKind, text: str, what: str) -> int:
+    """A lag or width in tier values, positive or 0. UsageError for text that is none; `what` names it."""
+    words = text.strip().lower()
+    if kind is TierKind.BIGINT:
+        if not re.fullmatch(r"\d{1,18}", words):
+            raise UsageError(f"{what} {text!r} is no whole number", "the tier key is an integer: give its units")
+        return int(words)
+    parts = re.findall(r"(\d+)\s*([a-z]+)", words)
+    if not parts or re.sub(r"\d+\s*[a-z]+|[\s,]", "", words) or any(unit not in _UNITS for _, unit in parts):
+        hint = "weeks, days, hours, minutes and seconds, such as '90 days' or '36h'"
+        if re.search(r"\d\s*(mon|y)", words):
+            raise UsageError(f"{what} {text!r}: months and years have no fixed length", f"give {hint}")
+        raise UsageError(f"{what} {text!r} is no duration", f"the tier key is a {kind.value}: give {hint}")
+    seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    if kind is TierKind.DATE:
+        if seconds % 86400:
+            raise UsageError(f"{what} {text!r} is not a number of whole days", "the tier key is a date")
+        return _held(seconds // 86400, what, text)
+    return _held(seconds * _SECOND, what, text)
+
+
+def _held(value: int, what: str, text: str) -> int:
+    if value >= 2**62:
+        raise UsageError(f"{what} {text!r} is out of range")
+    return value
+
+
+def span_text(kind: TierKind, span: int) -> str:
+    """The reverse of `parse_span`, in the largest units that it is a whole number of."""
+    if kind is TierKind.BIGINT:
+        return str(span)
+    left = timedelta(days=span) if kind is TierKind.DATE else timedelta(microseconds=span)
+    days, seconds = left.days, left.seconds
+    parts = [
+        f"{number} {unit}"
+        for number, unit in (
+            (days, "days"),
+            (seconds // 3600, "hours"),
+            (seconds // 60 % 60, "minutes"),
+            (seconds % 60, "seconds"),
+        )
+        if number
+    ]
+    return " ".join(parts) or "0 seconds"
+
+
+def literal(kind: TierKind, value: int) -> str | None:
+    """The SQL literal of a tier value; None if it lies outside the years 1 to 9999, or is an end of the axis."""
+    if kind is TierKind.BIGINT:
+        return f"{value}::bigint" if value >= 0 else f"'{value}'::bigint"
+    moment = _moment(kind, value)
+    if moment is None:
+        return None
+    if kind is TierKind.DATE:
+        return f"date '{moment.date().isoformat()}'"
+    zone = "+00" if kind is TierKind.TIMESTAMPTZ else ""
+    return f"{kind.value} '{moment.replace(tzinfo=None).isoformat(sep=' ')}{zone}'"
+
+
+def shown(kind: TierKind, value: int) -> str:
+    """A tier value as people read it."""
+    if value in (EVERYTHING_IN_HEAP, END):
+        return "-infinity" if value < 0 else "infinity"
+    moment = _moment(kind, value)
+    if moment is None:
+        return str(value)
+    if kind is TierKind.DATE:
+        return moment.date().isoformat()
+    return moment.replace(tzinfo=None).isoformat(sep=" ") + ("+00" if kind is TierKind.TIMESTAMPTZ else "")
+
+
+def name_token(kind: TierKind, value: int) -> str:
+    """A tier value as part of a partition's name: `20260131`, `20260131_1200`, `n5`."""
+    moment = _moment(kind, value)
+    if moment is None:
+        return str(value).replace("-", "n")
+    if kind is TierKind.DATE or (moment.hour, moment.minute, moment.second, moment.microsecond) == (0, 0, 0, 0):
+        return moment.strftime("%Y%m%d")
+    return moment.strftime("%Y%m%d_%H%M" if not moment.second and not moment.microsecond else "%Y%m%d_%H%M%S%f")
+
+
+def now_value(kind: TierKind, moment: datetime) -> int | None:
+    """The present on the axis; None where the tier key is no time."""
+    if kind is TierKind.BIGINT:
+        return None
+    passed = moment - _EPOCH
+    return passed.days if kind is TierKind.DATE else passed // timedelta(microseconds=1)
+
+
+def _moment(kind: TierKind, value: int) -> datetime | None:
+    if kind is TierKind.BIGINT:
+        return None
+    try:
+        return _EPOCH + (timedelta(days=value) if kind is TierKind.DATE else timedelta(microseconds=value))
+    except OverflowError:
+        return None

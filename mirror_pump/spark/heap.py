@@ -1,0 +1,227 @@
+"""The heap's side of a read in Spark.
+
+Rows travel by Spark's JDBC source, which pushes filters and leaves columns out, in several partitions: each has a
+connection and a transaction of its own, and all of them the one exported snapshot (Spark runs `sessionInitStatement`
+behind turning autocommit off, which it does for a fetch size above 0). What JDBC does not carry exactly is not left to
+it: rows with such a value (`source.heap.odd_row`) are read by the mirror's own copy, in Python tasks. Together the two
+are the heap's side, each row once: a row is odd or it is not.
+
+Measured with Spark 4.1 and driver 42.7: from 1583 on, dates and times arrive as they are if the JVM's time zone is UTC
+(of 1582 and before, ten days and the era are lost). With another one, times of before 1900 are shifted, and those that
+a change of clocks leaves out, and literals of filters; then everything is read by Python tasks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.functions as f
+import pyspark.sql.types as t
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from decoders.columns import Kind
+from mirror_pump.config import Settings
+from mirror_pump.engine.session import libpq_access
+from mirror_pump.model import Column
+from mirror_pump.ops.reading import OutputColumn, TableRead, narrowed
+from mirror_pump.quoting import identifier, literal, spark_identifier
+from mirror_pump.source.connect import PINNED_FOR_VALUES, PINNED_SETTINGS
+from mirror_pump.source.heap import HeapSide, odd_row, plain_array, read_heap
+from mirror_pump.source.seam import LOCK_SECONDS, READER_SETTINGS
+from mirror_pump.spark.types import spark_type
+
+_FETCH_ROWS = 10_000
+_PLACE = "mirror_pump_place"
+"""What the subquery calls ctid, by which the heap is divided."""
+_LEAST_BLOCKS = 1024
+"""8 MiB: a partition of less costs more than it saves."""
+
+
+def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
+    """The rows of `read.heap`, with the columns of `read`."""
+    heap = read.heap
+    assert heap is not None
+    if not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns):
+        return _copied(spark, settings, read, "")
+    plain = _by_jdbc(spark, settings, read, partitions)
+    return plain.unionAll(_copied(spark, settings, read, odd_row(heap.table))) if heap.odd else plain
+
+
+_TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
+
+
+def _exact_times(spark: SparkSession) -> bool:
+    java = spark._jvm
+    assert java is not None
+    zone = java.java.util.TimeZone.getDefault()
+    # Not only today: zones of Western Africa were some minutes off a century ago.
+    always = zone.toZoneId().getRules().isFixedOffset()
+    return bool(always and zone.getRawOffset() == 0) and spark.conf.get(_JAVA8, "false") == "false"
+
+
+_JAVA8 = "spark.sql.datetime.java8API.enabled"
+"""With it, literals of filters would be written in the session's time zone."""
+
+
+def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
+    heap = read.heap
+    assert heap is not None
+    access = libpq_access(settings.require_dsn())
+    own = {column.name: column for column in heap.table.columns}
+    listed = ", ".join(f"{_travelling(own[one.name])} AS {identifier(one.name)}" for one in read.columns if not one.raw)
+    # Where the snapshot has no odd row, nobody needs to look for one again.
+    plain = f"{odd_row(heap.table)} IS NOT TRUE" if heap.odd else ""
+    conditions = [one for one in (heap.condition, plain, _same_table(heap)) if one]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    frame = spark.read.jdbc(
+        access.jdbc_url("pg_catalog"),
+        f"(SELECT {listed}, ctid AS {_PLACE} FROM {heap.table.name.quoted}{where}) heap",
+        predicates=_places(heap, partitions),
+        properties={
+            "driver": "org.postgresql.Driver",
+            "user": access.user,
+            **({} if access.password is None else {"password": access.password}),
+            # Spark asks for the columns on a connection of its own, which sessionInitStatement does not reach: it would
+            # wait for ever for who waits for the reader.
+            "options": f"-c lock_timeout={LOCK_SECONDS}s",
+            "fetchsize": str(_FETCH_ROWS),
+            "preferTimestampNTZ": "true",
+            "sessionInitStatement": _session(heap.snapshot),
+        },
+    )
+    return frame.select([_arrived(column) for column in read.columns])
+
+
+def _same_table(heap: HeapSide) -> str:
+    """A condition that fails the query if the name is another table's now: partitions are locked, the parent is not."""
+    name = literal(heap.table.name.quoted)
+    return f"1 / (CASE WHEN {name}::regclass::oid = {heap.table.table_id} THEN 1 ELSE 0 END) = 1"
+
+
+def _session(snapshot: str) -> str:
+    settings = {**PINNED_SETTINGS, **PINNED_FOR_VALUES}
+    pinned = "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())
+    return (
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY;"
+        f" SET TRANSACTION SNAPSHOT '{snapshot}'; {pinned}; {READER_SETTINGS}"
+    )
+
+
+def _places(heap: HeapSide, partitions: int) -> list[str]:
+    """Conditions that divide the rows by their place: ranges of blocks, the same ones in every leaf."""
+    count = max(1, min(partitions, heap.blocks // _LEAST_BLOCKS))
+    bounds = [heap.blocks * number // count for number in range(1, count)]
+    edges = [None, *bounds, None]
+    conditions = []
+    for low, high in itertools.pairwise(edges):
+        parts = [] if low is None else [f"{_PLACE} >= '({low},0)'::tid"]
+        parts += [] if high is None else [f"{_PLACE} < '({high},0)'::tid"]
+        conditions.append(" AND ".join(parts) or "true")
+    return conditions
+
+
+_CASTS = {
+    Kind.BOOLEAN: "boolean",
+    Kind.INT: "int4",
+    Kind.LONG: "int8",
+    Kind.FLOAT: "float4",
+    Kind.DOUBLE: "float8",
+    Kind.BINARY: "bytea",
+    Kind.UUID: 'text COLLATE "C"',
+    Kind.DATE: "date",
+    Kind.TIMESTAMP: "timestamp",
+    Kind.TIMESTAMPTZ: "timestamptz",
+}
+_TEXTS = frozenset({25, 1043})
+"""pg_type.oid of text and varchar, whose cast to text costs and changes nothing."""
+
+
+def _travelling(column: Column) -> str:
+    """The column as JDBC is to carry it. Where the type is the very one already, Postgres sees no cast, and may use its
+    indexes for what Spark pushes."""
+    name, kind = identifier(column.name), column.type.kind
+    if kind is Kind.DECIMAL:
+        return f"{name}::numeric({column.type.precision},{column.type.scale})"
+    if kind is Kind.LIST:
+        array = plain_array(column)
+        return "NULL::int4[]" if array is None else f"{name}::{array}"
+    if kind in _CASTS:
+        return f"{name}::{_CASTS[kind]}"
+    # Spark compares text byte by byte, Postgres by the column's collation: what is pushed has to mean the same there.
+    if column.type_oid in _TEXTS:
+        return f'{name}::text COLLATE "C"'
+    # The type's output function, as the stream and the copy print it; a cast to text may differ.
+    return f"(CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END) COLLATE \"C\""
+
+
+def _arrived(column: OutputColumn) -> Any:
+    if column.raw:
+        return f.lit(None).cast(t.StringType()).alias(column.name)
+    value = f.col(spark_identifier(column.name))
+    return value.cast(spark_type(column.type)).alias(column.name)
+
+
+def _copied(spark: SparkSession, settings: Settings, read: TableRead, condition: str) -> DataFrame:
+    """The rows that meet the condition, by the mirror's own reader in Python tasks."""
+    dsn = settings.require_dsn()
+    heap, names = narrowed(read)
+    raw = [column.name for column in read.columns if column.raw and column.name not in names]
+    wanted = [column.name for column in read.columns]
+
+    schema = _schema(read.columns)
+    # By Spark's Python data sources, not mapInArrow: that needs pandas. A class of this read's own, which travels to
+    # the tasks by value: options, where the connection string would be otherwise, are shown by explain().
+    name = f"mirror_pump_{uuid.uuid4().hex}"
+
+    class Copied(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> t.StructType:
+            return schema
+
+        def reader(self, schema: t.StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's own signature
+            return CopiedReader(dsn, heap, condition, names, raw, wanted)
+
+    spark.dataSource.register(Copied)
+    return spark.read.format(name).load()
+
+
+class CopiedReader(DataSourceReader):  # type: ignore[misc]
+    """The heap's chunks, one in a task."""
+
+    def __init__(
+        self, dsn: str, heap: HeapSide, condition: str, names: list[str], raw: list[str], wanted: list[str]
+    ) -> None:
+        """`names`: of the columns that are read; `raw`: sidecars that no row needs; `wanted`: all, in order."""
+        self._dsn = dsn
+        self._heap = heap
+        self._condition = condition
+        self._names = names
+        self._raw = raw
+        self._wanted = wanted
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(place) for place in range(len(self._heap.chunks))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for rows in read_heap(self._dsn, self._heap, self._heap.chunks[partition.value], self._condition):
+            named = pa.Table.from_batches([rows.rename_columns(self._names)])
+            for name in self._raw:
+                named = named.append_column(name, pa.nulls(named.num_rows, pa.string()))
+            yield from named.select(self._wanted).to_batches()
+
+
+def local_frame(spark: SparkSession, content: pa.Table, columns: tuple[OutputColumn, ...]) -> DataFrame:
+    """Rows that are here already."""
+    return spark.createDataFrame(content.select([column.name for column in columns]), _schema(columns))
+
+
+def _schema(columns: tuple[OutputColumn, ...]) -> t.StructType:
+    return t.StructType([t.StructField(column.name, spark_type(column.type)) for column in columns])

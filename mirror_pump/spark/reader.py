@@ -1,0 +1,190 @@
+"""Reads a mirrored table into Spark: the lake by Iceberg, the heap by JDBC, as mirror_pump/ops/reading.py says.
+
+The DataFrame is lazy, so what it needs is held until it is released: the pins, and the one snapshot of the database in
+which every partition of the heap's side is read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyspark.sql.functions as f
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+from mirror_pump.config import Settings, load_settings
+from mirror_pump.engine.session import CATALOG
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, TierKind, parse_lsn
+from mirror_pump.ops.hybrid import Split, hybrid_reads
+from mirror_pump.ops.profile import complete
+from mirror_pump.ops.query import Query, plain_reads
+from mirror_pump.ops.reading import LakeSide, Point, ReadMode, TableRead
+from mirror_pump.quoting import spark_identifier
+from mirror_pump.source.connect import connect
+from mirror_pump.source.seam import Moment, mirrored_ids
+from mirror_pump.spark.heap import heap_frame, local_frame
+from mirror_pump.spark.types import spark_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
+    """A DataFrame that holds what it reads, and so does everything that is derived from it, until `release`.
+
+    A context manager; without one it is released when its Spark session stops, or with the process. What was not
+    collected by then cannot be any more.
+    """
+
+    read: TableRead
+    """What is read, and as of which state."""
+    _release: Callable[[], None]
+    _moments: tuple[Moment, ...]
+
+    def release(self) -> None:
+        """Lets go of the pins and of the snapshot."""
+        self._release()
+
+    def check(self) -> None:
+        """Raises SourceError if a pin was lost while it was in use (the database was away for longer than a pin lasts):
+        then results that were collected since may lack rows."""
+        for moment in self._moments:
+            moment.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def read(
+    spark: SparkSession,
+    table: str,
+    mode: str = "seam",
+    min_lsn: str | int | None = None,
+    max_wait: float = 5.0,
+    split: Split | None = None,
+    *,
+    dsn: str | None = None,
+    settings: Settings | None = None,
+    partitions: int | None = None,
+) -> PinnedDataFrame:
+    """The mirrored table (named as Postgres reads names) as a DataFrame, as of one moment, pinned until released.
+
+    `mode`: `seam`, `lake`, `heap` or `hybrid` (docs/reading.md). `min_lsn`: a WAL position (`16/B374D848`, or bytes)
+    that F has to have passed, for which `max_wait` seconds are waited; hybrid reads wait for the present position by
+    themselves, and fall back to the heap with a warning. `split`: where a hybrid read passes from the lake to the
+    heap, on the tier key. The database is the one of `settings`, of `dsn`, or of the environment, as for the program.
+    `partitions`: Spark partitions of the heap's side, by default as many as Spark has slots.
+
+    The session needs Iceberg's runtime and the JDBC driver (`mirror-pump connect --engine spark`). Column names and
+    types are the lake's. Raises UsageError, TableError, SourceError.
+    """
+    given = complete(settings or load_settings({"dsn": dsn}))
+    if mode not in tuple(ReadMode):
+        raise UsageError(f"{mode!r} is no mode to read in", f"there are {', '.join(ReadMode)}")
+    wanted = ReadMode(mode)
+    lsn = min_lsn if min_lsn is None or isinstance(min_lsn, int) else parse_lsn(min_lsn)
+    storage = StorageOptions(given.storage_properties, fsync=False)
+    context = spark.sparkContext
+    with connect(given.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
+        ids = mirrored_ids(connection, [table])
+    moments: list[Moment] = []
+    with ExitStack() as stack:
+
+        def enter(moment: Moment) -> Moment:
+            moments.append(stack.enter_context(moment))
+            return moment
+
+        def stopped() -> bool:
+            # Set to None by SparkContext.stop().
+            return context._jsc is None
+
+        def warn(text: str) -> None:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+        least = None if lsn is None else Lsn(lsn)
+        if wanted is ReadMode.HYBRID:
+            (one,) = hybrid_reads(given, ids, least, max_wait, split, storage, enter, warn, stopped)
+        else:
+            query = Query("", wanted, min_lsn=least, max_wait=max_wait)
+            (one,) = plain_reads(given, query, ids, storage, enter, warn, stopped)
+        frame = _frame(spark, given, one, partitions or context.defaultParallelism)
+        pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
+        pinned.read = one
+        pinned._moments = tuple(moments)
+        pinned._release = stack.pop_all().close
+    return pinned
+
+
+def _frame(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
+    parts = []
+    key = [column.name for column in read.columns if column.name in read.table.key and not column.raw]
+    hidden = None
+    if read.corrections is not None:
+        columns = tuple(column for column in read.columns if column.name in key)
+        hidden = f.broadcast(local_frame(spark, read.corrections.keys, columns))
+    if read.lake is not None:
+        lake = _lake(spark, read, read.lake)
+        parts.append(_without(lake, hidden if read.corrections and read.corrections.of_lake else None, key))
+    if read.heap is not None:
+        heap = heap_frame(spark, settings, read, partitions)
+        parts.append(_without(heap, hidden if read.corrections and not read.corrections.of_lake else None, key))
+    if read.corrections is not None and read.corrections.rows.num_rows:
+        parts.append(local_frame(spark, read.corrections.rows, read.columns))
+    frame = parts[0]
+    for part in parts[1:]:
+        frame = frame.unionAll(part)
+    return frame
+
+
+def _without(frame: DataFrame, hidden: DataFrame | None, key: list[str]) -> DataFrame:
+    if hidden is None:
+        return frame
+    names = frame.columns
+    return frame.join(hidden, on=key, how="left_anti").select([f.col(spark_identifier(name)) for name in names])
+
+
+def _lake(spark: SparkSession, read: TableRead, lake: LakeSide) -> DataFrame:
+    """The lake's rows: by the metadata file, or, for a lake in S3, which needs its FileIO, by the session's catalog."""
+    reader = spark.read.format("iceberg")
+    if lake.location.startswith("file:"):
+        # Its current snapshot is the one that is wanted.
+        frame = reader.load(lake.location)
+    else:
+        if lake.snapshot_id is not None and lake.snapshot_id != -1:
+            reader = reader.option("versionAsOf", str(lake.snapshot_id))
+        frame = reader.load(
+            ".".join(spark_identifier(part) for part in (CATALOG, read.table.name.schema, read.table.lake_table))
+        )
+    selected = []
+    for column in read.columns:
+        value: Any = f.lit(None) if column.lake_name is None else f.col(spark_identifier(column.lake_name))
+        wanted = spark_type(column.type)
+        if column.lake_name is None or frame.schema[column.lake_name].dataType != wanted:
+            value = value.cast(wanted)
+        selected.append(value.alias(column.name))
+    result = frame.select(selected)
+    return result if lake.below is None else result.where(_below(lake.below))
+
+
+def _below(point: Point) -> Any:
+    column = f.col(spark_identifier(point.column))
+    if point.kind is TierKind.BIGINT:
+        return column < f.lit(point.value)
+    literal = point.literal
+    if literal is None:
+        return f.lit(False)  # noqa: FBT003 - Spark's literal
+    text = literal.partition("'")[2].rstrip("'")
+    if text == "infinity":
+        return f.lit(True)  # noqa: FBT003 - as above
+    name = {TierKind.DATE: "DATE", TierKind.TIMESTAMP: "TIMESTAMP_NTZ", TierKind.TIMESTAMPTZ: "TIMESTAMP"}[point.kind]
+    return column < f.expr(f"{name} '{text}'")

@@ -1,0 +1,4 @@
+-- What lets a sweep of unreferenced files and a publish know of each other, and what `status` says of a table's deletes.
+
+ALTER TABLE modak.mirror_tables ADD COLUMN swept_before timestamptz;
+ALTER TABLE modak.mirror_tables ADD COLUMN key_index jsonb;

@@ -1,0 +1,260 @@
+-- How schema changes get into the stream at their exact place (mirror_pump/source/shape.py), and where a table that is
+-- copied again keeps its new content until that is complete (mirror_pump/pipeline/publish.py).
+
+ALTER TABLE modak.mirror_tables
+    ADD COLUMN shape jsonb,
+    ADD COLUMN staged_location text,
+    ADD COLUMN staged_snapshot_id bigint,
+    ADD COLUMN stalled boolean NOT NULL DEFAULT false;
+
+CREATE TABLE modak.mirror_shapes (
+    table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
+    shape       jsonb,
+    told_at     timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.mirror_shapes IS 'What the stream was last told about each mirrored table''s columns, key and partitions';
+
+CREATE FUNCTION modak.mirror_identity(relation oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT jsonb_build_object(
+           'setting', c.relreplident::text, 'immediate', coalesce(i.indimmediate, true), 'index', i.indexrelid::bigint,
+           'key', ARRAY(SELECT a.attname::text FROM pg_attribute a
+                         WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                         ORDER BY a.attnum))
+  FROM pg_class c
+  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid
+       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+ WHERE c.oid = relation
+$$;
+
+-- A partitioned table's whole tree, or the table itself. Unlike pg_partition_tree() it takes no locks, so that neither a
+-- user's command nor our looking at it waits for another relation.
+CREATE FUNCTION modak.mirror_tree(root oid) RETURNS TABLE (relation oid, is_leaf boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+WITH RECURSIVE tree(relation) AS (
+    SELECT root
+    UNION ALL
+    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class c ON c.oid = i.inhrelid
+     WHERE c.relispartition AND NOT i.inhdetachpending)
+SELECT t.relation, c.relkind <> 'p' FROM tree t JOIN pg_class c ON c.oid = t.relation
+$$;
+
+-- Whether a shape has a key that the mirror can go by; without one the table waits for its owner.
+CREATE FUNCTION modak.mirror_has_key(shape jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 0
+   AND shape -> 'identity' ->> 'setting' <> 'n' AND (shape -> 'identity' ->> 'immediate')::boolean
+$$;
+
+-- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
+-- only where no event trigger tells why one was rewritten.
+CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+WITH RECURSIVE used(type) AS (
+    SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT inner_types.type
+      FROM used u
+      JOIN pg_type t ON t.oid = u.type
+      CROSS JOIN LATERAL (
+          SELECT t.typbasetype AS type
+          UNION ALL SELECT t.typelem
+          UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+          UNION ALL SELECT a.atttypid FROM pg_attribute a
+                     WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) inner_types
+     WHERE inner_types.type <> 0),
+told AS (
+    SELECT count(*) = 3 AS all_events FROM pg_event_trigger
+     WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A')
+SELECT jsonb_build_object(
+    'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
+    'partition_of', CASE WHEN c.relispartition THEN
+        (SELECT jsonb_build_array(rn.nspname, r.relname) FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
+          WHERE r.oid = pg_partition_root(c.oid)) END,
+    'inherits', EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+                         WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
+                           AND child.relkind IN ('r', 'f')),
+    'owned', pg_has_role(c.relowner, 'USAGE'), 'row_security', row_security_active(c.oid),
+    'identity', modak.mirror_identity(c.oid),
+    'columns', (SELECT jsonb_agg(jsonb_build_object(
+                           'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
+                           'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
+                           'generated', a.attgenerated <> '',
+                           'filled', a.atthasmissing OR a.atthasdef OR a.attidentity <> '') ORDER BY a.attnum)
+                  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    'leaves', (SELECT jsonb_agg(jsonb_build_object(
+                          'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
+                          'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
+                          'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
+                          'file', CASE WHEN NOT told.all_events THEN pg_relation_filenode(l.oid)::bigint END)
+                          ORDER BY l.oid)
+                 FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
+                WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
+    'types', (SELECT jsonb_object_agg(t.oid::text, CASE t.typtype
+                         WHEN 'e' THEN (SELECT jsonb_object_agg(e.oid::text, e.enumlabel)
+                                          FROM pg_enum e WHERE e.enumtypid = t.oid)
+                         ELSE (SELECT jsonb_object_agg(a.attnum::text, a.atttypid::bigint)
+                                 FROM pg_attribute a
+                                WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END)
+                FROM used u JOIN pg_type t ON t.oid = u.type WHERE t.typtype IN ('e', 'c')))
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  CROSS JOIN told
+ WHERE c.oid = relation
+$$;
+
+-- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
+-- it, right behind the change. New partitions that hold a page are named: their rows are not in the stream.
+CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    former jsonb;
+BEGIN
+    SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
+    UPDATE modak.mirror_shapes SET shape = present, told_at = now() WHERE table_id = told_id;
+    -- The server sends a message's bytes as they are, whatever the database's encoding.
+    PERFORM pg_logical_emit_message(true, 'mirror-pump', convert_to(jsonb_build_object(
+        'table', told_id, 'exact', exact, 'shape', present,
+        'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
+                     FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
+                    WHERE exact
+                      AND NOT coalesce(former -> 'leaves' @> jsonb_build_array(jsonb_build_object('id', l -> 'id')), false)
+                      AND pg_relation_size((l ->> 'id')::oid) > 0))::text, 'UTF8'));
+END $$;
+
+-- Looks for tables that are not what the stream was told, and tells it. Outside the transaction of the change, a lock
+-- makes sure that no other change of the table is under way.
+CREATE FUNCTION modak.mirror_note(exact boolean, only_ids bigint[], forced bigint[]) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+    present jsonb;
+    told int := 0;
+BEGIN
+    FOR one IN
+        SELECT s.table_id, s.shape AS former, modak.mirror_shape(s.table_id::oid) AS present
+          FROM modak.mirror_shapes s WHERE only_ids IS NULL OR s.table_id = ANY (only_ids) ORDER BY s.table_id
+    LOOP
+        CONTINUE WHEN one.former IS NOT DISTINCT FROM one.present AND NOT one.table_id = ANY (forced);
+        present := one.present;
+        IF present IS NOT NULL AND NOT exact THEN
+            EXECUTE format('LOCK TABLE %I.%I IN ACCESS SHARE MODE', present ->> 'schema', present ->> 'name');
+            SELECT modak.mirror_shape(one.table_id::oid) INTO present;
+        END IF;
+        PERFORM modak.mirror_tell(one.table_id, present, exact);
+        IF exact AND present ->> 'kind' = 'p' THEN
+            PERFORM modak.mirror_watch(one.table_id::oid);
+        END IF;
+        told := told + 1;
+    END LOOP;
+    RETURN told;
+END $$;
+
+-- TRUNCATE of one partition is not in the stream of the partitioned table: a trigger puts a message there.
+CREATE FUNCTION modak.mirror_truncated() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = pg_partition_root(TG_RELID)::oid::bigint) THEN
+        PERFORM pg_logical_emit_message(true, 'mirror-pump', jsonb_build_object(
+            'table', pg_partition_root(TG_RELID)::oid::bigint, 'truncated', TG_RELID::bigint)::text);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION modak.mirror_watch(root oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf regclass;
+BEGIN
+    FOR leaf IN
+        SELECT r.relation FROM modak.mirror_tree(root) r JOIN pg_class c ON c.oid = r.relation
+         WHERE r.relation <> root AND c.relkind = 'r'
+           AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'mirror_pump_truncate')
+    LOOP
+        EXECUTE format('CREATE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s'
+                       ' FOR EACH STATEMENT EXECUTE FUNCTION modak.mirror_truncated()', leaf);
+        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER mirror_pump_truncate', leaf);
+    END LOOP;
+END $$;
+
+CREATE FUNCTION modak.mirror_unwatch(root oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf regclass;
+BEGIN
+    FOR leaf IN
+        SELECT t.tgrelid FROM modak.mirror_tree(root) r JOIN pg_trigger t ON t.tgrelid = r.relation
+         WHERE t.tgname = 'mirror_pump_truncate'
+    LOOP
+        EXECUTE format('DROP TRIGGER mirror_pump_truncate ON %s', leaf);
+    END LOOP;
+END $$;
+
+-- For an event trigger that failed: says that something about these tables is other than it was, so that they are not
+-- applied any further before they were described.
+CREATE FUNCTION modak.mirror_alarm(concerned bigint[]) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(pg_logical_emit_message(true, 'mirror-pump', jsonb_build_object('table', table_id, 'rewritten', 4)::text))
+  FROM modak.mirror_shapes WHERE concerned IS NULL OR table_id = ANY (concerned)
+$$;
+
+-- The event triggers' functions. A user's statement must not fail for our sake.
+CREATE FUNCTION modak.mirror_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    concerned bigint[];
+BEGIN
+    IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE') THEN
+        SELECT array_agg(DISTINCT s.table_id) INTO concerned
+          FROM pg_event_trigger_ddl_commands() d
+          LEFT JOIN pg_inherits i ON i.inhrelid = d.objid
+          JOIN modak.mirror_shapes s
+            ON s.table_id IN (d.objid::bigint, pg_partition_root(d.objid)::oid::bigint, i.inhparent::bigint)
+         WHERE d.classid = 'pg_class'::regclass;
+        IF concerned IS NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    PERFORM modak.mirror_note(true, concerned, '{}');
+EXCEPTION WHEN OTHERS THEN
+    PERFORM modak.mirror_alarm(concerned);
+    RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
+END $$;
+
+CREATE FUNCTION modak.mirror_drop() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    concerned bigint[];
+BEGIN
+    SELECT array_agg(DISTINCT s.table_id) INTO concerned
+      FROM pg_event_trigger_dropped_objects() d
+      JOIN modak.mirror_shapes s
+        ON s.table_id IN (d.objid::bigint, pg_partition_root(d.objid)::oid::bigint)
+        OR (s.shape -> 'identity' ->> 'index')::bigint = d.objid::bigint
+        OR EXISTS (SELECT FROM jsonb_array_elements(coalesce(nullif(s.shape -> 'leaves', 'null'), '[]')) l
+                    WHERE d.objid::bigint IN ((l ->> 'id')::bigint, (l -> 'identity' ->> 'index')::bigint))
+     WHERE d.classid = 'pg_class'::regclass AND NOT d.is_temporary;
+    IF concerned IS NOT NULL THEN
+        PERFORM modak.mirror_note(true, concerned, '{}');
+    END IF;
+EXCEPTION WHEN OTHERS THEN
+    PERFORM modak.mirror_alarm(concerned);
+    RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
+END $$;
+
+CREATE FUNCTION modak.mirror_rewrite() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    rewritten oid := pg_event_trigger_table_rewrite_oid();
+    mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
+BEGIN
+    IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = mirrored) THEN
+        PERFORM pg_logical_emit_message(true, 'mirror-pump', jsonb_build_object(
+            'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason())::text);
+    END IF;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
+    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid), modak.mirror_unwatch(oid) FROM PUBLIC;
+
+INSERT INTO modak.mirror_shapes (table_id, shape) SELECT table_id, modak.mirror_shape(table_id::oid) FROM modak.mirror_tables;

@@ -1,0 +1,32 @@
+-- Schema changes in the publish transaction (mirror_pump/pipeline/changing.py).
+
+-- name: store
+WITH seam AS (
+    UPDATE modak.tables
+       SET primary_key_cols = %(key)s, tier_key_col = %(tier_key)s, tier_key_type = %(tier_key_type)s
+     WHERE table_id = %(table_id)s)
+UPDATE modak.mirror_tables
+   SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
+       excluded = %(excluded)s,
+       start_lsn = %(start_lsn)s, stalled = %(stalled)s,
+       state = CASE WHEN %(copy_again)s THEN 'copying' ELSE state END
+ WHERE table_id = %(table_id)s;
+
+-- name: names
+SELECT table_id, schema_name, table_name FROM modak.tables;
+
+-- name: lake_names
+SELECT table_namespace, table_name FROM modak.iceberg_tables WHERE catalog_name = 'lake';
+
+-- name: rename
+WITH former AS (
+    SELECT t.schema_name, m.lake_table FROM modak.tables t JOIN modak.mirror_tables m USING (table_id)
+     WHERE t.table_id = %(table_id)s),
+pointer AS (
+    UPDATE modak.iceberg_tables i SET table_namespace = %(schema)s, table_name = %(name)s FROM former f
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = f.schema_name AND i.table_name = f.lake_table),
+mirror AS (
+    UPDATE modak.mirror_tables SET lake_table = %(name)s WHERE table_id = %(table_id)s)
+UPDATE modak.tables
+   SET schema_name = %(schema)s, table_name = %(name)s, lake_table_ref = %(schema)s || '.' || %(name)s
+ WHERE table_id = %(table_id)s;

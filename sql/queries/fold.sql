@@ -1,0 +1,58 @@
+-- Corrections of rows below T: read to be folded into the lake, and cleared afterwards (mirror_pump/source/corrections.py).
+
+-- name: backlog
+-- Tables that T has passed rows of and that readers see: corrections that are not folded (as many as it takes to be due),
+-- the age of the oldest in seconds, and whether some are folded and not cleared.
+SELECT t.table_id,
+       (SELECT count(*) FROM (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL
+                               LIMIT %(rows)s) AS due),
+       (SELECT extract(epoch FROM clock_timestamp() - min(d.updated_at))::float8
+          FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL),
+       EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NOT NULL)
+  FROM modak.tables t
+  JOIN modak.mirror_tables m USING (table_id)
+ WHERE m.slot_name = %(slot)s AND m.state = 'live' AND m.staged_location IS NULL
+   AND EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id)
+ ORDER BY t.table_id;
+
+-- name: relation
+SELECT format('%%I.%%I', n.nspname, c.relname)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(table_id)s::bigint::oid;
+
+-- name: columns
+-- With the type's name as the present search_path needs it, and whether it is json, jsonb, or a domain over one of them.
+SELECT a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, format_type(a.atttypid, a.atttypmod),
+       EXISTS (WITH RECURSIVE base(oid) AS (
+                   SELECT a.atttypid
+                   UNION ALL SELECT t.typbasetype FROM base JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
+               SELECT FROM base WHERE oid IN ('json'::regtype, 'jsonb'::regtype))
+  FROM pg_attribute a
+ WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
+
+-- name: pin_in_hand
+-- Whether a transaction may have read S and put a pin in place that nobody sees yet. It holds this lock from before it
+-- read S until its pin is visible, or will never be.
+SELECT EXISTS (SELECT FROM pg_locks
+                WHERE locktype = 'relation' AND relation = 'modak.read_pins'::regclass AND mode = 'RowExclusiveLock'
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                  AND pid IS DISTINCT FROM pg_backend_pid());
+
+-- name: seam
+SELECT c.lake_snapshot_id, i.metadata_location
+  FROM modak.cutline c JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE c.table_id = %(table_id)s;
+
+-- name: pins
+SELECT DISTINCT pinned_lake_snapshot_id FROM modak.read_pins WHERE table_id = %(table_id)s AND expires_at > now();
+
+-- name: clear
+DELETE FROM modak.delta
+ WHERE ctid = ANY (ARRAY(SELECT ctid FROM modak.delta
+                          WHERE table_id = %(table_id)s AND folded_sequence <= %(sequence)s
+                          LIMIT %(rows)s FOR UPDATE SKIP LOCKED));
+
+-- name: journal
+INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
+VALUES (gen_random_uuid(), %(table_id)s, 'compaction', 'done', %(snapshot_id)s, %(details)s);

@@ -1,0 +1,110 @@
+-- What maintenance reads and writes in the catalog (mirror_pump/source/maintenance.py, pipeline/republish.py).
+
+-- name: tables
+SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.state, m.start_lsn, t.maintenance_policy,
+       i.metadata_location, i.previous_metadata_location,
+       c.lake_snapshot_id, coalesce(c.lake_props ->> 'metadata_location', ''),
+       coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
+                   FROM modak.read_pins p
+                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}'),
+       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id)
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.cutline c USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE m.slot_name = %(slot)s AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
+ ORDER BY m.table_id;
+
+-- name: policy
+SELECT maintenance_policy FROM modak.tables WHERE table_id = %(table_id)s FOR UPDATE;
+
+-- name: store_policy
+UPDATE modak.tables SET maintenance_policy = %(policy)s WHERE table_id = %(table_id)s;
+
+-- name: request
+-- One request a table: asking again refreshes it.
+INSERT INTO modak.maintenance_requests (table_id, requested_by) VALUES (%(table_id)s, %(by)s)
+ON CONFLICT (table_id) DO UPDATE SET requested_at = now(), requested_by = excluded.requested_by;
+
+-- name: requested
+SELECT r.table_id FROM modak.maintenance_requests r JOIN modak.mirror_tables m USING (table_id)
+ WHERE m.slot_name = %(slot)s ORDER BY r.requested_at;
+
+-- name: claim
+DELETE FROM modak.maintenance_requests WHERE table_id = %(table_id)s RETURNING requested_by;
+
+-- name: begin
+INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
+VALUES (%(op_id)s, %(table_id)s, %(kind)s, %(phase)s, NULL,
+        %(details)s::jsonb || jsonb_build_object('began_at', clock_timestamp()));
+
+-- name: beat
+UPDATE modak.op_log SET updated_at = now() WHERE op_id = ANY (%(op_ids)s);
+
+-- name: finish
+UPDATE modak.op_log
+   SET phase = %(phase)s, details = details || %(details)s, updated_at = now(),
+       lake_snapshot_id = coalesce(%(snapshot_id)s, lake_snapshot_id)
+ WHERE op_id = %(op_id)s;
+
+-- name: abandon
+-- For whoever holds the table's lock: operations still open belong to a process that is gone.
+UPDATE modak.op_log SET phase = 'abandoned', updated_at = now()
+ WHERE table_id = %(table_id)s AND op_kind IN ('compaction', 'maintenance') AND phase IN ('running', 'rewriting')
+RETURNING details ->> 'operation', details ->> 'requested_by';
+
+-- name: prune
+DELETE FROM modak.op_log
+ WHERE table_id = %(table_id)s AND op_kind IN ('compaction', 'maintenance') AND updated_at < now() - interval '30 days'
+   AND phase IN ('done', 'failed', 'abandoned');
+
+-- name: last
+-- The newest operation of a kind that ended, with its outcome.
+SELECT phase, details, extract(epoch FROM now() - updated_at)::float8
+  FROM modak.op_log
+ WHERE table_id = %(table_id)s AND details ->> 'operation' = %(operation)s AND phase IN ('done', 'failed')
+ ORDER BY updated_at DESC LIMIT 1;
+
+-- name: result
+-- The outcome of the pass that answered a request: the first that began after it was filed. One that was abandoned is no
+-- answer: its request is filed again.
+SELECT phase, details FROM modak.op_log
+ WHERE table_id = %(table_id)s AND details ->> 'operation' = 'pass' AND phase IN ('done', 'failed')
+   AND (details ->> 'began_at')::timestamptz >= %(since)s
+ ORDER BY updated_at LIMIT 1;
+
+-- name: rewriting
+-- Tables that a rewrite of data files is running on; see Rewriting in mirror_pump/source/maintenance.py.
+SELECT o.table_id, min((o.details ->> 'since_sequence')::bigint)
+  FROM modak.op_log o
+ WHERE o.table_id = ANY (%(table_ids)s) AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'
+ GROUP BY 1;
+
+-- name: store_stats
+INSERT INTO modak.lake_stats (table_id, stats, warnings, policy)
+VALUES (%(table_id)s, %(stats)s, %(warnings)s, %(policy)s)
+ON CONFLICT (table_id) DO UPDATE
+   SET stats = excluded.stats, warnings = excluded.warnings, policy = excluded.policy, collected_at = now();
+
+-- name: begin_sweep
+-- Under the slot's lock: publishes that came before have landed, those that come later compare their files' age with it.
+UPDATE modak.mirror_tables
+   SET swept_before = greatest(swept_before, to_timestamp(%(before)s))
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state <> 'copying';
+
+-- name: published
+-- Not of tables with heap retention, whose S is of the branch cold: no rewrite of main touches it.
+SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_location
+  FROM modak.cutline c
+  JOIN modak.mirror_tables m USING (table_id)
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state <> 'copying'
+   AND NOT (t.heap_retention_lag IS NOT NULL OR c.tier_key_hi >
+             CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
+                  ELSE -9223372036854775808 END);
+
+-- name: clock
+SELECT clock_timestamp();

@@ -1,0 +1,145 @@
+-- Heap retention (mirror_pump/source/retention.py, pipeline/retention.py, and the publish that moves T).
+
+-- name: advance
+-- In the publish transaction, before S is set, with a lock_timeout: NULL when T has moved, else why it may not.
+SELECT modak.advance(%(table_id)s::bigint, %(partition_id)s::text, %(cut)s::bigint, %(frontier)s::bigint);
+
+-- name: tables
+SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+ WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL
+   AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
+ ORDER BY m.table_id;
+
+-- name: choices
+SELECT m.retention, m.state = 'live' AND NOT m.stalled, t.heap_retention_lag, c.tier_key_hi, s.applied_lsn
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
+  JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
+ WHERE m.table_id = %(table_id)s;
+
+-- name: partitions
+SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.sealed_lsn, p.truncated, p.reason, p.attempts,
+       n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture_row'), modak.retained_by(c.oid, 'cold_row')
+  FROM modak.partitions p
+  LEFT JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid AND NOT a.is_default
+  LEFT JOIN pg_class c ON c.oid = a.relation
+  LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.table_id = %(table_id)s AND p.state <> 'dropped'
+ ORDER BY p.tier_key_hi, p.tier_key_lo;
+
+-- name: attached
+SELECT a.relation::bigint, n.nspname, c.relname, a.lo, a.hi, a.is_default, c.relkind = 'r',
+       modak.retained_by(c.oid, 'route_old_row')
+  FROM modak.tier_partitions(%(table_id)s::bigint::oid) a
+  JOIN pg_class c ON c.oid = a.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+ ORDER BY a.hi, a.lo;
+
+-- name: partition_key
+-- How the table is partitioned: strategy, number of columns, the column (NULL: an expression), its type, depth of the tree.
+SELECT p.partstrat::text, p.partnatts::int, a.attname, coalesce(bt.oid, t.oid)::bigint, a.attnotnull,
+       EXISTS (SELECT FROM modak.mirror_tree(p.partrelid) r JOIN pg_class c ON c.oid = r.relation
+                WHERE c.relkind = 'p' AND c.oid <> p.partrelid)
+  FROM pg_partitioned_table p
+  LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = (p.partattrs::int2[])[0] AND a.attnum > 0
+  LEFT JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type bt ON bt.oid = t.typbasetype AND t.typtype = 'd'
+ WHERE p.partrelid = %(table_id)s::bigint::oid;
+
+-- name: enter
+INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, reason, advanced_xid)
+SELECT %(table_id)s,
+       %(name)s || CASE WHEN EXISTS (SELECT FROM modak.partitions
+                                      WHERE table_id = %(table_id)s AND partition_id = %(name)s)
+                        THEN ' #' || %(relation_id)s ELSE '' END,
+       %(lo)s, %(hi)s, %(state)s, %(relation_id)s, %(reason)s,
+       CASE WHEN %(state)s = 'tiering' THEN pg_current_xact_id()::text::bigint END
+ON CONFLICT (table_id, partition_id) DO UPDATE
+   SET tier_key_lo = excluded.tier_key_lo, tier_key_hi = excluded.tier_key_hi, state = excluded.state,
+       relation_id = excluded.relation_id, reason = excluded.reason, sealed_lsn = NULL, updated_at = now()
+RETURNING partition_id;
+
+-- name: gone
+-- A partition that its owner dropped or detached. Below T that was all; above, T passes it in its turn.
+UPDATE modak.partitions
+   SET state = CASE WHEN state IN ('tiering', 'tiered') THEN 'dropped' ELSE state END,
+       sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, updated_at = now(),
+       reason = 'dropped or detached by its owner: what the lake holds of it stays'
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND reason IS DISTINCT FROM
+       'dropped or detached by its owner: what the lake holds of it stays';
+
+-- name: back
+-- A partition that is to be sealed anew: it was away, or its trigger was.
+UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, reason = %(reason)s, updated_at = now(),
+       tier_key_lo = %(lo)s, tier_key_hi = %(hi)s
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
+
+-- name: seal
+SELECT modak.seal(%(table_id)s::bigint, %(partition_id)s::text);
+
+-- name: sealed
+-- Behind everything that was not captured: the sealing transaction has ended, and every later position will do as well.
+UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
+ WHERE table_id = %(table_id)s AND state = 'sealing' AND sealed_lsn IS NULL;
+
+-- name: triggers
+SELECT modak.retain_triggers(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(partition_id)s, %(kind)s);
+
+-- name: proven
+UPDATE modak.partitions SET state = 'tiered', proven_at = now(), updated_at = now(), reason = NULL, attempts = 0
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering';
+
+-- name: drop
+SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text);
+
+-- name: reason
+UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = %(state)s;
+
+-- name: stop
+UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stopped', %(reason)s::text)
+ WHERE table_id = %(table_id)s;
+
+-- name: resume
+UPDATE modak.mirror_tables SET retention = retention - 'stopped' WHERE table_id = ANY (%(table_ids)s) AND retention IS NOT NULL;
+
+-- name: seam
+SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', pg_export_snapshot()
+  FROM modak.cutline c WHERE c.table_id = %(table_id)s;
+
+-- name: pin
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
+VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s)) RETURNING pin_id;
+
+-- name: renew_pin
+UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
+
+-- name: corrections
+SELECT pk, key, difference
+  FROM modak.delta_against(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(lo)s::bigint, %(hi)s::bigint);
+
+-- name: journal
+INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
+VALUES (gen_random_uuid(), %(table_id)s, 'retention', %(phase)s, %(snapshot_id)s, %(details)s::jsonb);
+
+-- name: sweep_pins
+-- Expired pins protect nothing. They stay for an hour, so that status can count them; how many went is journaled.
+WITH swept AS (
+    DELETE FROM modak.read_pins p USING modak.mirror_tables m
+     WHERE m.table_id = p.table_id AND m.slot_name = %(slot)s AND p.expires_at < now() - interval '1 hour'
+    RETURNING p.table_id)
+INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
+SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kind', 'pins expired', 'pins', count(*))
+  FROM swept GROUP BY table_id;
+
+-- name: prune
+DELETE FROM modak.op_log o USING modak.mirror_tables m
+ WHERE m.table_id = o.table_id AND m.slot_name = %(slot)s AND o.op_kind = 'retention'
+   AND o.updated_at < now() - interval '30 days';
+
+-- name: choose
+UPDATE modak.mirror_tables SET retention = coalesce(retention, '{}') || %(retention)s::jsonb WHERE table_id = %(table_id)s;
+
+-- name: lag
+UPDATE modak.tables SET heap_retention_lag = %(lag)s WHERE table_id = %(table_id)s AND heap_retention_lag IS NOT NULL;
+
+-- name: shed
+SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')
+    OR EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);

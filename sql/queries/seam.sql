@@ -1,0 +1,76 @@
+-- A reader's side of the seam protocol (mirror_pump/source/seam.py).
+
+-- name: resolve
+-- The mirrored table that each name is, as Postgres reads names; NULL for one that is none.
+SELECT n.name, t.table_id
+  FROM unnest(%(names)s::text[]) WITH ORDINALITY AS n(name, place)
+  LEFT JOIN modak.tables t ON t.table_id = to_regclass(n.name)::oid::bigint
+ ORDER BY n.place;
+
+-- name: pin
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
+SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + %(seconds)s * interval '1 second'
+  FROM modak.cutline c
+ WHERE c.table_id = ANY (%(table_ids)s)
+RETURNING pin_id, table_id, pinned_tier_key_hi, pinned_lake_snapshot_id;
+
+-- name: pin_snapshot
+-- A snapshot beside S: of `main`, or of the past.
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
+SELECT c.table_id, %(snapshot_id)s, c.tier_key_hi, now() + %(seconds)s * interval '1 second'
+  FROM modak.cutline c
+ WHERE c.table_id = %(table_id)s
+RETURNING pin_id;
+
+-- name: seam
+-- What the pinned tables' cut-lines say as of the reader's snapshot.
+SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', c.replicated_lsn,
+       i.metadata_location,
+       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint
+  FROM modak.cutline c
+  JOIN modak.mirror_tables m USING (table_id)
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE c.table_id = ANY (%(table_ids)s)
+ ORDER BY c.table_id;
+
+-- name: keep
+UPDATE modak.read_pins SET expires_at = now() + %(seconds)s * interval '1 second' WHERE pin_id = ANY (%(pins)s);
+
+-- name: release
+DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);
+
+-- name: attributes
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), format('%%I.%%I', n.nspname, c.relname)
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped;
+
+-- name: heaps
+-- The tables whose heap is to be read.
+SELECT c.table_id, t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint
+  FROM modak.cutline c
+  JOIN modak.tables t USING (table_id)
+ WHERE c.table_id = ANY (%(table_ids)s)
+   AND (%(all)s OR t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint)
+ ORDER BY c.table_id;
+
+-- name: leaves
+-- What holds the rows: who adds a partition has to lock the partitioned table against everybody, and its DEFAULT partition,
+-- which in a table with retention holds no row. So these two are left alone.
+SELECT r.relation::bigint, format('%%I.%%I', n.nspname, c.relname)
+  FROM modak.mirror_tree(%(table_id)s::bigint::oid) r
+  JOIN pg_class c ON c.oid = r.relation
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.is_leaf
+   AND NOT (%(divided)s AND EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partdefid = r.relation))
+ ORDER BY 1;
+
+-- name: rewritten
+-- The catalogs are read as of the snapshot, the function tells the present.
+WITH RECURSIVE tree(relation) AS (
+    SELECT %(table_id)s::bigint::oid
+    UNION ALL
+    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation)
+SELECT coalesce(bool_or(c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode), true)
+  FROM tree t JOIN pg_class c ON c.oid = t.relation;

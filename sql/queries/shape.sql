@@ -1,0 +1,49 @@
+-- Following schema changes (mirror_pump/source/shape.py).
+
+-- name: triggers
+SELECT evtname, evtenabled::text FROM pg_event_trigger
+ WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite');
+
+-- name: note
+-- Tells the stream about tables that changed without it, and about those that have to be described again anyway: they
+-- wait for that, or were registered before shapes were recorded.
+SELECT modak.mirror_note(false, NULL,
+           coalesce((SELECT array_agg(table_id) FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
+                      WHERE m.slot_name = %(slot)s AND m.state <> 'failed' AND modak.mirror_has_key(s.shape)
+                        AND (m.shape IS NULL OR m.stalled)), '{}'));
+
+-- name: differing
+-- Whether `note` would tell anything; reads only.
+SELECT EXISTS (SELECT FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
+                WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
+                  AND ((modak.mirror_has_key(s.shape) AND (m.shape IS NULL OR m.stalled))
+                       OR s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid)));
+
+-- name: record
+INSERT INTO modak.mirror_shapes (table_id, shape)
+SELECT table_id, shape FROM modak.mirror_tables WHERE table_id = %(table_id)s;
+
+-- name: present
+SELECT modak.mirror_shape(%(table_id)s::bigint::oid);
+
+-- name: unwatched
+-- Partitioned tables that were registered before partitions were watched, or have partitions that are not.
+SELECT m.table_id FROM modak.mirror_tables m JOIN pg_class c ON c.oid = m.table_id::oid
+ WHERE c.relkind = 'p'
+   AND EXISTS (SELECT FROM modak.mirror_tree(c.oid) r
+                WHERE r.is_leaf AND NOT EXISTS (SELECT FROM pg_trigger t
+                                                 WHERE t.tgrelid = r.relation AND t.tgname = 'mirror_pump_truncate'));
+
+-- name: watch
+SELECT modak.mirror_watch(%(table_id)s::bigint::oid);
+
+-- name: unwatch
+SELECT modak.mirror_unwatch(%(table_id)s::bigint::oid);
+
+-- name: lockers
+-- Transactions that may have written to the table, or changed it, and hold their locks still.
+SELECT DISTINCT l.virtualtransaction FROM pg_locks l
+ WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   AND l.relation IN (SELECT relation FROM modak.mirror_tree(%(table_id)s::bigint::oid));

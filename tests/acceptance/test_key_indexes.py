@@ -1,0 +1,314 @@
+"""Deletes by position at once: every kind of key, other engines' rewrites, a budget that is too small for all."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pyarrow.parquet as pq
+import pytest
+from py4j.protocol import Py4JError
+from pyiceberg.table import StaticTable
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from mirror_pump.engine.index_keys import read_keys
+from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.files import FileContent
+from mirror_pump.lake.listing import Listing
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import lake_session, read_spark
+from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, normalised
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.acceptance.indexes import check_indexes
+from tests.acceptance.test_resolve import KEYS, await_resolved, pending, scanned
+
+REWRITE = "CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))"
+
+
+def rewrite(session: SparkSession) -> None:
+    """By hand: it fails whole if the pump exchanges files meanwhile, and is tried again."""
+    for _ in range(10):
+        try:
+            session.sql(REWRITE).collect()
+        except (PySparkException, Py4JError) as error:
+            if "ValidationException" not in str(error):
+                raise
+        else:
+            return
+    pytest.fail("no rewrite came through")
+
+
+def await_index(mirror: Mirror, steps: Steps, table: str, statement: str) -> None:
+    """Deletes some rows, as often as it takes for the table's deletes to be written by position."""
+    ready = steps.details(Step.INDEX_READY, "table").count(table)
+    for _ in range(50):
+        mirror.database.execute(statement)
+        mirror.await_frontier()
+        if steps.details(Step.INDEX_READY, "table").count(table) > ready:
+            break
+    await_true(lambda: steps.details(Step.INDEX_READY, "table").count(table) > ready, 10, f"an index of {table}")
+    await_resolved(mirror, table)
+
+
+def assert_read(mirror: Mirror, running: RunningPump, *tables: str) -> None:
+    """By DuckDB and pyiceberg; and the indexes name exactly the rows that are there."""
+    for table in tables:
+        heap = mirror.heap(table)
+        assert_same(heap, mirror.lake(table), f"{table} by DuckDB")
+        assert_same(heap, scanned(mirror, table), f"{table} by pyiceberg")
+    assert check_indexes(running.pump, mirror.runner, mirror.database) > 0
+
+
+def live_positions(mirror: Mirror, table: str) -> tuple[int, list[tuple[str, int]]]:
+    """Records in live data files, and what live position-delete files say of them. What these say of files that a merge
+    has taken away stays until they are merged themselves, and concerns nobody.
+    """
+    lake = LakeTable.load(mirror.location(table), StorageOptions())
+    files = [file for found in Listing(lake.storage).files(lake.manifests).values() for file in found]
+    data = {file.path: file.records for file in files if file.content is FileContent.DATA}
+    named: list[tuple[str, int]] = []
+    for file in files:
+        if file.content is FileContent.POSITION_DELETES:
+            rows = pq.read_table(file.path.removeprefix("file://"), columns=["file_path", "pos"])
+            named += zip(rows["file_path"].to_pylist(), rows["pos"].to_pylist(), strict=True)
+    return sum(data.values()), [(path, position) for path, position in named if path in data]
+
+
+def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSession) -> None:
+    tables = [f"public.{name}" for name in KEYS]
+    for name, (columns, key, expression) in KEYS.items():
+        database.execute(
+            f"CREATE TABLE {name} ({columns}, n int, PRIMARY KEY ({key}))",
+            f"INSERT INTO {name} SELECT {expression}, 0 FROM generate_series(1, 300) g",
+        )
+    mirror = Mirror.create(database, warehouse, SparkTaskRunner(spark, 4), resolve_age=0)
+    mirror.register(*tables)
+    steps = Steps()
+    with mirror.pumping(steps) as running:
+        mirror.await_live(*tables)
+        for name, table in zip(KEYS, tables, strict=True):
+            await_index(mirror, steps, table, f"UPDATE {name} SET n = n + 1 WHERE random() < 0.1")
+        resolved = steps.count(Step.RESOLVED)
+        for turn in range(3):
+            for name, (_, key, expression) in KEYS.items():
+                database.execute(
+                    f"UPDATE {name} SET n = n + 1 WHERE random() < 0.3",
+                    f"DELETE FROM {name} WHERE random() < 0.1",
+                    f"INSERT INTO {name} SELECT {expression}, {turn} FROM generate_series(1, 300, 7) g"
+                    f" ON CONFLICT ({key}) DO UPDATE SET n = -1",
+                )
+            mirror.await_frontier()
+            assert not any(pending(mirror, table) for table in tables), "no equality delete is ever visible"
+        assert_read(mirror, running, *tables)
+        assert steps.count(Step.RESOLVED) == resolved, "there was nothing to resolve"
+        modes = {row[0]: row[1]["mode"] for row in database.rows("SELECT table_id, key_index FROM modak.mirror_tables")}
+        assert set(modes.values()) == {"position"}
+    for table in tables:
+        records, deleted = live_positions(mirror, table)
+        assert len(deleted) == len(set(deleted)), f"{table}: no row is deleted twice"
+        assert records - len(deleted) == len(mirror.heap(table)), f"{table}: no delete names a row that is not there"
+    session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
+    for table in tables[:3]:
+        assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Mirror:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, v text)",
+        "INSERT INTO t SELECT g, 0, 'v' FROM generate_series(1, 1000) g",
+    )
+    return Mirror.create(database, warehouse, GatedCopies(ThreadTaskRunner()), resolve_age=0)
+
+
+def test_a_truncate_a_key_change_and_a_copy_again(mirror: Mirror) -> None:
+    database = mirror.database
+    steps = Steps()
+    mirror.register("t")
+    with mirror.pumping(steps) as running:
+        mirror.await_live("public.t")
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
+        database.execute(
+            "UPDATE t SET id = id + 5000 WHERE id % 3 = 0",
+            "BEGIN; DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 9, 'again'); COMMIT",
+            "BEGIN; UPDATE t SET id = -id WHERE id < 100; UPDATE t SET id = -id WHERE id < 0; COMMIT",
+        )
+        mirror.await_frontier()
+        assert_read(mirror, running, "public.t")
+        database.execute(
+            "BEGIN; INSERT INTO t VALUES (-1, 0, ''); TRUNCATE t; INSERT INTO t VALUES (-2, 0, ''); COMMIT"
+        )
+        mirror.await_frontier()
+        assert pending(mirror, "public.t") == 0
+        database.execute("UPDATE t SET n = 5", "INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 50) g")
+        database.execute("DELETE FROM t WHERE id % 2 = 0")
+        mirror.await_frontier()
+        assert pending(mirror, "public.t") == 0, "a truncated table's index is at hand at once"
+        assert_read(mirror, running, "public.t")
+        mirror.unregister("t")
+        mirror.register("t")
+        mirror.await_live("public.t")
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 1")
+        assert_read(mirror, running, "public.t")
+
+
+def test_another_engine_rewrites_the_files(mirror: Mirror, spark: SparkSession) -> None:
+    """The index follows: what it knows of files that are gone it takes from those that came, while rows change."""
+    database = mirror.database
+    session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
+    steps = Steps()
+    mirror.register("t")
+    with mirror.with_options(merge_bytes=0).pumping(steps) as running:
+        mirror.await_live("public.t")
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
+        for turn in range(3):
+            rewrite(session)
+            await_index(mirror, steps, "public.t", f"UPDATE t SET n = {turn} WHERE id % 7 = {turn}")
+            database.execute(f"DELETE FROM t WHERE id % 97 = {turn}", f"INSERT INTO t VALUES ({5000 + turn}, 0, '')")
+            mirror.await_frontier()
+            assert pending(mirror, "public.t") == 0
+            assert_read(mirror, running, "public.t")
+        assert steps.count(Step.INDEX_BUILDING) == 1, "it was not built anew"
+    assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
+
+
+def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirror, spark: SparkSession) -> None:
+    """The commit is tried again on top of the rewrite, with the same files: they have not gone with those before it."""
+    database = mirror.database
+    session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
+    due = threading.Event()
+
+    def on_step(step: Step, _details: dict[str, object]) -> None:
+        if step is Step.STAGED and due.is_set():
+            due.clear()
+            rewrite(session)
+
+    steps = Steps(on_step)
+
+    def followed(known: int) -> bool:
+        return steps.count(Step.INDEX_READY) > known
+
+    mirror.register("t")
+    with mirror.with_options(merge_bytes=0).pumping(steps) as running:
+        mirror.await_live("public.t")
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
+        for turn in range(3):
+            ready = steps.count(Step.INDEX_READY)
+            due.set()
+            database.execute(f"UPDATE t SET n = {turn} WHERE id % 7 = {turn}")
+            mirror.await_frontier()
+            assert not due.is_set()
+            await_true(partial(followed, ready), 30, "the index has followed")
+            database.execute(f"UPDATE t SET n = 10 + {turn} WHERE id % 7 = {turn}")
+            mirror.await_frontier()
+            assert_read(mirror, running, "public.t")
+        assert steps.count(Step.INDEX_BUILDING) == 1, "it was not built anew"
+
+
+def test_another_engine_changes_rows(mirror: Mirror, spark: SparkSession) -> None:
+    """Nobody should; the index is built anew, as places that it does not know of may have come and gone."""
+    session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
+    steps = Steps()
+    mirror.register("t")
+    with mirror.with_options(merge_bytes=0).pumping(steps) as running:
+        mirror.await_live("public.t")
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
+        session.sql("DELETE FROM lake.public.t WHERE id = 17").collect()
+        session.sql("INSERT INTO lake.public.t VALUES (17, 0, 'v')").collect()
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0 OR id = 17")
+        assert steps.count(Step.INDEX_BUILDING) == 2
+        assert_read(mirror, running, "public.t")
+
+
+def test_pinned_and_older_snapshots_stay_as_they_were(mirror: Mirror, spark: SparkSession) -> None:
+    session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
+    steps = Steps()
+    mirror.register("t")
+    with mirror.pumping(steps):
+        mirror.await_live("public.t")
+        await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
+        seen = []
+        for turn in range(4):
+            heap = mirror.heap("public.t")
+            seen.append((LakeTable.load(mirror.location("public.t"), StorageOptions()).snapshot_id, heap))
+            mirror.database.execute(
+                f"UPDATE t SET n = -{turn} WHERE id % 4 = {turn}", f"DELETE FROM t WHERE id = {turn}"
+            )
+            mirror.await_frontier()
+    for snapshot, heap in seen:
+        table = StaticTable.from_metadata(mirror.location("public.t"))
+        found = table.scan(snapshot_id=snapshot).to_arrow()
+        assert_same(heap, normalised(list(zip(*found.to_pydict().values(), strict=True))), "by pyiceberg, back then")
+        rows = session.sql(f"SELECT * FROM lake.public.t VERSION AS OF {snapshot}").collect()
+        assert_same(heap, normalised([tuple(row) for row in rows]), "by Spark, back then")
+
+
+def test_an_index_that_is_built_while_rows_change(mirror: Mirror) -> None:
+    """What commits meanwhile is written by key, and is in the index once that is ready."""
+    database = mirror.database
+    gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
+    gate.hold()
+    steps = Steps()
+    slow = Mirror(database, mirror.settings, gate)
+    slow.register("t")
+    with slow.pumping(steps) as running:
+        slow.await_live("public.t")
+        for turn in range(50):
+            database.execute(f"UPDATE t SET n = {turn} WHERE id % 10 = 0")
+            slow.await_frontier()
+            if gate.waiting:
+                break
+        await_true(lambda: gate.waiting, 30, "the index is being built")
+        for turn in range(4):
+            database.execute(
+                f"UPDATE t SET id = id + 10000, n = {turn} WHERE id % 7 = {turn}",
+                f"DELETE FROM t WHERE id % 11 = {turn}",
+                f"INSERT INTO t SELECT g, 0, '' FROM generate_series({20000 + turn * 10}, {20009 + turn * 10}) g",
+            )
+            slow.await_frontier()
+        assert not steps.count(Step.INDEX_READY)
+        gate.let_go()
+        await_true(lambda: steps.count(Step.INDEX_READY), 30, "the index is ready")
+        await_resolved(slow, "public.t")
+        database.execute("UPDATE t SET n = -1 WHERE id % 5 = 0")
+        slow.await_frontier()
+        assert pending(slow, "public.t") == 0
+        assert_read(slow, running, "public.t")
+
+
+def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirror) -> None:
+    database = mirror.database
+    database.execute(
+        "CREATE TABLE u (id int PRIMARY KEY, n int)", "INSERT INTO u SELECT g, 0 FROM generate_series(1, 500) g"
+    )
+    small = mirror.with_options(index_memory=int(1.5 * 2**20))
+    steps = Steps()
+    small.register("t", "u")
+    with small.pumping(steps) as running:
+        small.await_live("public.t", "public.u")
+        await_index(small, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id < 10")
+        database.execute("UPDATE u SET n = 1 WHERE id < 3")
+        small.await_frontier()
+        assert pending(small, "public.u") >= 0
+        assert steps.details(Step.INDEX_READY, "table") == ["public.t"]
+        await_index(small, steps, "public.u", "UPDATE u SET n = n + 1")
+        await_resolved(small, "public.t", "public.u")
+        assert_read(small, running, "public.t", "public.u")
+        assert len(running.pump._indexes._tracked) == 1
+
+
+def test_with_no_memory_there_is_no_index(mirror: Mirror) -> None:
+    steps = Steps()
+    mirror.register("t")
+    with mirror.with_options(index_memory=0, resolve_age=3600).pumping(steps):
+        mirror.await_live("public.t")
+        for turn in range(3):
+            mirror.database.execute(f"UPDATE t SET n = {turn}")
+            mirror.await_frontier()
+        assert pending(mirror, "public.t") >= 1000
+    assert not steps.count(Step.INDEX_BUILDING)
+    mirror.assert_equal("public.t")

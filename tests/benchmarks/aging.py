@@ -1,0 +1,37 @@
+"""public.aging: the table with heap retention of the benchmarks seam and retire."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tests.benchmarks.scene import Mirror
+
+TABLE = "public.aging"
+_REGISTER_SECONDS = 1800.0
+
+
+def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequence[int]) -> None:
+    """Makes the table, with a partition between each two `bounds` and rows with the keys step .. rows * step."""
+    connection.execute(Path(__file__).with_name("aging.sql").read_bytes())
+    for number, (low, high) in enumerate(itertools.pairwise(bounds)):
+        connection.execute(
+            sql.SQL("CREATE TABLE {} PARTITION OF public.aging FOR VALUES FROM ({}) TO ({})").format(
+                sql.Identifier("public", f"aging_{number}"), sql.Literal(low), sql.Literal(high)
+            )
+        )
+    # Nobody measures how fast it is made.
+    connection.execute("SET synchronous_commit = off")
+    connection.execute("SET maintenance_work_mem = '512MB'")
+    connection.execute("CALL public.bench_age(%s, %s)", (rows, step))
+    connection.execute("ALTER TABLE public.aging ADD PRIMARY KEY (id)")
+
+
+def register(mirror: Mirror, lag: int) -> None:
+    """Copies it, and has partitions leave that lie wholly more than `lag` behind the highest key."""
+    mirror.program.run("register", TABLE, "--heap-retention", str(lag), timeout=_REGISTER_SECONDS)

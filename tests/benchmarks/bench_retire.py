@@ -1,0 +1,173 @@
+"""retire: a partition of 1,000,000 rows is sealed, passed by T, proven and dropped, beside 200 writes/s into it.
+
+How long each step takes, and how long any other session waits for a lock meanwhile. Afterwards a seam read has to find
+every row, with every write that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+
+from mirror_pump.config import load_settings
+from mirror_pump.ops.profile import complete
+from mirror_pump.ops.query import Query, open_query
+from mirror_pump.pipeline.steps import Step
+from tests.benchmarks import aging
+from tests.benchmarks.aging import TABLE
+from tests.benchmarks.late_writes import LateWrites
+from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
+from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
+from tests.benchmarks.scene import Mirror
+
+ROWS = 1_000_000
+_BEFORE = 10.0
+"""Seconds of the same writes before the partition is due: what they take without retention."""
+_AFTER = 5.0
+"""Seconds of them after its drop."""
+_LONGEST = 600.0
+_POLL = 0.05
+
+_SUMS = f"SELECT count(*), sum(balance), sum(id) FROM {TABLE}"
+_PROOF = """
+SELECT (details ->> 'seconds')::float8, (details ->> 'rows')::bigint FROM modak.op_log
+ WHERE op_kind = 'retention' AND phase = 'done' AND details ->> 'kind' = 'prove' ORDER BY updated_at DESC LIMIT 1
+"""
+
+Figures = dict[str, float | int | str | bool]
+
+
+@dataclass(frozen=True)
+class _Times:
+    """time.monotonic() of what happened to the partition."""
+
+    due: float
+    sealed: float
+    passed: float
+    proven: float
+    dropped: float
+    refused: int
+    """Steps that could not be taken at once, and were tried again."""
+
+
+def rows_at(options: Options) -> int:
+    return options.scaled(ROWS, 20_000)
+
+
+def fill(connection: psycopg.Connection[Any], rows: int) -> None:
+    """The partition, with even keys, and an empty one above it."""
+    aging.fill(connection, rows, 2, (0, 2 * rows + 1, 10 * rows))
+
+
+def run(mirror: Mirror, options: Options) -> Outcome:
+    """The table must be there, and not registered yet."""
+    rows = rows_at(options)
+    aging.register(mirror, rows)
+    with mirror.connect() as connection:
+        before = connection.execute(_SUMS.encode()).fetchone()
+    assert before is not None
+    with MeasuredProcess(mirror, "retire", "run", options.settings, profiling=options.profiling) as process:
+        process.wait_for(Step.STREAMING)
+        with LateWrites(mirror, rows) as late:
+            began = time.monotonic()
+            _pause(late, process, _BEFORE)
+            # Due from now on: the highest key is so far above the partition as it is to be.
+            highest = 3 * rows + 1
+            due = time.monotonic()
+            mirror.execute("INSERT INTO public.aging VALUES (%s, 0, 0, '', now())", highest)
+            _await_drop(late, process, due)
+            _pause(late, process, _AFTER)
+            ended = time.monotonic()
+        times = _times(process.steps(), due)
+        cpu = process.sampler.cpu(due, times.dropped)
+        expected = (before[0] + late.inserts + 1, before[1] + late.updates, before[2] + late.inserted_ids + highest)
+        found = _seam(mirror)
+        process.stop()
+    with mirror.connect() as connection:
+        proof = connection.execute(_PROOF).fetchone()
+    assert proof is not None
+    wait, statement = (one(due, ended) for one in (late.longest_wait, late.longest_statement))
+    phases = {
+        "seal": (due, times.sealed),
+        "pass": (times.sealed, times.passed),
+        "prove": (times.passed, times.proven),
+        # A step is told of once its locks are given back, or shortly before.
+        "drop": (times.proven, ended),
+    }
+    waits = {name: late.longest_wait(*phase) for name, phase in phases.items()}
+    writes = late.statements(due, times.dropped) / (times.dropped - due)
+    equal = tuple(map(Decimal, found)) == tuple(map(Decimal, expected))
+    figures: Figures = {
+        "retire.rows": rows,
+        "retire.seal_s": round(times.sealed - due, 3),
+        "retire.pass_s": round(times.passed - times.sealed, 3),
+        "retire.prove_s": round(times.proven - times.passed, 3),
+        "retire.proof_s": proof[0],
+        "retire.drop_s": round(times.dropped - times.proven, 3),
+        "retire.total_s": round(times.dropped - due, 3),
+        "retire.refused": times.refused,
+        "retire.writes_per_s": round(writes),
+        "retire.updated_rows": late.updates,
+        "retire.inserted_rows": late.inserts,
+        "retire.longest_wait_s": round(wait, 3),
+        **{f"retire.longest_wait_{name}_s": round(seconds, 3) for name, seconds in waits.items()},
+        "retire.longest_wait_before_s": round(late.longest_wait(began, due), 3),
+        "retire.longest_statement_s": round(statement, 3),
+        "retire.longest_statement_before_s": round(late.longest_statement(began, due), 3),
+        "retire.verified": equal,
+    }
+    lines = [
+        Line(f"retire: {rows:,} rows, due to dropped", f"{times.dropped - due:.1f} s", "", "", "",
+             f"sealed after {times.sealed - due:.1f} s, passed by T {times.passed - times.sealed:.1f} s later, proven"
+             f" {times.proven - times.passed:.1f} s later (the proof {proof[0]:.1f} s), dropped"
+             f" {times.dropped - times.proven:.1f} s later; {times.refused} steps tried again; {cpu_text(cpu)}"),
+        Line("retire: longest wait of another session for a lock", f"{wait * 1000:,.0f} ms", "", "", "",
+             f"{', '.join(f'{name} {seconds * 1000:,.0f}' for name, seconds in waits.items())}; {writes:,.0f} writes/s;"
+             f" longest statement {statement * 1000:,.0f} ms, in the {_BEFORE:.0f} s before"
+             f" {figures['retire.longest_statement_before_s']} s; "
+             + ("seam read = what was written" if equal else f"WRONG: {found}, not {expected}")),
+    ]  # fmt: skip
+    return Outcome(figures, tuple(lines))
+
+
+def _pause(late: LateWrites, process: MeasuredProcess, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        late.check()
+        process.check()
+        time.sleep(_POLL)
+
+
+def _await_drop(late: LateWrites, process: MeasuredProcess, due: float) -> None:
+    while not any(taken.details.get("step") == "drop" for taken in process.steps() if taken.step is Step.RETENTION):
+        late.check()
+        process.check()
+        stopped = [taken.details for taken in process.steps() if taken.step is Step.RETENTION_STOPPED]
+        if stopped:
+            raise BenchmarkFailed(f"the retention stopped: {stopped[0]}")
+        if time.monotonic() - due > _LONGEST:
+            refused = [taken.details for taken in process.steps() if taken.step is Step.RETENTION_REFUSED]
+            raise BenchmarkFailed(f"no drop within {_LONGEST:.0f} s; refused: {refused[-3:]}")
+        time.sleep(_POLL)
+
+
+def _times(steps: list[Taken], due: float) -> _Times:
+    retention = {str(one.details["step"]): one.at for one in steps if one.step is Step.RETENTION}
+    passed = [one.at for one in steps if one.step is Step.TIER_ADVANCED]
+    refused = sum(one.step is Step.RETENTION_REFUSED for one in steps)
+    if not passed or not {"seal", "prove", "drop"} <= retention.keys():
+        raise BenchmarkFailed(f"steps are missing: {sorted(retention)}, T moved {len(passed)} times")
+    return _Times(due, retention["seal"], passed[0], retention["prove"], retention["drop"], refused)
+
+
+def _seam(mirror: Mirror) -> tuple[Any, ...]:
+    """The sums as DuckDB's seam read has them."""
+    settings = complete(load_settings({"dsn": mirror.dsn}))
+    with open_query(settings, Query(_SUMS), lambda _: None) as connection:
+        row: tuple[Any, ...] | None = connection.execute(_SUMS).fetchone()
+    assert row is not None
+    return row

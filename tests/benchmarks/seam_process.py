@@ -1,0 +1,99 @@
+"""The process in which one engine reads public.aging: requests on stdin, answers on stdout, each a line of JSON.
+
+The first request says which `engine` (spark or duckdb), with `dsn`, `warehouse` and `log`; its answer has the engine's
+`version`. Each further one has a `mode` (seam or heap) and a `query`: `sums`, of every column, tied to the key, or
+`scan`, of all rows, which go nowhere. Its answer has `seconds`, from asking for the table to letting go of its pins,
+and the `result`: CHECKS of engines.py, or how many rows came. Whatever fails is an answer with `error`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.benchmarks.aging import TABLE
+from tests.benchmarks.engines import DUCKDB, SPARK, Checks, checks
+
+SUMS, SCAN = "sums", "scan"
+_BATCH_ROWS = 100_000
+_SPARK_MEMORY = "2g"
+
+Read = Callable[[str, str], Checks | int]
+"""By mode and query."""
+
+
+def main() -> None:
+    # What engines print must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    read: Read | None = None
+    for line in sys.stdin.buffer:
+        request: dict[str, Any] = orjson.loads(line)
+        try:
+            if read is None:
+                version, read = (_spark if request["engine"] == "spark" else _duckdb)(request)
+                answer: dict[str, Any] = {"version": version}
+            else:
+                began = time.perf_counter()
+                result = read(request["mode"], request["query"])
+                answer = {"seconds": time.perf_counter() - began, "result": result}
+        except Exception as error:  # noqa: BLE001 - the answer to whoever asked; what an engine raises is its own affair
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(orjson.dumps(answer) + b"\n")
+
+
+def _spark(request: dict[str, Any]) -> tuple[str, Read]:
+    """mirror_pump.spark.read, in a session as `mirror-pump connect --engine spark` describes it."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    import mirror_pump.spark
+    from mirror_pump.engine.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
+
+    session = spark_session(
+        SparkSettings(app_name="bench-seam", log=Path(request["log"]), driver_memory=_SPARK_MEMORY),
+        jdbc_catalog("lake", request["dsn"], request["warehouse"]),
+    )
+
+    def read(mode: str, query: str) -> Checks | int:
+        with mirror_pump.spark.read(session, TABLE, mode, dsn=request["dsn"]) as frame:
+            if query == SUMS:
+                frame.createOrReplaceTempView("aging")
+                return checks(session.sql(SPARK.scan("aging")).collect()[0])
+            seen = Observation()
+            frame.observe(seen, f.count(f.lit(1)).alias("rows")).write.format("noop").mode("overwrite").save()
+            return int(seen.get["rows"])
+
+    return f"Spark {session.version} with Iceberg {ICEBERG_PACKAGE.rpartition(':')[2]}", read
+
+
+def _duckdb(request: dict[str, Any]) -> tuple[str, Read]:
+    """What `mirror-pump sql` does, without the start of its process: a DuckDB for each query."""
+    from mirror_pump.config import load_settings
+    from mirror_pump.ops.profile import complete
+    from mirror_pump.ops.query import Query, open_query
+    from mirror_pump.ops.reading import ReadMode
+
+    settings = complete(load_settings({"dsn": request["dsn"]}))
+
+    def read(mode: str, query: str) -> Checks | int:
+        statement = DUCKDB.scan(TABLE) if query == SUMS else f"SELECT * FROM {TABLE}"
+        with open_query(settings, Query(statement, ReadMode(mode)), print) as connection:
+            result = connection.execute(statement)
+            if query == SUMS:
+                return checks(result.fetchall()[0])
+            rows: int = sum(batch.num_rows for batch in result.to_arrow_reader(_BATCH_ROWS))
+            return rows
+
+    return f"DuckDB {importlib.metadata.version('duckdb')}", read
+
+
+if __name__ == "__main__":
+    main()

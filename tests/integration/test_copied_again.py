@@ -1,0 +1,384 @@
+"""Tables that are copied again: the old content stays at its old F, the new one appears whole, and history goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from mirror_pump.config import Settings
+from mirror_pump.ops.initialise import initialise
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import lake_session, read_duckdb
+from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text, n int, big text)",
+    "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+    "INSERT INTO t SELECT g, 'v' || g, g, repeat('x', 3000) || g FROM generate_series(1, 300) g",
+    "CREATE TABLE other (id int PRIMARY KEY, v text)",
+    "INSERT INTO other VALUES (1, 'one')",
+)
+
+
+@pytest.fixture
+def gate() -> Iterator[GatedCopies]:
+    threads = ThreadTaskRunner()
+    yield GatedCopies(threads)
+    threads.close()
+
+
+def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
+    """F, S and state of a table, and whether the pointer is S's."""
+    return mirror.database.rows(
+        "SELECT c.replicated_lsn, c.lake_snapshot_id, m.state, c.lake_props ->> 'metadata_location'"
+        "  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)"
+        " WHERE t.table_name = %s",
+        (table,),
+    )[0]
+
+
+def test_the_old_content_stays_at_its_old_f_until_the_new_one_is_complete(
+    database: Database, warehouse: str, gate: GatedCopies
+) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    with mirror.pumping():
+        mirror.register("t", "other")
+        mirror.await_live("public.t", "public.other")
+        database.execute("UPDATE t SET v = 'before' WHERE id <= 20", "DELETE FROM t WHERE id = 21")
+        mirror.await_frontier()
+        before = mirror.heap("t")
+        gate.hold()
+        frontier, snapshot, state, location = _published(mirror, "t")
+        assert state == "live"
+        database.execute(
+            "ALTER TABLE t ADD COLUMN d int DEFAULT 9",
+            "UPDATE t SET v = 'after' WHERE id <= 30",
+            "UPDATE other SET v = 'goes on'",
+        )
+        mirror.await_frontier()
+        await_true(lambda: _published(mirror, "t")[2] == "copying", 20, "copied again")
+        # A change during the copy, one more change of columns, and a truncation: each begins it anew, unseen.
+        database.execute(
+            "UPDATE t SET n = -n", "ALTER TABLE t ADD COLUMN e text DEFAULT 'e'", "DELETE FROM t WHERE id = 50"
+        )
+        mirror.await_frontier()
+        gate.let_go(1)
+        database.execute("ALTER TABLE t RENAME COLUMN v TO w", "UPDATE t SET w = 'renamed' WHERE id > 290")
+        mirror.await_frontier()
+        assert _published(mirror, "t") == (frontier, snapshot, "copying", location)
+        assert lake_rows(location) == before == mirror.lake("public.t")
+        assert _published(mirror, "other")[0] > frontier
+        mirror.assert_equal("public.other")
+    # A pump that comes later goes on where this one stopped.
+    with mirror.pumping():
+        database.execute("UPDATE t SET n = n - 1 WHERE id % 2 = 0", "INSERT INTO t (id) VALUES (1000)")
+        mirror.await_frontier()
+        assert _published(mirror, "t") == (frontier, snapshot, "copying", location)
+        gate.let_go()
+        mirror.await_live("public.t")
+        assert _published(mirror, "t")[3] == mirror.location("public.t")
+        mirror.await_frontier()
+        assert _published(mirror, "t")[0] == _published(mirror, "other")[0]
+        mirror.assert_equal("public.t")
+        assert lake_rows(location) == before, "who pinned S reads on"
+        database.execute(
+            "UPDATE t SET big = 'short', e = NULL WHERE id < 100", "TRUNCATE t", "INSERT INTO t (id) VALUES (7)"
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+    mirror.assert_sound()
+
+
+def test_a_truncation_during_the_copy(database: Database, warehouse: str, gate: GatedCopies) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    with mirror.pumping():
+        mirror.register("t")
+        mirror.await_live("public.t")
+        gate.hold()
+        before = mirror.heap("t")
+        database.execute("ALTER TABLE t ALTER n TYPE bigint USING n * 2")
+        mirror.await_frontier()
+        database.execute("TRUNCATE t", "INSERT INTO t SELECT g, 'new', g FROM generate_series(1, 50) g")
+        mirror.await_frontier()
+        assert mirror.lake("public.t") == before
+        gate.let_go()
+        mirror.await_live("public.t")
+        mirror.assert_equal("public.t")
+
+
+def test_history_goes_on_over_renames_and_copies(
+    database: Database, warehouse: str, spark: SparkSession, gate: GatedCopies
+) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate)
+    lake = lake_session(spark, database.dsn, warehouse)
+    with mirror.pumping():
+        mirror.register("t")
+        mirror.await_live("public.t")
+        first = _published(mirror, "t")[1]
+        database.execute(
+            "ALTER TABLE t RENAME v TO tmp; ALTER TABLE t RENAME big TO v; ALTER TABLE t RENAME tmp TO big",
+            "UPDATE t SET big = 'renamed' WHERE id <= 100",
+        )
+        mirror.await_frontier()
+        second = _published(mirror, "t")[1]
+        database.execute("ALTER TABLE t DROP COLUMN v", "ALTER TABLE t ALTER n TYPE bigint", "UPDATE t SET n = 2 ^ 40")
+        mirror.await_frontier()
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+    old = lake.sql(f"SELECT id, v, n, left(big, 1) FROM lake.public.t VERSION AS OF {first} WHERE id < 3 ORDER BY id")
+    assert [tuple(row) for row in old.collect()] == [(1, "v1", 1, "x"), (2, "v2", 2, "x")]
+    old = lake.sql(f"SELECT id, left(v, 1), n, big FROM lake.public.t VERSION AS OF {second} WHERE id IN (1, 101)")
+    assert sorted(tuple(row) for row in old.collect()) == [(1, "x", 1, "renamed"), (101, "x", 101, "v101")]
+    now = lake.sql("SELECT * FROM lake.public.t WHERE id = 1")
+    assert now.columns == ["id", "big", "n"]
+    assert [tuple(row) for row in now.collect()] == [(1, "renamed", 2**40)]
+
+
+def test_columns_change_in_the_middle_of_a_transaction_of_many_segments(database: Database, warehouse: str) -> None:
+    """Unchanged large values are found across the change, wherever the row was last written."""
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=2000)
+    with mirror.pumping():
+        mirror.register("t")
+        mirror.await_live("public.t")
+        database.execute(
+            "UPDATE t SET n = 1 WHERE id <= 100; UPDATE t SET big = repeat('y', 4000) WHERE id BETWEEN 10 AND 20;"
+            "ALTER TABLE t RENAME COLUMN big TO large; ALTER TABLE t RENAME COLUMN v TO big;"
+            "ALTER TABLE t ADD COLUMN z int; UPDATE t SET n = 2, z = id WHERE id % 3 = 0; ALTER TABLE t DROP COLUMN z;"
+            "UPDATE t SET id = id + 1000 WHERE id % 5 = 0; ALTER TABLE t ADD COLUMN z int;"
+            "UPDATE t SET n = 3 WHERE n = 2"
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+        assert read_duckdb(mirror.location("public.t")).column_names == ["id", "big", "n", "large", "z"]
+
+
+def test_tables_swap_their_names(database: Database, warehouse: str) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    with mirror.pumping():
+        mirror.register("t", "other")
+        mirror.await_live("public.t", "public.other")
+        database.execute(
+            "ALTER TABLE t RENAME TO tmp; ALTER TABLE other RENAME TO t; ALTER TABLE tmp RENAME TO other",
+            "INSERT INTO t VALUES (2, 'in t')",
+            "UPDATE other SET n = 0",
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.t", "public.other")
+        # The name of a table that was dropped is not free before that is unregistered.
+        database.execute("DROP TABLE t", "ALTER TABLE other RENAME TO t", "UPDATE t SET n = 1")
+        mirror.await_frontier()
+        await_true(lambda: mirror.state("public.t") == "failed", 20, "the dropped table is set aside")
+        assert mirror.state("public.other") == "live"
+        assert lake_rows(mirror.location("public.other")) == mirror.heap("t")
+    assert len(lake_rows(mirror.location("public.t"))) == 2
+
+
+_UNTOLD = (
+    "ALTER TABLE t RENAME COLUMN v TO w",
+    "ALTER TABLE t RENAME COLUMN v TO tmp; ALTER TABLE t RENAME COLUMN big TO v; ALTER TABLE t RENAME tmp TO big",
+    "ALTER TABLE t ADD COLUMN d int DEFAULT 9",
+    "ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text",
+    "ALTER TABLE t ALTER n TYPE int USING -n",
+    "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (n)",
+    "VACUUM FULL t",
+    "TRUNCATE t",
+)
+
+
+@pytest.mark.parametrize("rows_change", [False, True])
+def test_without_event_triggers_changes_are_found_and_the_table_copied_again(
+    database: Database, warehouse: str, rows_change: bool
+) -> None:
+    numbers = range(len(_UNTOLD))
+    for number in numbers:
+        with database.connect() as connection:
+            connection.execute(f"CREATE SCHEMA s{number}; SET search_path = s{number}".encode())
+            for statement in _TABLES[:3]:
+                connection.execute(statement.encode())
+    steps = Steps()
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    database.execute(
+        "DROP EVENT TRIGGER mirror_pump_ddl",
+        "DROP EVENT TRIGGER mirror_pump_drop",
+        "DROP EVENT TRIGGER mirror_pump_rewrite",
+    )
+    with mirror.pumping(steps):
+        names = [f"s{number}.t" for number in numbers]
+        mirror.register(*names)
+        mirror.await_live(*names)
+        mirror.await_frontier()
+        for number, change in enumerate(_UNTOLD):
+            with database.connect() as connection:
+                connection.execute(f"SET search_path = s{number}".encode())
+                if rows_change:
+                    connection.execute("UPDATE t SET n = n + 1000 WHERE id % 3 = 0")
+                connection.execute(change.encode())
+                if rows_change:
+                    connection.execute("UPDATE t SET n = n + 2000 WHERE id % 3 = 1")
+                    connection.execute("DELETE FROM t WHERE id % 7 = 0")
+
+        def agrees(name: str) -> bool:
+            return mirror.state(name) == "live" and mirror.heap(name) == mirror.lake(name)
+
+        for name in names:
+            await_true(lambda name=name: agrees(name), 60, f"{name} as the heap is")  # type: ignore[misc]
+        mirror.await_frontier()
+        mirror.assert_equal(*names)
+    copied = {str(table) for table in steps.details(Step.TABLE_COPIED_AGAIN, "table")}
+    assert {"s2.t", "s3.t", "s4.t", "s5.t"} <= copied
+    mirror.assert_sound()
+
+
+def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(
+    database: Database, warehouse: str, gate: GatedCopies
+) -> None:
+    """During a copy the heap is asked for them; by the time the stream is applied, its columns may be others."""
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    gate.hold()
+    with mirror.pumping():
+        mirror.register("t", "other")
+    database.execute(
+        "UPDATE t SET n = -1 WHERE id <= 50",
+        "ALTER TABLE t RENAME COLUMN big TO large; ALTER TABLE t RENAME COLUMN v TO big",
+        "UPDATE t SET n = -2 WHERE id BETWEEN 40 AND 60",
+        "ALTER TABLE t RENAME TO moved",
+        "ALTER TABLE moved RENAME COLUMN id TO ident",
+        "UPDATE moved SET n = -3 WHERE ident BETWEEN 45 AND 70",
+        "ALTER TABLE moved ADD COLUMN extra text DEFAULT 'x'",
+        "UPDATE moved SET n = -4 WHERE ident = 1",
+        "ALTER TABLE moved DROP COLUMN big",
+        "UPDATE moved SET n = -5 WHERE ident = 2",
+    )
+    with mirror.pumping():
+        mirror.await_frontier()
+        gate.let_go()
+        mirror.await_live("public.moved")
+        mirror.await_frontier()
+        mirror.assert_equal("public.moved")
+    mirror.assert_sound()
+
+
+def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehouse: str) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", "other")
+    mirror.catch_up()
+    before = mirror.heap("t")
+    database.execute(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey", "INSERT INTO t (id) VALUES (7), (7)", "UPDATE other SET v = 'x'"
+    )
+    mirror.catch_up()
+    assert (mirror.state("public.t"), mirror.lake("public.t")) == ("copying", before)
+    mirror.assert_equal("public.other")
+    told = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
+    before_that = database.rows(told)
+    with mirror.pumping():
+        mirror.await_frontier()
+        assert mirror.state("public.t") == "copying"
+    assert database.rows(told) == before_that, "the stream is not told again and again"
+    database.execute("TRUNCATE t", "INSERT INTO t (id) VALUES (7), (8)", "ALTER TABLE t ADD PRIMARY KEY (id)")
+    mirror.catch_up()
+    mirror.assert_equal("public.t")
+    mirror.assert_sound()
+
+
+def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse: str) -> None:
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO p SELECT generate_series(0, 19)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("p")
+    mirror.catch_up()
+    triggers = "SELECT tgrelid::regclass::text, tgenabled::text FROM pg_trigger WHERE tgname LIKE 'mirror%%' ORDER BY 1"
+    watched = [("p1", "A"), ("p2", "A")]
+    assert database.rows(triggers) == watched
+    database.execute("DROP TRIGGER mirror_pump_truncate ON p2", "ALTER EVENT TRIGGER mirror_pump_ddl DISABLE")
+    said: list[str] = []
+    initialise(mirror.settings, said.append)
+    assert database.rows(triggers) == watched
+    assert "event triggers: schema changes are followed where they happen" in said
+    assert database.rows("SELECT count(*) FROM pg_event_trigger WHERE evtenabled = 'A'") == [(3,)]
+    database.execute("TRUNCATE p2")
+    mirror.catch_up()
+    mirror.assert_equal("public.p")
+    mirror.unregister("p")
+    assert database.rows(triggers) == []
+
+
+def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database, warehouse: str) -> None:
+    role = f"r_{database.name}"[:60]
+    with database.connect() as connection:
+        connection.execute(f"CREATE ROLE \"{role}\" LOGIN REPLICATION PASSWORD 'x'".encode())
+        try:
+            connection.execute(f'GRANT CREATE ON DATABASE "{database.name}" TO "{role}"'.encode())
+            said: list[str] = []
+            dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role, password="x")
+            settings = Settings(dsn=dsn, warehouse=warehouse, slot=f"s_{database.name}"[:60], storage_fsync=False)
+            initialise(settings, said.append)
+            assert any("may not create event triggers" in line for line in said), said
+            assert database.rows("SELECT count(*) FROM pg_event_trigger") == [(0,)]
+        finally:
+            connection.execute(f'DROP OWNED BY "{role}" CASCADE'.encode())
+            connection.execute(f'DROP ROLE "{role}"'.encode())
+
+
+def test_a_lake_table_that_another_engine_gave_columns_is_set_aside_alone(
+    database: Database, warehouse: str, spark: SparkSession
+) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    with mirror.pumping():
+        mirror.register("t", "other")
+        mirror.await_live("public.t", "public.other")
+        lake_session(spark, database.dsn, warehouse).sql("ALTER TABLE lake.public.t ADD COLUMN foreign_one bigint")
+        database.execute(
+            "UPDATE t SET v = 'x' WHERE id = 1", "ALTER TABLE t ADD COLUMN z text", "UPDATE other SET v = 'x'"
+        )
+        mirror.await_frontier()
+        await_true(lambda: mirror.state("public.t") == "failed", 20, "set aside")
+        assert "no other engine may alter" in mirror.error("public.t")
+        mirror.assert_equal("public.other")
+        database.execute("UPDATE t SET z = 'y'", "UPDATE other SET v = 'z'")
+        mirror.await_frontier()
+        mirror.assert_equal("public.other")
+
+
+def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Database, warehouse: str) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    with mirror.pumping() as pump:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+        # Another transaction has told of the table since this one's snapshot: it cannot note its own change.
+        with database.connect(autocommit=False) as late:
+            late.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            late.execute("SELECT 1")
+            database.execute("ALTER TABLE t ADD COLUMN z int")
+            late.execute("ALTER TABLE t ADD COLUMN y int DEFAULT 5")
+            late.execute("UPDATE t SET n = -n WHERE id < 10")
+            late.commit()
+        mirror.await_frontier()
+        # Twice, unless a busy machine has both in one batch.
+        await_true(lambda: pump.steps.count(Step.TABLE_COPIED_AGAIN), 20, "stalled, then copied again")
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")

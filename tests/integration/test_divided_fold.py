@@ -1,0 +1,138 @@
+"""Corrections of old rows come into the lake: exact at every moment, and nothing is cleared that a reader needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.integration.divided_support import Divided, delete, upsert
+from tests.integration.pipeline_support import writing
+
+
+def _delta(database: Database) -> int:
+    return int(database.rows("SELECT count(*) FROM modak.delta")[0][0])
+
+
+def _unfolded(database: Database) -> int:
+    return int(database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL")[0][0])
+
+
+@pytest.mark.parametrize("index_memory", [0, 1 << 24])
+def test_folds_beside_writers_lose_nothing(database: Database, tmp_path: Path, index_memory: int) -> None:
+    mirror = Mirror.create(
+        database,
+        tmp_path.as_uri(),
+        ThreadTaskRunner(),
+        fold_age=0.05,
+        fold_rows=25,
+        resolve_age=0.5,
+        index_memory=index_memory,
+    )
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        with duckdb_connection() as duckdb, writing(database, divided.write, 11) as written:
+            for _ in range(2):
+                divided.advance(running)
+                before = written()
+                while written() < before + 60:
+                    divided.assert_exact(duckdb)
+        await_true(lambda: _delta(database) == 0, 30, "every correction folded and cleared")
+        divided.assert_exact()
+        assert running.steps.count(Step.FOLDED) > 4
+        assert running.steps.count(Step.FOLD_FAILED) == 0
+        assert running.steps.count(Step.RETRYING) == 0
+    mirror.assert_sound()
+
+
+def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror, partitions=2)
+
+    def correct(step: Step, _: dict[str, object]) -> None:
+        # The fold's files are written and its metadata staged: it will land with what it read.
+        if step is Step.STAGED and divided.sealed and _unfolded(database) and not again:
+            again.append(True)
+            with database.connect(autocommit=False) as connection:
+                upsert(connection, 5, 1, "second")
+                delete(connection, 6, 2)
+
+    again: list[bool] = []
+    with mirror.pumping(Steps(on=correct)) as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 5, 1, "first")
+            upsert(connection, 6, 2, "first")
+        await_true(lambda: bool(again), 20, "a correction during the fold")
+        divided.assert_exact()
+        await_true(lambda: _delta(database) == 0, 20, "everything folded")
+        divided.assert_exact()
+        assert running.steps.count(Step.FOLDED) == 2
+
+
+def test_what_a_pin_needs_is_not_cleared(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror, partitions=2)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        with database.connect(autocommit=False) as reader, database.connect(autocommit=False) as pinned:
+            # One pin is committed, the other one never is: its reader works in one transaction.
+            pin = _pin(pinned, divided)
+            pinned.commit()
+            _pin(reader, divided)
+            with database.connect(autocommit=False) as connection:
+                upsert(connection, 5, 1, "corrected")
+            await_true(lambda: _unfolded(database) == 0, 20, "the fold")
+            folds = running.steps.count(Step.FOLDED)
+            assert folds == 1
+            pinned.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (pin,))
+            pinned.commit()
+            looked = running.steps.count(Step.PUBLISHED)
+            mirror.await_frontier()
+            await_true(lambda: running.steps.count(Step.PUBLISHED) > looked, 20, "the pump goes on")
+            divided.assert_exact()
+            assert _delta(database) == 1, "a reader whose pin nobody sees has lost a correction"
+            reader.rollback()
+            pin = _pin(pinned, divided)
+            pinned.commit()
+            await_true(lambda: _delta(database) == 0, 20, "cleared: the pin is of an S that has the correction")
+            divided.assert_exact()
+
+
+def _pin(connection: Any, divided: Divided) -> int:
+    row = connection.execute(
+        "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+        " SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '15 minutes'"
+        " FROM modak.cutline c WHERE c.table_id = %s RETURNING pin_id",
+        (divided.table_id,),
+    ).fetchone()
+    return int(row[0])
+
+
+def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror, partitions=2)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        with database.connect() as connection:
+            pin = _pin(connection, divided)
+            upsert(connection, 5, 1, "one")
+            await_true(lambda: _unfolded(database) == 0, 20, "the first fold")
+            upsert(connection, 7, 1, "two")
+            await_true(lambda: _unfolded(database) == 0, 20, "the second fold")
+            assert _delta(database) == 2
+            connection.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (pin,))
+        await_true(lambda: _delta(database) == 0, 20, "cleared")
+        divided.assert_exact()
+        journal = database.rows("SELECT details ->> 'rows' FROM modak.op_log WHERE details ->> 'kind' = 'fold'")
+        assert [row[0] for row in journal] == ["1", "1"]

@@ -1,0 +1,183 @@
+"""Maintenance through Spark's procedures, beside a pump that commits."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mirror_pump.lake.catalog import ENGINE_PROPERTIES
+from mirror_pump.ops.maintain import PassResult
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.source.maintenance import rewriting
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import lake_session
+from mirror_pump.testing.mirror import Steps, await_true
+from tests.integration.maintenance_support import (
+    DEBTS,
+    MIB,
+    UPKEEP,
+    CommitGate,
+    Maintained,
+    T,
+    prepare,
+    write,
+    write_and_publish,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def maintained(database: Database, warehouse: str, spark: SparkSession) -> Maintained:
+    return prepare(database, warehouse, spark)
+
+
+def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
+    write_and_publish(maintained.mirror, range(12))
+    before = maintained.debt(T).figures
+    assert before.small_files > 10
+    assert before.equality_delete_rows > 100
+    result = maintained.maintain(T)
+    assert result.errors == []
+    assert (result.before, result.after) == (before, maintained.debt(T).figures)
+    after = maintained.debt(T).figures
+    assert (after.data_files, after.position_delete_rows) == (1, 0)
+    assert after.equality_delete_rows < before.equality_delete_rows / 5, "those of the newest commit may stay"
+    state = maintained.lake_table(T)
+    assert maintained.published(T) == (state.snapshot_id, state.metadata_location), "S follows, though no pump runs"
+    assert state.metadata["properties"].items() >= ENGINE_PROPERTIES.items()
+    maintained.assert_equal(T)
+    operations = [(operation, phase) for operation, phase, _ in maintained.journal(T)]
+    assert operations[:2] == [("pass", "done"), ("rewrite_data_files", "done")]
+    ((stats, warnings, policy),) = maintained.mirror.database.rows(
+        "SELECT stats, warnings, policy FROM modak.lake_stats"
+    )
+    assert stats["data_files"] == 1
+    assert warnings == []
+    assert policy["rewrite_target_bytes"] == MIB
+    write_and_publish(maintained.mirror, range(12, 15))
+    maintained.assert_equal(T)
+
+
+def test_nothing_is_done_unasked_below_the_thresholds(maintained: Maintained) -> None:
+    write_and_publish(maintained.mirror, range(5))
+    location = maintained.mirror.location(T)
+    assert maintained.maintain(T, asked=False) == PassResult(T)
+    assert maintained.journal(T) == []
+    maintained.policy(T, rewrite_min_input_files=4)
+    assert maintained.maintain(T, asked=False).done
+    maintained.policy(T, rewrite_min_input_files=2, maintenance_enabled=False)
+    write_and_publish(maintained.mirror, range(5, 10))
+    location = maintained.mirror.location(T)
+    assert maintained.maintain(T, asked=False).done == []
+    assert maintained.mirror.location(T) == location
+    assert maintained.maintain(T).done, "a request is answered all the same"
+    maintained.assert_equal(T)
+
+
+def test_position_delete_files_are_merged(maintained: Maintained) -> None:
+    """Other engines make them; so may the mirror."""
+    mirror = maintained.mirror
+    session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
+    # By default Spark merges them per data file as it deletes.
+    session.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('write.delete.granularity' = 'partition')")
+    for number in range(4):
+        session.sql(f"DELETE FROM lake.public.t WHERE id % 700 = {number}")
+        with mirror.database.connect() as connection:
+            connection.execute("DELETE FROM t WHERE id %% 700 = %s", (number,))
+    mirror.catch_up()
+    before = maintained.debt(T).figures
+    assert before.position_delete_files >= 4
+    maintained.policy(T, rewrite_enabled=False, delete_compaction_enabled=False)
+    result = maintained.maintain(T)
+    assert result.errors == []
+    assert any("rewrite_position_delete_files" in line for line in result.done)
+    after = maintained.debt(T).figures
+    assert after.position_delete_files < before.position_delete_files
+    maintained.assert_equal(T)
+
+
+def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: Maintained) -> None:
+    """More commits land during the rewrite than the pump keeps snapshots: its commit needs them all."""
+    mirror = maintained.mirror
+    write_and_publish(mirror, range(6))
+    gate = CommitGate(mirror.database)
+    results: list[PassResult] = []
+    steps = Steps()
+    with mirror.pumping(steps):
+        thread = threading.Thread(target=lambda: results.append(maintained.maintain(T)), name="maintain")
+        with gate.closed():
+            thread.start()
+            gate.await_commit()
+            with mirror.database.connect() as connection:
+                assert list(rewriting(connection, [maintained.table_id(T)])) == [maintained.table_id(T)]
+            began = steps.count(Step.PUBLISHED)
+            for number in range(100, 230):
+                write(mirror, number)
+                mirror.await_frontier()
+            assert steps.count(Step.PUBLISHED) - began > 110
+            assert len(maintained.lake_table(T).metadata["snapshots"]) > 130, "none is thinned while the rewrite runs"
+        thread.join(120)
+        assert not thread.is_alive()
+        write(mirror, 999)
+        mirror.await_frontier()
+        with mirror.database.connect() as connection:
+            assert rewriting(connection, [maintained.table_id(T)]) == {}
+    assert results[0].errors == []
+    operations = [snapshot["summary"]["operation"] for snapshot in maintained.lake_table(T).metadata["snapshots"]]
+    assert "replace" in operations
+    assert len(operations) < 110, "the next publish thins again"
+    maintained.assert_equal(T)
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param(DEBTS, id="debts", marks=pytest.mark.soak), pytest.param(UPKEEP, id="upkeep")]
+)
+def test_compactions_succeed_while_commits_come_without_a_pause(
+    maintained: Maintained, settings: dict[str, Any]
+) -> None:
+    mirror = maintained.mirror.with_options(**settings)
+    stop = threading.Event()
+    steps = Steps()
+
+    def load() -> None:
+        number = 0
+        while not stop.is_set():
+            write(mirror, number := number + 1)
+
+    writer = threading.Thread(target=load, name="load")
+    with mirror.pumping(steps):
+        writer.start()
+        try:
+            await_true(lambda: steps.count(Step.PUBLISHED) > 20, 60, "20 commits")
+            with maintained.maintainer() as maintainer:
+                for _ in range(2):
+                    maintained.request(T)
+                    before = steps.count(Step.PUBLISHED)
+                    result = maintainer.maintain(maintained.table_id(T))
+                    assert result is not None
+                    assert result.errors == []
+                    assert any("rewrite_data_files" in line for line in result.done)
+                    assert steps.count(Step.PUBLISHED) - before >= 2, "the pump went on meanwhile"
+        finally:
+            stop.set()
+            writer.join(30)
+        mirror.await_frontier()
+    maintained.assert_equal_by_spark(T)
+    assert mirror.state(T) == "live"
+
+
+def test_the_history_is_thinned_as_the_policy_says(maintained: Maintained) -> None:
+    """By the pump's own commits, from the next one on; a stored value that is wrong does not stop it."""
+    write_and_publish(maintained.mirror, range(12))
+    assert len(maintained.lake_table(T).metadata["snapshots"]) > 12
+    maintained.policy(T, history_newest=5, history_minutes_hours=0.0, history_hours_hours=0.0)
+    write_and_publish(maintained.mirror, range(12, 14))
+    assert len(maintained.lake_table(T).metadata["snapshots"]) == 5
+    maintained.policy(T, history_newest="many")
+    write_and_publish(maintained.mirror, range(14, 18))
+    assert len(maintained.lake_table(T).metadata["snapshots"]) > 5
+    maintained.assert_equal(T)

@@ -1,0 +1,383 @@
+"""The service sheds old partitions by itself, and nobody who reads the seam can tell."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.model import TableId
+from mirror_pump.ops.retaining import change_retention, look, resume, show_retention
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.source import retention as source
+from mirror_pump.source.retainable import RetentionWish
+from mirror_pump.source.tables import load_table
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.integration.pipeline_support import writing
+from tests.integration.retention_support import WIDTH, Shedding
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Mirror:
+    return Mirror.create(database, warehouse, ThreadTaskRunner(2), retention_interval=0.1)
+
+
+def test_old_partitions_leave_under_writers_and_every_read_is_exact(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror)
+    with duckdb_connection() as duckdb:
+        with mirror.pumping(), writing(mirror.database, shedding.write, random.getrandbits(32)) as written:
+            mirror.await_live("public.events")
+
+            def gone() -> bool:
+                shedding.assert_exact(duckdb)
+                return shedding.states()["p1"] == "dropped"
+
+            await_true(gone, 60, f"p1 dropped: {shedding.explained()}")
+            assert written() > 0
+        shedding.assert_exact(duckdb)
+    assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
+    assert shedding.cut == 200
+    journal = mirror.database.rows("SELECT details ->> 'kind' FROM modak.op_log WHERE op_kind = 'retention'")
+    assert sorted(kind for (kind,) in journal) == sorted(["seal", "advance", "prove", "drop"] * 2)
+
+
+class _Killed(BaseException):
+    """Nothing in the product catches it."""
+
+
+def _ended(running: RunningPump, shedding: Shedding) -> bool:
+    return not running.thread.is_alive() or shedding.states()["p1"] == "dropped"
+
+
+def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread dies between any two of its changes of the database, until it needs no more."""
+    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    mirror.catch_up()
+    change_retention(mirror.settings, "events", "heap_retention", "100")
+    left, before = 1 << 30, False
+
+    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            nonlocal left
+            if arguments[1] in ("sweep_pins", "prune"):
+                # Once in each life, before anything else.
+                return function(*arguments)
+            left -= 1
+            # Also in the session after one that ended at that very moment.
+            if left < 0 or (left == 0 and before):
+                raise _Killed
+            result = function(*arguments)
+            if left == 0:
+                raise _Killed
+            return result
+
+        return run
+
+    for name in ("attempt", "run", "journal", "enter", "install", "create_default"):
+        monkeypatch.setattr(source, name, dying(getattr(source, name)))
+    deaths = 0
+    with duckdb_connection() as duckdb:
+        for number in range(1, 40):
+            # One change at a time gets through: it dies after the first, or before the second.
+            left, before = (1, False) if number % 2 else (2, True)
+            running = mirror.start()
+            try:
+                await_true(partial(_ended, running, shedding), 30, "death or the end")
+                if running.thread.is_alive():
+                    left = 1 << 30
+                    try:
+                        running.stop()
+                    except _Killed:
+                        # After its last change.
+                        deaths += 1
+                    break
+                with pytest.raises(_Killed):
+                    running.join()
+                deaths += 1
+            finally:
+                running.pump.request_stop()
+            with mirror.database.connect(autocommit=False) as connection:
+                shedding.write(connection, random.Random(number))
+            shedding.assert_exact(duckdb)
+        else:
+            pytest.fail(f"it never got there: {shedding.explained()}")
+        shedding.assert_exact(duckdb)
+    assert deaths > 8
+    assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
+
+
+def test_a_pin_delays_drops_and_nothing_else(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=5, rows=10)
+    pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events')")[0]
+    mirror.catch_up()
+    wanted = mirror.database.rows("SELECT at, id, n, v FROM model ORDER BY 1, 2")
+    with mirror.pumping():
+        shedding.await_state(p0="tiered", p1="tiered", p2="tiered")
+        await_true(lambda: "of a reader lasts until" in shedding.reason("p0"), 20, "the reason is told")
+        assert shedding.cut == 300
+        mirror.await_frontier()
+        shedding.assert_exact()
+        assert mirror.database.rows("SELECT at, id, n, v FROM events ORDER BY 1, 2") == wanted, "T of the pin is -2^63"
+        mirror.database.rows("SELECT modak.release(%s)", (pin[0],))
+        resume(mirror.settings, ())
+        shedding.await_state(p0="dropped", p1="dropped", p2="dropped")
+        shedding.assert_exact()
+
+
+def test_expired_pins_are_swept_and_counted(mirror: Mirror) -> None:
+    Shedding.create(mirror, partitions=2, rows=2)
+    mirror.database.rows("SELECT pin_id FROM modak.pin('events', interval '-2 hours')")
+    mirror.database.rows("SELECT pin_id FROM modak.pin('events', interval '-1 minute')")
+    swept: LiteralString = "SELECT details -> 'pins' FROM modak.op_log WHERE details ->> 'kind' = 'pins expired'"
+    with mirror.pumping():
+        await_true(lambda: mirror.database.rows("SELECT read_pins, expired_pins FROM modak.status") == [(1, 1)], 30, "")
+    assert mirror.database.rows(swept) == [(1,)]
+
+
+def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) -> None:
+    """A view on p0, a long reader of the whole table, a writer in p1 that does not end."""
+    shedding = Shedding.create(mirror, partitions=5, rows=10, lag="1000")
+    mirror.database.execute("CREATE VIEW dependent AS SELECT * FROM p0")
+    mirror.catch_up()
+    with mirror.pumping():
+        with mirror.database.connect(autocommit=False) as writer:
+            writer.execute("UPDATE events SET n = n + 1 WHERE at = 110")
+            change_retention(mirror.settings, "events", "heap_retention", "100")
+            shedding.await_state(p0="tiered", p1="hot", p2="sealing")
+            await_true(lambda: "hold locks" in shedding.reason("p1"), 20, "p1 cannot be sealed")
+            assert shedding.cut == 100
+            writer.rollback()
+        resume(mirror.settings, ())
+        await_true(lambda: "depend" in shedding.reason("p0"), 20, "p0 cannot be dropped")
+        with mirror.database.connect(autocommit=False) as reader:
+            reader.execute("SELECT count(*) FROM events")
+            shedding.await_state(p1="tiered", p2="tiered")
+            await_true(lambda: "hold locks" in shedding.reason("p1"), 20, "p1 cannot be dropped")
+            # A statement of others waits behind ours no longer than we wait.
+            with mirror.database.connect() as other:
+                other.execute("SET lock_timeout = '2s'")
+                for _ in range(20):
+                    other.execute("UPDATE events SET n = n WHERE at = 410")
+            reader.rollback()
+        resume(mirror.settings, ())
+        shedding.await_state(p1="dropped", p2="dropped")
+        mirror.database.execute("DROP VIEW dependent")
+        resume(mirror.settings, ())
+        shedding.await_state(p0="dropped")
+        shedding.assert_exact()
+
+
+def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=4, rows=10)
+    pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+    mirror.catch_up()
+    steps = Steps()
+    with mirror.pumping(steps):
+        shedding.await_state(p0="tiered", p1="tiered")
+        # Changes that no trigger sees, behind the service's back.
+        with mirror.database.connect() as connection:
+            connection.execute("ALTER TABLE p0 DISABLE TRIGGER ALL")
+            connection.execute("UPDATE p0 SET v = 'unseen' WHERE at = 0")
+            connection.execute("DELETE FROM p0 WHERE at = 10")
+            connection.execute("INSERT INTO p0 VALUES (11, 1, 1, 'unseen')")
+        mirror.database.rows("SELECT modak.release(%s)", (pin,))
+        await_true(lambda: steps.count(Step.RETENTION_STOPPED), 30, "it stops")
+        shedding.await_state(p0="tiering")
+        (report,) = look(mirror.settings, ())
+        assert report.stopped is not None
+        for part in ("0, 0: other values", "10, 1: not in the heap", "11, 1: not in the lake"):
+            assert part in report.stopped
+        assert mirror.database.rows("SELECT retention_stopped IS NOT NULL FROM modak.status") == [(True,)]
+        # Mended: the lake's state is the truth.
+        mirror.database.execute(
+            "UPDATE p0 SET v = 'first' WHERE at = 0",
+            "INSERT INTO p0 VALUES (10, 1, 0, 'first')",
+            "DELETE FROM p0 WHERE at = 11",
+        )
+        resume(mirror.settings, ["events"])
+        shedding.await_state(p0="dropped", p1="dropped")
+        shedding.assert_exact()
+
+
+def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:
+    """TRUNCATE of the table and of single partitions, in every state of a partition."""
+    shedding = Shedding.create(mirror, partitions=4, rows=10)
+    mirror.database.rows("SELECT pin_id FROM modak.pin('events')")
+    mirror.catch_up()
+    with mirror.pumping():
+        shedding.await_state(p0="tiered", p1="tiered")
+        mirror.database.execute("TRUNCATE p0", "INSERT INTO events VALUES (5, 99, 1, 'after')")
+        mirror.database.execute("INSERT INTO model VALUES (5, 99, 1, 'after')")
+        shedding.assert_exact()
+        mirror.database.execute("TRUNCATE p2", "DELETE FROM model WHERE at >= 200 AND at < 300")
+        mirror.await_frontier()
+        mirror.await_live("public.events")
+        shedding.assert_exact()
+        with mirror.database.connect(autocommit=False) as connection:
+            connection.execute("TRUNCATE events")
+            connection.execute("DELETE FROM model WHERE at >= 200")
+            connection.execute("INSERT INTO events VALUES (310, 1, 1, 'new')")
+            connection.execute("INSERT INTO model VALUES (310, 1, 1, 'new')")
+        mirror.await_frontier()
+        shedding.assert_exact()
+        mirror.database.execute("DELETE FROM modak.read_pins")
+        resume(mirror.settings, ())
+        shedding.await_state(p0="dropped", p1="dropped")
+        shedding.assert_exact()
+
+
+def test_what_owners_do_with_partitions(mirror: Mirror) -> None:
+    """One is dropped, one detached, one attached below T, one made late: no row of the lake is taken for deleted."""
+    shedding = Shedding.create(mirror, partitions=6, rows=10, lag="200")
+    mirror.catch_up()
+    steps = Steps()
+    with mirror.pumping(steps):
+        shedding.await_state(p0="dropped", p1="dropped", p2="dropped")
+        mirror.database.execute("DROP TABLE p3", "ALTER TABLE events DETACH PARTITION p4")
+        await_true(lambda: shedding.cut == 500, 30, f"T passes both: {shedding.explained()}")
+        shedding.assert_exact()
+        assert shedding.states()["p3"] == shedding.states()["p4"] == "dropped"
+        mirror.database.execute("ALTER TABLE events ATTACH PARTITION p4 FOR VALUES FROM (400) TO (500)")
+        await_true(lambda: "attached below T" in str(shedding.explained()), 30, "it is noticed")
+        with mirror.database.connect() as connection:
+            shedding.make_partition(connection, 6)
+        shedding.await_state(p6="hot")
+        assert mirror.database.rows("SELECT retention_stopped FROM modak.status") == [(None,)]
+    assert steps.count(Step.TABLE_FAILED) == 0
+
+
+def test_partitions_are_made_ahead(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+    with mirror.pumping():
+        mirror.await_live("public.events")
+        await_true(lambda: len(shedding.states()) == 4, 30, "two more partitions")
+        assert mirror.database.rows("SELECT to_regclass('events_p300')::text") == [("events_p300",)]
+        mirror.database.execute("INSERT INTO events VALUES (399, 1, 1, 'x')")
+        await_true(lambda: len(shedding.states()) == 6, 30, "two more above the newest")
+        mirror.await_frontier()
+    mirror.assert_equal("public.events")
+
+
+def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    mirror.catch_up()
+    assert {one.key: one.shown for one in show_retention(mirror.settings, "events")} == {
+        "heap_retention": "1000",
+        "premake": "0",
+        "width": "100",
+    }
+    with mirror.pumping():
+        change_retention(mirror.settings, "events", "heap_retention", "200")
+        shedding.await_state(p0="dropped", p1="hot")
+        change_retention(mirror.settings, "events", "heap_retention", None)
+        outlook = look(mirror.settings, ["events"])[0]
+        assert outlook.partitions[0].outlook == "stays: heap_retention is not set"
+        assert mirror.database.rows("SELECT heap_retention_lag IS NOT NULL FROM modak.tables") == [(True,)]
+        change_retention(mirror.settings, "events", "heap_retention", "100")
+        shedding.await_state(p1="dropped")
+        with pytest.raises(UsageError, match="whole number"):
+            change_retention(mirror.settings, "events", "heap_retention", "1 day")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("CREATE TABLE t (id int PRIMARY KEY)", "is not partitioned"),
+        ("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY LIST (id)", "by range of one column"),
+        ("CREATE TABLE t (id int, b int, PRIMARY KEY (id, b)) PARTITION BY RANGE (id, b)", "by range of one column"),
+        ("CREATE TABLE t (id text PRIMARY KEY) PARTITION BY RANGE (id)", "neither an integer nor a time"),
+    ],
+)
+def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, said: str) -> None:
+    mirror.database.execute(made)
+    with pytest.raises(TableError, match=said):
+        mirror.register("t", retention=RetentionWish("5"))
+
+
+def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror) -> None:
+    mirror.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE tn PARTITION OF t FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
+    )
+    with pytest.raises(TableError, match="partitioned themselves"):
+        mirror.register("t", retention=RetentionWish("5"))
+    mirror.database.execute("DROP TABLE tn", "CREATE TABLE td PARTITION OF t DEFAULT", "INSERT INTO t VALUES (1)")
+    with pytest.raises(TableError, match=r"td of public\.t holds rows"):
+        mirror.register("t", retention=RetentionWish("5"))
+    mirror.database.execute("TRUNCATE t")
+    with pytest.raises(UsageError, match="no whole number"):
+        mirror.register("t", retention=RetentionWish("5 days"))
+
+
+def test_leaving_the_mirror_says_what_becomes_of_old_rows(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=3, rows=10)
+    with mirror.pumping():
+        shedding.await_state(p0="dropped")
+    with pytest.raises(TableError, match="only copy"):
+        mirror.unregister("events")
+    mirror.unregister("events", keep_lake=True)
+    # Nothing of ours is left that a statement could trip over.
+    assert mirror.database.rows("SELECT tgname FROM pg_trigger WHERE tgname LIKE 'zz_modak%'") == []
+    mirror.database.execute("UPDATE events SET n = 5", "TRUNCATE p1")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        mirror.database.execute("INSERT INTO events VALUES (5, 5, 5, 'x')")
+    with pytest.raises(TableError, match="holds rows that the heap had shed"):
+        mirror.register("events")
+
+
+def test_timestamps_and_dates_shed_too(mirror: Mirror) -> None:
+    mirror.database.execute(
+        "CREATE TABLE t (id int, at timestamptz, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
+        "CREATE TABLE d (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
+    )
+    with mirror.database.connect() as connection:
+        for table in ("t", "d"):
+            for month in (1, 2, 3):
+                connection.execute(
+                    f"CREATE TABLE {table}{month} PARTITION OF {table} FOR VALUES FROM ('2026-0{month}-01')"
+                    f" TO ('2026-0{month + 1}-01')".encode()
+                )
+            connection.execute(
+                f"INSERT INTO {table} SELECT g, date '2026-01-01' + g * 7 FROM generate_series(0, 12) g".encode()
+            )
+    mirror.register("t", "d", retention=RetentionWish("3 weeks"))
+    cuts: LiteralString = (
+        "SELECT tier_key_hi FROM modak.cutline JOIN modak.tables USING (table_id) ORDER BY tier_key_type"
+    )
+    assert mirror.database.rows(cuts) == [(-719162,), (-62135596800000000,)]
+    with mirror.pumping():
+        await_true(
+            lambda: mirror.database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'dropped'") == [(4,)],
+            60,
+            str(mirror.database.rows("SELECT partition_id, state, reason FROM modak.partitions")),
+        )
+        mirror.database.execute("INSERT INTO t VALUES (99, '2026-01-05 00:00:00.5+02')")
+    assert mirror.database.rows(cuts) == [(20513,), (1772323200000000,)]
+    assert mirror.database.rows("SELECT replace(pk, chr(31), ' ') FROM modak.delta") == [
+        ("99 2026-01-04 22:00:00.5+00",)
+    ]
+    (first, second) = look(mirror.settings, ())
+    assert {first.cut, second.cut} == {"2026-03-01", "2026-03-01 00:00:00+00"}
+
+
+def test_a_partition_that_is_dropped_while_partitions_are_looked_at(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000")
+    with mirror.database.connect() as connection:
+        table = load_table(connection, TableId(mirror.database.rows("SELECT 'events'::regclass::oid::bigint")[0][0]))
+        assert table is not None
+        assert table.tier is not None
+        attached = source.read_attached(connection, table.table_id)
+        newest = source.newest_key(connection, table.tier, attached)
+        connection.execute(f"DROP TABLE p{shedding.partitions - 1}".encode())
+        found = source.newest_key(connection, table.tier, attached)
+    assert newest is not None
+    assert found is not None
+    assert (newest // WIDTH, found // WIDTH) == (2, 1)

@@ -1,0 +1,289 @@
+"""Transactions of every kind, of which the outcome alone counts: nested, prepared, open for long, very many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mirror_pump.cli.main import app
+from mirror_pump.pipeline.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, lake_rows
+from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.tasks import ThreadTaskRunner
+
+
+@pytest.fixture
+def tasks() -> Iterator[ThreadTaskRunner]:
+    runner = ThreadTaskRunner()
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server that a test may restart."""
+    with EmbeddedPostgres() as server:
+        yield server
+
+
+_TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, big text)"
+_ROWS = "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, 60) g"
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_subtransactions(database: Database, warehouse: str, tasks: ThreadTaskRunner, identity: str) -> None:
+    """Changes of key in what is rolled back, what is released, and what is released within what is rolled back."""
+    database.execute(_TABLE, "ALTER TABLE t ALTER big SET STORAGE EXTERNAL", _ROWS)
+    mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
+    with mirror.pumping(), database.connect() as connection:
+        connection.execute(f"ALTER TABLE t REPLICA IDENTITY {identity}".encode())
+        mirror.register("t")
+        mirror.await_live("public.t")
+        connection.execute(
+            """BEGIN;
+            UPDATE t SET id = id + 1000 WHERE id <= 10;
+            SAVEPOINT a;
+              DELETE FROM t WHERE id BETWEEN 11 AND 20;
+              UPDATE t SET id = id - 1000 WHERE id > 1000;
+              SAVEPOINT b;
+                UPDATE t SET id = -id, n = -1 WHERE id BETWEEN 1 AND 5;
+                INSERT INTO t VALUES (11, -2), (12, -2);
+              RELEASE b;
+              SAVEPOINT c;
+                TRUNCATE t;
+                INSERT INTO t VALUES (1, -3);
+            ROLLBACK TO a;
+            SAVEPOINT d;
+              UPDATE t SET n = n + 1 WHERE id BETWEEN 15 AND 25;
+              SAVEPOINT e;
+                UPDATE t SET id = id + 2000 WHERE id BETWEEN 15 AND 18;
+                SAVEPOINT f;
+                  DELETE FROM t WHERE id > 2000;
+                  INSERT INTO t VALUES (2015, -4);
+                ROLLBACK TO f;
+                UPDATE t SET n = n * 2 WHERE id > 2000;
+              RELEASE e;
+            RELEASE d;
+            SAVEPOINT g;
+              DELETE FROM t WHERE id = 30;
+              INSERT INTO t VALUES (30, 30, 'again');
+            RELEASE g;
+            SAVEPOINT h;
+              UPDATE t SET id = 31000 WHERE id = 31;
+            ROLLBACK TO h;
+              UPDATE t SET id = 32000 WHERE id = 32;
+              INSERT INTO t VALUES (32, 0, 'new under an old key');
+            COMMIT"""
+        )
+        # A block with an exception handler is a subtransaction per row: more than a backend keeps in memory (64).
+        connection.execute(
+            """DO $$ BEGIN FOR i IN 1..200 LOOP
+                 BEGIN
+                   UPDATE t SET n = n + i WHERE id = 40 + i % 10;
+                   INSERT INTO t VALUES (5000 + i, i);
+                   IF i % 3 = 0 THEN RAISE EXCEPTION 'no'; END IF;
+                   UPDATE t SET id = -5000 - i WHERE id = 5000 + i AND i % 2 = 0;
+                 EXCEPTION WHEN raise_exception THEN NULL;
+                 END;
+               END LOOP; END $$"""
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+        assert len(mirror.lake("public.t")) == 60 + 1 + 134
+    mirror.assert_sound()
+
+
+def test_key_swaps_through_a_deferred_constraint(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """A column that is unique at the end of the transaction only, beside the key; and keys that are exchanged."""
+    database.execute(
+        "CREATE TABLE s (code text NOT NULL, id int NOT NULL, v text, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE UNIQUE INDEX s_code ON s (code)",
+        "ALTER TABLE s REPLICA IDENTITY USING INDEX s_code",
+        "INSERT INTO s SELECT 'c' || g, g, 'v' || g FROM generate_series(1, 20) g",
+        "CREATE TABLE r (id int PRIMARY KEY, v text)",
+        "INSERT INTO r SELECT g, 'v' || g FROM generate_series(1, 20) g",
+    )
+    mirror = Mirror.create(database, warehouse, tasks, segment_bytes=200)
+    with mirror.pumping():
+        mirror.register("s", "r")
+        mirror.await_live("public.s", "public.r")
+        database.execute(
+            "BEGIN; UPDATE s SET id = 2 WHERE code = 'c1'; UPDATE s SET id = 1 WHERE code = 'c2'; COMMIT",
+            "UPDATE s SET id = 21 - id",
+            "BEGIN; UPDATE s SET code = 'x' WHERE id = 3; UPDATE s SET code = 'c18', id = 4 WHERE id = 4;"
+            " UPDATE s SET code = 'c17' WHERE code = 'x'; COMMIT",
+            # The same end by way of a third key, several times in one transaction, and back.
+            "BEGIN;"
+            " UPDATE r SET id = -1 WHERE id = 1; UPDATE r SET id = 1 WHERE id = 2; UPDATE r SET id = 2 WHERE id = -1;"
+            " UPDATE r SET id = -1 WHERE id = 1; UPDATE r SET id = 1 WHERE id = 2; UPDATE r SET id = 2 WHERE id = -1;"
+            " UPDATE r SET id = -3 WHERE id = 3; UPDATE r SET id = 3 WHERE id = 4; UPDATE r SET id = 4 WHERE id = -3;"
+            "COMMIT",
+            "BEGIN; DELETE FROM r WHERE id = 9; INSERT INTO r VALUES (9, 'again'); UPDATE r SET id = 99 WHERE id = 9;"
+            " UPDATE r SET id = 9, v = 'and back' WHERE id = 99; COMMIT",
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.s", "public.r")
+
+
+def test_prepared_transactions(own_server: EmbeddedPostgres, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Nothing of them counts before COMMIT PREPARED, over restarts of the pump and of the server; F passes them by."""
+    own_server.create_database("x")
+    database = Database(own_server, "x")
+    database.execute(_TABLE, _ROWS, "CREATE TABLE u (id int PRIMARY KEY)")
+    mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
+    with mirror.pumping():
+        mirror.register("t", "u")
+        mirror.await_live("public.t", "public.u")
+        for name, first in (("kept", 1), ("gone", 21), ("late", 41)):
+            with database.connect() as connection:
+                for statement in (
+                    "BEGIN",
+                    f"UPDATE t SET id = id + 1000, n = -1 WHERE id BETWEEN {first} AND {first + 4}",
+                    f"DELETE FROM t WHERE id BETWEEN {first + 5} AND {first + 9}",
+                    "SAVEPOINT s",
+                    "DELETE FROM t WHERE id = 60",
+                    "ROLLBACK TO s",
+                    f"INSERT INTO t VALUES ({first + 3000})",
+                    f"PREPARE TRANSACTION '{name}'",
+                ):
+                    connection.execute(statement.encode())
+        database.execute("INSERT INTO u VALUES (1)")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t", "public.u")
+        assert len(mirror.lake("public.t")) == 60, "nothing of what is only prepared"
+    with mirror.pumping():
+        database.execute("INSERT INTO u VALUES (2)")
+        own_server.restart("fast")
+        database.execute("COMMIT PREPARED 'kept'", "INSERT INTO u VALUES (3)")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t", "public.u")
+        own_server.restart("immediate")
+        database.execute("ROLLBACK PREPARED 'gone'", "INSERT INTO u VALUES (4)")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t", "public.u")
+    # Committed while no pump runs, and with its rows in WAL that was written two restarts ago.
+    database.execute("CHECKPOINT", "COMMIT PREPARED 'late'")
+    mirror.catch_up()
+    mirror.assert_equal("public.t", "public.u")
+    assert sum(row[0] > 1000 for row in mirror.lake("public.t")) == 2 * 6
+    mirror.assert_sound()
+
+
+def test_a_transaction_that_stays_open(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """It holds back nothing but WAL, and status says so: F passes, others are published, pumps come and go."""
+    database.execute(_TABLE, _ROWS, "CREATE TABLE u (id int PRIMARY KEY, v text)")
+    mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
+    mirror.register("t", "u")
+    mirror.catch_up()
+    with database.connect(autocommit=False) as long:
+        long.execute("SET application_name = 'nightly report'")
+        long.execute("UPDATE t SET id = id + 1000, n = -n WHERE id % 2 = 0")
+        long.execute("SAVEPOINT s")
+        long.execute("DELETE FROM t")
+        long.execute("ROLLBACK TO s")
+        for round_ in range(3):
+            with mirror.pumping() as pump:
+                for number in range(20):
+                    with database.connect() as connection:
+                        key = 100 * round_ + number
+                        connection.execute("INSERT INTO u VALUES (%s, 'new')", (key,))
+                        connection.execute("UPDATE t SET n = n + 1 WHERE id = %s", (2 * number + 1,))
+                    if number % 5 == 0:
+                        mirror.await_frontier()
+                mirror.await_frontier()
+                mirror.assert_equal("public.t", "public.u")
+                assert pump.steps.count(Step.PUBLISHED) >= 4
+            long.execute("INSERT INTO t VALUES (%s)", (5000 + round_,))
+        held = slot_status(mirror)["held_by"]
+        assert held["kind"] == "transaction"
+        assert held["pid"] == long.info.backend_pid
+        assert held["application"] == "nightly report"
+        assert held["seconds"] >= 0
+        with mirror.pumping():
+            mirror.await_frontier()
+            long.commit()
+            mirror.await_frontier()
+            mirror.assert_equal("public.t", "public.u")
+            assert sum(row[0] > 1000 for row in mirror.lake("public.t")) == 30 + 3
+        assert slot_status(mirror)["held_by"] is None
+    with database.connect() as connection:
+        connection.execute("BEGIN; INSERT INTO u VALUES (-1); PREPARE TRANSACTION 'forgotten'")
+        database.execute("INSERT INTO u VALUES (-2)")
+        mirror.catch_up()
+        held = slot_status(mirror)["held_by"]
+        assert (held["kind"], held["prepared"]) == ("prepared transaction", "forgotten")
+        connection.execute("ROLLBACK PREPARED 'forgotten'")
+    mirror.catch_up()
+    mirror.assert_equal("public.t", "public.u")
+    mirror.assert_sound()
+
+
+def slot_status(mirror: Mirror) -> dict[str, Any]:
+    from typer.testing import CliRunner
+
+    environment = {"MIRROR_PUMP_DSN": mirror.settings.dsn, "MIRROR_PUMP_SLOT": mirror.settings.slot}
+    done = CliRunner().invoke(app, ["status", "--json"], env=environment)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)["slot"]
+    return found
+
+
+@pytest.mark.parametrize("count", [8_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_very_many_small_transactions(database: Database, warehouse: str, tasks: ThreadTaskRunner, count: int) -> None:
+    """Each a commit of its own; some of them empty, some rolled back."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)",
+        "CREATE TABLE other (id int)",
+        """CREATE PROCEDURE many(count int) LANGUAGE plpgsql AS $$ BEGIN
+             FOR i IN 1..count LOOP
+               CASE i % 8
+                 WHEN 0 THEN UPDATE t SET n = n + 1 WHERE id = i - 4;
+                 WHEN 1 THEN DELETE FROM t WHERE id = i - 8;
+                 WHEN 2 THEN INSERT INTO other VALUES (i);
+                 WHEN 3 THEN UPDATE t SET id = -i WHERE id = i - 5;
+                 ELSE INSERT INTO t VALUES (i, 0);
+               END CASE;
+               IF i % 50 = 7 THEN ROLLBACK; ELSE COMMIT; END IF;
+             END LOOP; END $$""",
+    )
+    steps = Steps()
+    mirror = Mirror.create(database, warehouse, tasks, batch_age=0.2)
+    mirror.register("t")
+    mirror.catch_up()
+    with mirror.pumping(steps):
+        with database.connect() as connection:
+            connection.execute("SET synchronous_commit = off")
+            connection.execute("CALL many(%s)", (count,))
+        mirror.await_frontier(seconds=200)
+        mirror.assert_equal("public.t")
+    assert sum(steps.details(Step.RECEIVED, "changes")) > count * 0.6
+    mirror.assert_sound()
+
+
+def test_messages_of_others_are_ignored(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Transactional and not, alone and between rows, rolled back, large, under our prefix too."""
+    database.execute(_TABLE, _ROWS)
+    mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
+    with mirror.pumping() as pump:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        (before,) = {mirror.state("public.t")}
+        database.execute(
+            "SELECT pg_logical_emit_message(true, 'outbox', '{\"table\": 1}')",
+            "SELECT pg_logical_emit_message(false, 'outbox', repeat('x', 3000000))",
+            "BEGIN; UPDATE t SET n = 1 WHERE id < 20; SELECT pg_logical_emit_message(true, 'a', 'b');"
+            " SELECT pg_logical_emit_message(false, 'mirror-pump', 'noise');"
+            " SELECT pg_logical_emit_message(true, 'mirror-pump', '{\"table\": \"no\"}');"
+            " UPDATE t SET id = -id WHERE id < 10; COMMIT",
+            "BEGIN; SELECT pg_logical_emit_message(true, '', ''); DELETE FROM t WHERE id = 30; ROLLBACK",
+            "SELECT pg_logical_emit_message(true, '', repeat(E'\\\\000', 0))",
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+        assert mirror.state("public.t") == before == "live"
+        assert pump.steps.count(Step.RETRYING) == pump.steps.count(Step.TABLE_COPIED_AGAIN) == 0
+        assert_same(mirror.heap("t"), lake_rows(mirror.location("public.t")), "t")

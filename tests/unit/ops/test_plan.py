@@ -1,0 +1,160 @@
+"""What maintenance is due, from figures alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mirror_pump.lake.debt import Figures, class_bounds
+from mirror_pump.ops.plan import (
+    Past,
+    expiry_of,
+    manifests_of,
+    position_deletes_of,
+    rewrite_of,
+    sweep_of,
+    warnings_of,
+)
+from mirror_pump.policy import Policy, policy_of
+
+MIB = 1 << 20
+POLICY = Policy()
+BOUNDS = class_bounds(POLICY.rewrite_target_bytes)
+CALM = Figures(
+    data_files=40,
+    small_files=30,
+    small_by_class=(15, 10, 5),
+    records=1_000_000,
+    data_bytes=900 * MIB,
+    delete_files=20,
+    equality_delete_files=20,
+    equality_delete_rows=5000,
+    manifests=12,
+    snapshots=100,
+    sequence_number=500,
+)
+
+
+def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebibyte() -> None:
+    assert BOUNDS == (96 * MIB, 12 * MIB, 1536 * 1024)
+    assert class_bounds(MIB) == (768 * 1024,)
+
+
+def test_little_debt_is_left_alone_unless_somebody_asks() -> None:
+    assert rewrite_of(CALM, POLICY, Past(), ("id",), asked=False) is None
+    asked = rewrite_of(CALM, POLICY, Past(), ("id",), asked=True)
+    assert asked is not None
+    assert (asked.rewrite.small_below, asked.rewrite.min_input_files, asked.rewrite.deletes) == (96 * MIB, 2, True)
+    empty = Figures(data_files=1, records=10, small_by_class=(0, 0, 0))
+    assert rewrite_of(empty, POLICY, Past(), (), asked=True) is None
+
+
+@pytest.mark.parametrize(("by_class", "below"), [((0, 0, 50), 0), ((0, 50, 3), 1), ((50, 0, 0), 2)])
+def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], below: int) -> None:
+    figures = replace(CALM, small_by_class=by_class, small_files=sum(by_class))
+    due = rewrite_of(figures, POLICY, Past(), (), asked=False)
+    assert due is not None
+    assert due.rewrite.small_below == tuple(reversed(BOUNDS))[below]
+    assert due.rewrite.options()["min-file-size-bytes"] == str(due.rewrite.small_below)
+    assert not due.rewrite.deletes
+
+
+def test_deletes_are_due_by_their_number_and_their_share() -> None:
+    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, Past(), (), asked=False)
+    assert due is not None
+    assert due.rewrite.deletes
+    assert not due.rewrite.everything
+    assert due.rewrite.options()["delete-file-threshold"] == "1"
+    small = replace(CALM, records=1000, equality_delete_rows=9_999)
+    assert rewrite_of(small, POLICY, Past(), (), asked=False) is None, "a share without a number is not worth it"
+    off = policy_of({"delete_compaction_enabled": False})
+    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, Past(), (), asked=True) is not None
+    off = policy_of({"delete_compaction_enabled": False, "rewrite_enabled": False})
+    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, Past(), (), asked=True) is None
+
+
+def test_deletes_that_a_compaction_left_make_the_next_rewrite_everything() -> None:
+    """Old files that no delete concerns keep Iceberg from dropping the deletes."""
+    debt = replace(CALM, equality_delete_rows=300_000)
+    assert not Past(deletes_before=300_000, deletes_after=1_000).deletes_persist
+    due = rewrite_of(debt, POLICY, Past(deletes_before=300_000, deletes_after=290_000), (), asked=False)
+    assert due is not None
+    assert due.rewrite.everything
+    assert due.rewrite.max_files is None
+    assert due.rewrite.options()["rewrite-all"] == "true"
+
+
+def test_sorting_is_by_key_and_large_tables_go_in_parts() -> None:
+    policy = policy_of({"rewrite_strategy": "sort"})
+    figures = replace(CALM, small_by_class=(0, 0, 5000), data_files=5000, data_bytes=200_000 * MIB)
+    due = rewrite_of(figures, policy, Past(), ("a", "b"), asked=False)
+    assert due is not None
+    assert due.rewrite.sort_by == ("a", "b")
+    assert due.rewrite.max_files == 51
+    assert rewrite_of(figures, POLICY, Past(), ("a", "b"), asked=False) is not None
+
+
+def test_position_deletes_and_manifests_are_due_by_number() -> None:
+    assert position_deletes_of(replace(CALM, position_delete_files=199), POLICY, asked=False) is None
+    assert position_deletes_of(replace(CALM, position_delete_files=200), POLICY, asked=False) is not None
+    assert position_deletes_of(replace(CALM, position_delete_files=2), POLICY, asked=True) is not None
+    assert position_deletes_of(CALM, POLICY, asked=True) is None
+    assert manifests_of(CALM, POLICY, asked=False) is None
+    assert manifests_of(CALM, POLICY, asked=True) is not None
+    assert manifests_of(replace(CALM, manifests=100), POLICY, asked=False) is not None
+    assert manifests_of(CALM, policy_of({"manifest_rewrite_enabled": False}), asked=True) is None
+
+
+def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """So many snapshots, one every so many milliseconds, whose IDs go down as sequence numbers go up."""
+    snapshots = [
+        {"snapshot-id": 1000 - number, "sequence-number": number, "timestamp-ms": number * every_ms}
+        for number in range(1, count + 1)
+    ]
+    current = snapshots[-1]["snapshot-id"]
+    named = {"main": {"type": "branch", "snapshot-id": current}, **(refs or {})}
+    return {"snapshots": snapshots, "current-snapshot-id": current, "refs": named, "properties": {}}
+
+
+HOUR = 3_600_000
+
+
+def test_snapshots_expire_by_the_time_since_they_were_replaced() -> None:
+    history = metadata(48, HOUR)
+    due = expiry_of(history, (), POLICY, now_ms=48 * HOUR, asked=False)
+    assert due is not None
+    # Replaced at 24 h or later: within the last 24 hours.
+    assert due.snapshot_ids == tuple(1000 - number for number in range(1, 23))
+
+
+def test_protected_named_and_newest_snapshots_stay() -> None:
+    history = metadata(48, HOUR, {"audit": {"type": "tag", "snapshot-id": 1000 - 5}})
+    policy = policy_of({"snapshot_min_retained": 40, "snapshot_retention_hours": 0})
+    due = expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, asked=True)
+    assert due is not None
+    assert due.snapshot_ids == tuple(1000 - number for number in (1, 3, 4, 6, 7, 8))
+    assert expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, asked=False) is None, "too few to be worth it"
+
+
+def test_nothing_expires_where_a_branch_has_an_age_of_its_own() -> None:
+    history = metadata(48, HOUR, {"x": {"type": "branch", "snapshot-id": 960, "max-snapshot-age-ms": 1}})
+    assert expiry_of(history, (), POLICY, now_ms=480 * HOUR, asked=True) is None
+    assert any("branch" in line for line in warnings_of(history, CALM, POLICY))
+
+
+def test_sweeps_are_due_by_commits() -> None:
+    assert sweep_of(CALM, POLICY, Past(), asked=False) is None
+    assert sweep_of(replace(CALM, sequence_number=2500), POLICY, Past(swept_at_sequence=600), asked=False) is None
+    assert sweep_of(replace(CALM, sequence_number=2600), POLICY, Past(swept_at_sequence=600), asked=False) is not None
+    assert sweep_of(CALM, policy_of({"orphan_sweep_enabled": False}), Past(), asked=True) is None
+
+
+def test_warnings_name_what_does_not_keep_up() -> None:
+    calm = metadata(3, HOUR)
+    assert warnings_of(calm, CALM, POLICY) == []
+    bad = replace(
+        CALM, equality_delete_rows=10**6, small_files=600, manifests=300, snapshots=5000, metadata_bytes=8 * MIB
+    )
+    assert len(warnings_of({**calm, "properties": {"gc.enabled": "false"}}, bad, POLICY)) == 7

@@ -1,0 +1,32 @@
+"""Which incomplete rows may be completed apart from each other."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoders.segment import IncompleteRows
+from mirror_pump.pipeline.completing import chains
+
+
+def incomplete(moves: list[tuple[int, int]]) -> IncompleteRows:
+    """Rows by their keys before the segment and in it."""
+    before, own = ([move[side] for move in moves] for side in (0, 1))
+    rows = pa.table({"id": pa.array(own, pa.int64())})
+    missing = pa.table({"id": pa.array([False] * len(moves))})
+    return IncompleteRows(rows, {}, missing, pa.table({"id": pa.array(before, pa.int64())}))
+
+
+def test_rows_of_one_key_stay_together_over_segments_and_key_changes() -> None:
+    found = chains({0: incomplete([(1, 1), (2, 20), (3, 3)]), 2: incomplete([(20, 21), (3, 3), (9, 9)])}, ["id"])
+    assert found == [[(0, 0)], [(0, 1), (2, 0)], [(0, 2), (2, 1)], [(2, 2)]]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=8), max_size=4))
+def test_no_key_is_in_two_chains_and_no_row_is_lost(segments: list[list[tuple[int, int]]]) -> None:
+    found = chains({number: incomplete(moves) for number, moves in enumerate(segments)}, ["id"])
+    every = [(segment, row) for segment, moves in enumerate(segments) for row in range(len(moves))]
+    assert sorted(row for chain in found for row in chain) == every
+    keys = [{key for segment, row in chain for key in segments[segment][row]} for chain in found]
+    assert sum(map(len, keys)) == len(set().union(*keys))

@@ -1,0 +1,244 @@
+"""What is provable about a changed table, and what is not: one fact at a time, without a server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from decoders.columns import ColumnType
+from mirror_pump.model import (
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    TableId,
+    TableName,
+    TableState,
+    Tier,
+    TierKind,
+)
+from mirror_pump.pipeline.evolution import Course, Verdict, follow
+from mirror_pump.source.shape import Note, described
+
+_TYPES = {
+    (20, -1): ("bigint", "long"),
+    (23, -1): ("integer", "int"),
+    (25, -1): ("text", "string"),
+    (26, -1): ("oid", "long"),
+    (1043, 24): ("character varying(20)", "string"),
+    (1700, 655366): ("numeric(10,2)", "decimal(10,2)"),
+    (1700, 917510): ("numeric(14,2)", "decimal(14,2)"),
+    (650, -1): ("cidr", "string"),
+    (869, -1): ("inet", "string"),
+}
+_RESOLVED = {key: ColumnType.parse(kind) for key, (_, kind) in _TYPES.items()}
+
+
+def _column(attnum: int, name: str, type_: tuple[int, int], **facts: bool) -> dict[str, Any]:
+    flags = {"not_null": name == "id", "generated": False, "filled": False} | facts
+    return {"attnum": attnum, "name": name, "type": type_[0], "modifier": type_[1], "sql": _TYPES[type_][0], **flags}
+
+
+_IDENTITY = {"setting": "d", "immediate": True, "index": 99, "key": ["id"]}
+
+
+def _leaf(number: int, file: int | None = None) -> dict[str, Any]:
+    return {
+        "id": number, "schema": "public", "name": f"t{number}", "kind": "r", "persistence": "p", "identity": _IDENTITY,
+        "row_security": False, "readable": True, "file": file,
+    }  # fmt: skip
+
+
+SHAPE: dict[str, Any] = {
+    "schema": "public", "name": "t", "kind": "r", "persistence": "p", "partition_of": None, "inherits": False,
+    "owned": True, "row_security": False, "identity": _IDENTITY, "leaves": [_leaf(20000)], "types": {},
+    "columns": [
+        _column(1, "id", (23, -1)), _column(3, "v", (1043, 24)), _column(4, "n", (1700, 655366)),
+        _column(5, "net", (650, -1)), _column(6, "g", (23, -1), generated=True),
+    ],
+}  # fmt: skip
+TABLE = MirroredTable(
+    table_id=TableId(20000),
+    name=TableName("public", "t"),
+    columns=described(SHAPE, TableId(20000), _RESOLVED).columns,
+    key=("id",),
+    state=TableState.LIVE,
+    start_lsn=Lsn(5),
+    born_sequence=SequenceNumber(1),
+    generation=0,
+    lake_table="t",
+    location="file:///lake/t",
+    live_after_lsn=None,
+    next_field_id=9,
+    shape=json.dumps(SHAPE),
+)
+TABLE = replace(
+    TABLE, columns=tuple(replace(column, field_id=place) for place, column in enumerate(TABLE.columns, start=1))
+)
+
+
+def _judged(shape: dict[str, Any], table: MirroredTable = TABLE, **note: Any) -> Verdict:
+    told = Note(table.table_id, **{"exact": True, **note}, shape=shape)
+    return follow(table, told, described(shape, table.table_id, _RESOLVED))
+
+
+def _with(place: int, **changed: Any) -> dict[str, Any]:
+    columns = list(SHAPE["columns"])
+    columns[place] = {**columns[place], **changed}
+    return {**SHAPE, "columns": columns}
+
+
+def _adding(**facts: Any) -> dict[str, Any]:
+    return {**SHAPE, "columns": [*SHAPE["columns"], _column(7, "z", (25, -1), **facts)]}
+
+
+def test_the_same_shape_is_nothing() -> None:
+    assert _judged(SHAPE).course is Course.NOTHING
+    assert _judged(SHAPE, exact=False).course is Course.NOTHING
+
+
+def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> None:
+    verdict = _judged({**SHAPE, "columns": [_column(1, "key", (23, -1), not_null=True), *_adding()["columns"][2:]],
+                       "identity": {**_IDENTITY, "key": ["key"]}})  # fmt: skip
+    assert verdict.course is Course.FOLLOW
+    assert [(one.name, one.field_id) for one in verdict.table.columns] == [("key", 1), ("n", 3), ("net", 4), ("z", 9)]
+    assert (verdict.table.key, verdict.table.next_field_id) == (("key",), 10)
+    # What was dropped does not lend its ID to a column of its name that comes later.
+    present = json.loads(verdict.table.shape)
+    again = _judged({**present, "columns": [*present["columns"], _column(8, "v", (25, -1))]}, verdict.table)
+    assert [(one.name, one.field_id) for one in again.table.columns][-1] == ("v", 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "note", "course"),
+    [
+        (_adding(), {}, Course.FOLLOW),
+        (_adding(filled=True), {}, Course.COPY_AGAIN),
+        (_adding(), {"rewritten": 2}, Course.COPY_AGAIN),
+        (_adding(), {"exact": False}, Course.COPY_AGAIN),
+        (_adding(generated=True), {"rewritten": 2}, Course.FOLLOW),
+        (_with(4, generated=False), {}, Course.COPY_AGAIN),
+        (_with(1, type=25, modifier=-1, sql="text"), {}, Course.FOLLOW),
+        (_with(1, type=25, modifier=-1, sql="text"), {"rewritten": 4}, Course.COPY_AGAIN),
+        (_with(1, type=25, modifier=-1, sql="text"), {"exact": False}, Course.COPY_AGAIN),
+        (_with(2, modifier=917510, sql="numeric(14,2)"), {}, Course.FOLLOW),
+        (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Course.COPY_AGAIN),
+        (_with(3, type=869, sql="inet"), {}, Course.COPY_AGAIN),
+        (_with(0, type=26, sql="oid"), {}, Course.COPY_AGAIN),
+        (_with(0, type=20, sql="bigint"), {"rewritten": 4}, Course.COPY_AGAIN),
+        (SHAPE, {"rewritten": 4}, Course.COPY_AGAIN),
+        (SHAPE, {"rewritten": 8}, Course.NOTHING),
+        ({**SHAPE, "name": "u"}, {}, Course.FOLLOW),
+        ({**SHAPE, "name": "u"}, {"exact": False}, Course.FOLLOW),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {}, Course.FOLLOW),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Course.COPY_AGAIN),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"exact": False}, Course.COPY_AGAIN),
+        ({**SHAPE, "leaves": []}, {}, Course.COPY_AGAIN),
+        ({**SHAPE, "inherits": True}, {}, Course.SET_ASIDE),
+        ({**SHAPE, "persistence": "u"}, {}, Course.SET_ASIDE),
+        ({**SHAPE, "identity": {**_IDENTITY, "key": []}}, {}, Course.WAIT),
+        ({**SHAPE, "identity": {**_IDENTITY, "setting": "n"}}, {}, Course.WAIT),
+        ({**SHAPE, "identity": {**_IDENTITY, "immediate": False}}, {}, Course.WAIT),
+        ({**SHAPE, "identity": {**_IDENTITY, "setting": "f"}}, {}, Course.FOLLOW),
+    ],
+)
+def test_the_course(shape: dict[str, Any], note: dict[str, Any], course: Course) -> None:
+    assert _judged(shape, **note).course is course
+
+
+def test_another_key_is_copied_again_under_it() -> None:
+    shape = _with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["n"]}}
+    verdict = _judged(shape)
+    assert (verdict.course, verdict.table.key) == (Course.COPY_AGAIN, ("n",))
+
+
+def test_a_type_that_does_not_widen_gets_a_new_field_id() -> None:
+    verdict = _judged(_with(2, type=25, modifier=-1, sql="text"), rewritten=4)
+    assert verdict.course is Course.COPY_AGAIN
+    assert [(one.name, one.field_id) for one in verdict.table.columns][2] == ("n", 9)
+    widened = _judged(_with(0, type=20, sql="bigint"), rewritten=4)
+    assert widened.table.columns[0].field_id == 1
+
+
+def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
+    before = {**SHAPE, "leaves": [_leaf(20000, 1)]}
+    table = replace(TABLE, shape=json.dumps(before))
+    after = {**SHAPE, "leaves": [_leaf(20000, 2)]}
+    assert _judged(after, table, exact=False).course is Course.COPY_AGAIN
+    # Once triggers tell why heaps are rewritten, shapes have no files; that alone changes nothing.
+    assert _judged(SHAPE, table, exact=False).course is Course.FOLLOW
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "course"),
+    [
+        ({"1": {"7": "ok"}}, {"1": {"7": "ok", "8": "new"}}, Course.FOLLOW),
+        ({"1": {"7": "ok"}}, {"1": {"7": "fine"}}, Course.COPY_AGAIN),
+        ({"1": {"7": "ok"}}, {}, Course.FOLLOW),
+        ({"1": None}, {"1": {"7": "first"}}, Course.FOLLOW),
+        ({"1": {"1": 23}}, {"1": {"1": 23, "2": 23}}, Course.COPY_AGAIN),
+        ({"1": {"1": 23, "2": 23}}, {"1": {"1": 23}}, Course.COPY_AGAIN),
+    ],
+)
+def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str, Any], course: Course) -> None:
+    table = replace(TABLE, shape=json.dumps({**SHAPE, "types": before}))
+    assert _judged({**SHAPE, "types": after}, table).course is course
+
+
+def test_a_dropped_table_is_set_aside_with_what_to_do() -> None:
+    verdict = follow(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
+    assert verdict.course is Course.SET_ASIDE
+    assert "unregister" in verdict.reason
+
+
+def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
+    assert follow(TABLE, Note(TABLE.table_id, rewritten=4), None).course is Course.WAIT
+
+
+def test_with_heap_retention_a_partition_that_goes_takes_no_rows_along() -> None:
+    table = replace(TABLE, tier=Tier("id", TierKind.BIGINT))
+    renamed = {**SHAPE, "leaves": [], "columns": [{**SHAPE["columns"][0], "name": "at"}, *SHAPE["columns"][1:]]}
+    renamed["identity"] = {**_IDENTITY, "key": ["at"]}
+    verdict = follow(
+        table, Note(TABLE.table_id, exact=True, shape=renamed), described(renamed, TABLE.table_id, _RESOLVED)
+    )
+    assert verdict.course is Course.FOLLOW
+    assert verdict.table.tier == Tier("at", TierKind.BIGINT), "the tier key under its new name"
+
+
+DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
+"""Rows below 10 are in the lake alone."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "note", "course"),
+    [
+        (_adding(), {}, Course.FOLLOW),
+        (_adding(filled=True), {}, Course.SET_ASIDE),
+        (_adding(), {"rewritten": 2}, Course.SET_ASIDE),
+        # A heap that was rewritten may have been filled, where no event trigger says why.
+        (_adding(), {"exact": False}, Course.COPY_AGAIN),
+        ({**_adding(), "leaves": [_leaf(20000, file=8)]}, {"exact": False}, Course.SET_ASIDE),
+        (_with(4, generated=False), {}, Course.SET_ASIDE),
+        (_with(1, type=23, modifier=-1, sql="integer"), {"rewritten": 4}, Course.SET_ASIDE),
+        (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Course.COPY_AGAIN),
+        (_with(0, type=20, modifier=-1, sql="bigint"), {"rewritten": 4}, Course.SET_ASIDE),
+        (_with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["id", "n"]}}, {}, Course.SET_ASIDE),
+        ({**SHAPE, "leaves": []}, {}, Course.FOLLOW),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Course.COPY_AGAIN),
+    ],
+)
+def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
+    shape: dict[str, Any], note: dict[str, Any], course: Course
+) -> None:
+    table = DIVIDED
+    if note.get("exact") is False:
+        table = replace(table, shape=json.dumps({**SHAPE, "leaves": [_leaf(20000, file=7)]}))
+        shape = {**shape, "leaves": [_leaf(20000, file=7)]} if shape["leaves"] == SHAPE["leaves"] else shape
+    verdict = _judged(shape, table, **note)
+    assert verdict.course is course, verdict.reason
+    # Before T has moved, every row is in the heap, and can be read again.
+    unmoved = replace(table, tier=Tier("id", TierKind.BIGINT, lag=5))
+    assert _judged(shape, unmoved, **note).course is (Course.COPY_AGAIN if course is Course.SET_ASIDE else course)
