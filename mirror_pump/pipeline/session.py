@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
@@ -266,8 +266,11 @@ class PumpSession:
         """End the threads, remove files of work that will not be published, let go of the lead."""
         # Threads may wait for an answer.
         self._empty_inbox()
-        while self._closing:
-            self._closing.pop()()
+        # The last first, and each of them, whatever becomes of the others.
+        with ExitStack() as closing:
+            for end in self._closing:
+                closing.callback(end)
+            self._closing.clear()
 
     def keep_lead(self) -> Leader:
         """The lead, for the next session: closing this one leaves it as it is."""

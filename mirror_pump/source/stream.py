@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import selectors
 import struct
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -82,6 +84,8 @@ class ReplicationStream:
         self._broken: psycopg.Error | None = None
         self._end: SourceError | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waking = threading.Lock()
+        """Held around each use of the pipe's end: once closed, its number may be that of any other file."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection.socket, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -177,19 +181,19 @@ class ReplicationStream:
         self._reply_requested = False
 
     def wake(self) -> None:
-        """Makes the present or the next `read` return at once. The one method for other threads."""
-        if self._wake_read < 0:
-            return
-        try:
-            os.write(self._wake_write, b"w")
-        except BlockingIOError:
-            return  # The pipe is full of wake-ups already.
+        """Makes the present or the next `read` return at once; nothing after `close`. The one method for other
+        threads."""
+        # A full pipe holds wake-ups enough.
+        with self._waking, suppress(BlockingIOError):
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
 
     def close(self) -> None:
         """Closes the connection; the server notices and releases the slot. Does nothing the second time."""
-        if self._wake_read < 0:
+        with self._waking:
+            pipe, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
+        if pipe[0] < 0:
             return
-        pipe, self._wake_read = (self._wake_read, self._wake_write), -1
         self._selector.close()
         self._connection.finish()
         for end in pipe:

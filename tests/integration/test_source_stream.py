@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ import pytest
 
 from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.model import Lsn
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, replication_connect
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.slot import add_to_publication, create_publication, create_slot, drop_slot, read_slot
 from mirror_pump.source.stream import XLOG_HEADER_BYTES, ReplicationStream
@@ -152,6 +154,40 @@ def test_waiting_costs_nothing_and_can_be_ended(stream: ReplicationStream) -> No
     assert stream.read(messages, 100, DEADLINE) == 0
     assert time.monotonic() - start < DEADLINE / 2
     assert messages == []
+
+
+def test_waking_a_stream_that_is_being_closed_touches_no_other_file(database: Database) -> None:
+    """The pipe's number is free at once for whatever is opened next: a byte too late would go in there."""
+    errors: list[BaseException] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            stream = ReplicationStream(replication_connect(database.dsn), "unused")
+            closed = threading.Event()
+
+            def waking(stream: ReplicationStream = stream, closed: threading.Event = closed) -> None:
+                try:
+                    while not closed.is_set():
+                        stream.wake()
+                except BaseException as error:  # noqa: BLE001 - looked at below
+                    errors.append(error)
+
+            thread = threading.Thread(target=waking)
+            thread.start()
+            stream.close()
+            pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(3)]
+            stream.wake()
+            closed.set()
+            thread.join()
+            for read_end, write_end in pipes:
+                with pytest.raises(BlockingIOError):
+                    os.read(read_end, 1)
+                os.close(read_end)
+                os.close(write_end)
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
 
 
 def test_a_message_ends_the_wait(conn: PgConnection, stream: ReplicationStream) -> None:
