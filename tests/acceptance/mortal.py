@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.mirror import Mirror
+from tests.integration.pipeline_support import in_thread
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +31,9 @@ _OPTIONS = {
     "reconnect_backoff_max": 0.5,
 }  # fmt: skip
 
-_PROVERS = "DELETE FROM modak.read_pins WHERE expires_at > now() + interval '30 minutes'"
-"""Pins for an hour are those of a proof. One that is killed leaves its pin, which would delay every later drop: what
-comes after the next kill is to be seen here."""
+_PROVERS = "DELETE FROM modak.read_pins WHERE expires_at <= now() + interval '2 minutes'"
+"""Pins of a proof expire within two minutes, those of readers are renewed long before. A proof that is killed leaves
+its pin, which would delay the later drops: what comes after the next kill is to be seen here."""
 
 
 @contextlib.contextmanager
@@ -41,12 +42,10 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
     random seconds, whichever comes first. Yields what killed it how often, which grows; a pump that ends in another way
     fails the block."""
     chance = random.Random(seed)
-    stop = threading.Event()
     killed: Counter[str] = Counter()
-    failures: list[str] = []
 
-    def live() -> None:
-        while not stop.is_set() and not failures:
+    def live(stop: threading.Event) -> None:
+        while not stop.is_set():
             step, nth = chance.choice(STEPS), chance.choice((1, 2, 5, 20, 50))
             seconds = chance.uniform(shortest, longest)
             with tempfile.TemporaryFile("w+") as said:
@@ -60,22 +59,14 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
                     pump.kill()
                 code = pump.wait()
                 said.seek(0)
-                if code != -signal.SIGKILL:
-                    failures.append(f"the pump ended with {code}, not by our hand: {said.read()[-4000:]}")
-                elif not stop.is_set():
-                    killed["at random" if at_random else str(step)] += 1
+                assert code == -signal.SIGKILL, f"the pump ended with {code}, not by our hand: {said.read()[-4000:]}"
+            if not stop.is_set():
+                killed["at random" if at_random else str(step)] += 1
             with mirror.database.connect() as connection:
                 connection.execute(_PROVERS)
 
-    thread = threading.Thread(target=live, name="reaper", daemon=True)
-    thread.start()
-    try:
+    with in_thread(live, "reaper"):
         yield killed
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not thread.is_alive(), "the pump cannot be killed"
-    assert not failures, failures[0]
 
 
 def _command(mirror: Mirror, step: Step, nth: int) -> list[str]:

@@ -25,6 +25,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.integration.pipeline_support import in_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,30 +135,17 @@ class Maintained:
 def maintaining(maintained: Maintained, tables: Sequence[str]) -> Iterator[list[PassResult]]:
     """One requested pass after the other over these tables, in a thread, for the time of the block. Yields what they
     did, which grows. An error that ends the thread is raised at the end of the block."""
-    stop = threading.Event()
     passes: list[PassResult] = []
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            while not stop.is_set():
-                for table in tables:
-                    if stop.wait(0.5):
-                        return
-                    passes.append(maintained.maintain(table))
-        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-            failures.append(error)
+    def work(stop: threading.Event) -> None:
+        while not stop.is_set():
+            for table in tables:
+                if stop.wait(0.5):
+                    return
+                passes.append(maintained.maintain(table))
 
-    thread = threading.Thread(target=work, name="maintainer", daemon=True)
-    thread.start()
-    try:
+    with in_thread(work, "maintainer", 180):
         yield passes
-    finally:
-        stop.set()
-        thread.join(180)
-    assert not thread.is_alive(), "the maintainer hangs"
-    if failures:
-        raise failures[0]
 
 
 def age(paths: Iterator[Path] | set[Path] | list[Path], hours: float) -> None:

@@ -28,6 +28,31 @@ def runner(spark: SparkSession) -> TaskRunner:
 
 
 @contextmanager
+def in_thread(work: Callable[[threading.Event], None], name: str, patience: float = 30) -> Iterator[threading.Thread]:
+    """Runs `work` in a thread for the time of the block, at whose end the event is set that it is given: it then has
+    `patience` seconds to return. What it raises is raised at the end of the block, unless the block failed itself."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(stop)
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(patience)
+    assert not thread.is_alive(), f"the {name} hangs"
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
 def writing(
     database: Database, write: Callable[[psycopg.Connection[Any], random.Random], None], seed: int
 ) -> Iterator[Callable[[], int]]:
@@ -35,42 +60,29 @@ def writing(
 
     Yields a function that tells how often it did. An error of `write` is raised at the end of the block.
     """
-    stop = threading.Event()
     count = 0
-    failure: list[BaseException] = []
 
-    def work() -> None:
+    def work(stop: threading.Event) -> None:
         nonlocal count
         chance = random.Random(seed)
-        try:
-            with database.connect(autocommit=False) as connection:
-                while not stop.is_set():
-                    try:
-                        write(connection, chance)
-                        connection.commit()
-                        count += 1
-                    except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
-                        # A random key was taken, or locked by another writer: transactions that fail are part of it.
-                        connection.rollback()
-                    stop.wait(_PAUSE)
-        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-            failure.append(error)
+        with database.connect(autocommit=False) as connection:
+            while not stop.is_set():
+                try:
+                    write(connection, chance)
+                    connection.commit()
+                    count += 1
+                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                    # A random key was taken, or locked by another writer: transactions that fail are part of it.
+                    connection.rollback()
+                stop.wait(_PAUSE)
 
-    thread = threading.Thread(target=work, name="writer", daemon=True)
-    thread.start()
+    with in_thread(work, "writer") as thread:
 
-    def written() -> int:
-        assert thread.is_alive(), f"the writer ended: {failure}"
-        return count
+        def written() -> int:
+            assert thread.is_alive(), "the writer ended"
+            return count
 
-    try:
         yield written
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive(), "the writer hangs"
-    if failure:
-        raise failure[0]
 
 
 def change_rows(table: str, rows: int) -> Callable[[psycopg.Connection[Any], random.Random], None]:
