@@ -277,15 +277,15 @@ class Maintenance:
                     if key not in debt.state.metadata.get("properties", {})
                 }
                 if missing:
-                    with self._window(at_once=True):
+                    with self._window(debt, at_once=True):
                         procedures.set_properties(name, missing)
-                with self._window():
+                with self._window(debt):
                     return procedures.rewrite_data_files(name, due.rewrite)
             case RewritePositionDeletes():
-                with self._window():
+                with self._window(debt):
                     return procedures.rewrite_position_deletes(name, due.min_input_files)
             case RewriteManifests():
-                with self._window():
+                with self._window(debt):
                     return procedures.rewrite_manifests(name)
             case ExpireSnapshots():
                 return self._expire(debt, due)
@@ -309,12 +309,12 @@ class Maintenance:
         ids = [one for one in due.snapshot_ids if one in present and one not in debt.table.protected]
         if not ids:
             return {"expired_snapshots": 0}
-        with self._window(at_once=True):
+        with self._window(debt, at_once=True):
             counts = self._procedures().expire_snapshots(debt.lake_name, ids)
         return {"expired_snapshots": len(ids), **counts}
 
-    def _window(self, *, at_once: bool = False) -> CommitWindow:
-        return CommitWindow(self._dsn, self._slot, self._procedures().busy, at_once=at_once)
+    def _window(self, debt: Debt, *, at_once: bool = False) -> CommitWindow:
+        return CommitWindow(self._dsn, self._slot, debt.table.table_id, self._procedures().busy, at_once=at_once)
 
     def _republish(self, debt: Debt) -> None:
         republish(self._connection, self._slot, debt.table.table_id, debt.table.start_lsn, self._storage)

@@ -5,8 +5,9 @@ slower starves, and Spark takes some tenths of a second for what the pump does i
 second it did not get through with 50 tries. So while Spark commits, the slot's row is held, which makes publishes
 wait, for half of the time at most: two seconds at first, and twice as long after each try that this was not enough
 for. Spark looks at every commit since its rewrite began whenever it tries, so that a try takes the longer the more of
-them there are; a fixed limit would be one that a long rewrite never gets below. The server ends the session, and with
-it the wait, should this process be stopped in the middle.
+them there are; a fixed limit would be one that a long rewrite never gets below. The table's pointer tells when the
+commit is through: what Spark does after that needs no room. The server ends the session, and with it the wait, should
+this process be stopped in the middle.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from types import TracebackType
 from typing import Self
 
 from mirror_pump.errors import SourceError
+from mirror_pump.model import TableId
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.telemetry import get_logger
 from sql import queries
 
-_SQL = queries("publish")
+_LOCK = queries("publish")["lock_slot"]
+_POINTER = queries("maintenance")["pointer"]
 
 _POLL = 0.02
 """Seconds between looks at what Spark does."""
@@ -35,17 +38,25 @@ _GRACE = 3.0
 
 class CommitWindow:
     """Holds publishes up whenever Spark has finished its jobs and not yet returned: then it commits. A context manager
-    around one procedure.
+    around one procedure, which commits once, on this table.
 
     `busy` says whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first` are the
     seconds of the first wait.
     """
 
     def __init__(
-        self, dsn: str, slot: str, busy: Callable[[], bool], *, at_once: bool = False, first: float = _FIRST
+        self,
+        dsn: str,
+        slot: str,
+        table_id: TableId,
+        busy: Callable[[], bool],
+        *,
+        at_once: bool = False,
+        first: float = _FIRST,
     ) -> None:
         self._dsn = dsn
         self._slot = slot
+        self._table_id = table_id
         self._busy = busy
         self._longest = first
         self._computed = at_once
@@ -79,11 +90,17 @@ class CommitWindow:
         """Keeps publishes waiting while Spark commits; returns the seconds for which."""
         with source_errors("holding publishes up for Spark's commit"), connection.transaction():
             connection.execute(_LIMIT, (f"{self._longest + _GRACE:.0f}s",))
-            connection.execute(_SQL["lock_slot"], {"slot": self._slot})
+            connection.execute(_LOCK, {"slot": self._slot})
             began = time.monotonic()
+            pointer = self._pointer(connection)
             while not self._stopping.wait(_POLL) and not self._busy() and time.monotonic() - began < self._longest:
-                pass
+                if self._pointer(connection) != pointer:
+                    self._stopping.set()
         held = time.monotonic() - began
         if held >= self._longest:
             self._longest = min(2 * self._longest, _LONGEST)
         return held
+
+    def _pointer(self, connection: PgConnection) -> str | None:
+        row = connection.execute(_POINTER, {"table_id": self._table_id}).fetchone()
+        return None if row is None else str(row[0])

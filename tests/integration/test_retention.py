@@ -63,6 +63,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
     mirror.catch_up()
     change_retention(mirror.settings, "events", "heap_retention", "100")
     left, before = 1 << 30, False
+    changes: list[str] = []
 
     def dying(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -75,6 +76,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
             if left < 0 or (left == 0 and before):
                 raise _Killed
             result = function(*arguments)
+            changes.append(arguments[1] if isinstance(arguments[1], str) else function.__name__)
             if left == 0:
                 raise _Killed
             return result
@@ -110,7 +112,9 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
         else:
             pytest.fail(f"it never got there: {shedding.explained()}")
         shedding.assert_exact(duckdb)
-    assert deaths > 8
+    # Some are left out or put together when others are slow; none follows another without a death.
+    assert {"seal", "sealed", "proven", "drop"} <= set(changes)
+    assert deaths >= len(changes) - 1
     assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
 
 
