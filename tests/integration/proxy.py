@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from urllib.parse import urlsplit, urlunsplit
@@ -31,16 +31,18 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         self.dsn = urlunsplit(parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}"))
-        self._armed: Loss | None = None
+        self._armed: tuple[Loss, Callable[[], object]] | None = None
+        self._losing = threading.Lock()
+        """Held while a connection is lost: no other begins meanwhile."""
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self.lost = 0
         """Connections lost on purpose."""
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
-    def lose(self, loss: Loss) -> None:
-        """The next COMMIT that passes through loses its connection."""
-        self._armed = loss
+    def lose(self, loss: Loss, then: Callable[[], object] = lambda: None) -> None:
+        """The next COMMIT that passes through loses its connection; `then` happens before anybody can connect again."""
+        self._armed = loss, then
 
     def close(self) -> None:
         """Ends the proxy and everything that goes through it."""
@@ -54,6 +56,8 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                with self._losing:
+                    pass
                 server = socket.create_connection(self._target)
                 with self._lock:
                     self._open += [client, server]
@@ -63,22 +67,29 @@ class Proxy:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(65536):
-                loss = self._armed
-                if loss is not None and data.endswith(_COMMIT):
+                armed = self._armed
+                if armed is not None and data.endswith(_COMMIT):
                     self._armed = None
-                    self.lost += 1
-                    # The client is cut off first: it must not see the answer.
-                    _cut(client)
-                    if loss is Loss.AFTER:
-                        server.sendall(data)
-                        # The server answers once it is done; our other thread may take the answer, and drops it.
-                        with suppress(OSError):
-                            server.settimeout(0.2)
-                            server.recv(1)
+                    with self._losing:
+                        self._lose(*armed, client, server, data)
                     break
                 server.sendall(data)
         _cut(client)
         _cut(server)
+
+    def _lose(
+        self, loss: Loss, then: Callable[[], object], client: socket.socket, server: socket.socket, commit: bytes
+    ) -> None:
+        # The client is cut off first: it must not see the answer.
+        _cut(client)
+        if loss is Loss.AFTER:
+            server.sendall(commit)
+            # The server answers once it is done; our other thread may take the answer, and drops it.
+            with suppress(OSError):
+                server.settimeout(0.2)
+                server.recv(1)
+        then()
+        self.lost += 1
 
     def _back(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):

@@ -11,7 +11,11 @@ import pytest
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError, TableError
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.work import CopyFailed
+from mirror_pump.source.connect import connect
+from mirror_pump.source.tables import load_table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -97,6 +101,26 @@ def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
         two.await_live("public.a")
         two.await_frontier()
         two.assert_equal("public.a", "public.b")
+
+
+def test_what_failed_of_a_former_registration_concerns_the_new_one_in_nothing(two: Mirror) -> None:
+    with two.pumping() as pump:
+        two.register("a")
+        two.await_live("public.a")
+        with connect(two.database.dsn) as connection:
+            former = load_table(connection, TableId(two.database.rows("SELECT 'a'::regclass::oid::bigint")[0][0]))
+        assert former is not None
+        two.unregister("a")
+        two.register("a")
+        two.await_live("public.a")
+        two.database.execute("INSERT INTO a VALUES (1001)")
+        two.await_frontier()
+        pump.pump.submit(CopyFailed(former, "too late"))
+        two.await_frontier()
+        two.database.execute("INSERT INTO a VALUES (1002)")
+        two.await_frontier()
+        two.assert_equal("public.a")
+        assert pump.steps.count(Step.TABLE_FAILED) == 0
 
 
 def test_a_table_that_is_dropped_while_it_is_mirrored_or_copied(two: Mirror) -> None:

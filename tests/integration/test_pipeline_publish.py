@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from mirror_pump.errors import NotLeader
+from mirror_pump.errors import ConnectionLost, NotLeader
+from mirror_pump.pipeline import registration
 from mirror_pump.pipeline.steps import Step
+from mirror_pump.source.tables import insert_table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
@@ -187,6 +189,80 @@ def test_the_answer_to_commit_is_lost(table: Database, warehouse: str, loss: Los
                 mirror.await_frontier()
             mirror.assert_equal("public.t")
         mirror.assert_sound()
+
+
+def test_another_pump_leads_before_the_outcome_of_a_commit_is_read(table: Database, warehouse: str) -> None:
+    """The number that would tell is that of the other's publish: whatever this one wrote may be in the lake."""
+    steps = Steps()
+    with proxied(table.dsn) as proxy:
+        mirror = Mirror.create(table, warehouse, ThreadTaskRunner(), dsn=proxy.dsn, reconnect_backoff_max=0.2)
+        running = mirror.start(steps)
+        mirror.register("t")
+        mirror.await_live("public.t")
+        proxy.lose(
+            Loss.AFTER,
+            lambda: table.execute("UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, publish_id = 1"),
+        )
+        table.execute("INSERT INTO t VALUES (1000, 'x')")
+        await_true(lambda: proxy.lost, 20, "a COMMIT was lost")
+        await_true(lambda: steps.count(Step.RETRYING) or running.error, 20, "it was noticed")
+        running.pump.request_stop()
+        running.thread.join(20)
+        direct = Mirror(table, mirror.settings.model_copy(update={"dsn": table.dsn}), mirror.runner)
+        direct.catch_up()
+        direct.assert_equal("public.t")
+        direct.assert_sound()
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_the_answer_to_a_registrations_commit_is_lost(
+    table: Database, warehouse: str, loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registered or not, its files are there if they are needed."""
+    with proxied(table.dsn) as proxy:
+        mirror = Mirror.create(table, warehouse, ThreadTaskRunner())
+        lossy = Mirror(table, mirror.settings.model_copy(update={"dsn": proxy.dsn}), mirror.runner)
+
+        def entering(*arguments: Any, **options: Any) -> None:
+            proxy.lose(loss)
+            insert_table(*arguments, **options)
+
+        monkeypatch.setattr(registration, "insert_table", entering)
+        with pytest.raises(ConnectionLost):
+            lossy.register("t")
+        await_true(lambda: proxy.lost, 20, "a COMMIT was lost")
+        monkeypatch.undo()
+        registered = table.rows("SELECT count(*) FROM modak.mirror_tables")[0][0]
+        assert registered == (loss is Loss.AFTER)
+        mirror.register("t")
+        mirror.catch_up()
+        mirror.assert_equal("public.t")
+        mirror.assert_sound()
+
+
+def test_changes_of_a_table_that_another_engine_renamed_are_not_lost_in_silence(
+    mirror: Mirror, warehouse: str, spark: SparkSession
+) -> None:
+    """Nor are they promised: the table is set aside, and says why. Others go on."""
+    session = lake_session(spark, mirror.database.dsn, warehouse)
+    mirror.database.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    with mirror.pumping():
+        mirror.register("t", "u")
+        mirror.await_live("public.t", "public.u")
+        session.sql("ALTER TABLE lake.public.t RENAME TO public.t_old")
+        promised = mirror.database.lsn()
+        mirror.database.execute("INSERT INTO t VALUES (1000, 'x')", "INSERT INTO u VALUES (1)")
+        mirror.await_frontier()
+        mirror.assert_equal("public.u")
+        assert mirror.state("public.t") == "failed"
+        assert "dropped or renamed" in mirror.error("public.t")
+        (reached,) = mirror.database.rows("SELECT replicated_lsn FROM modak.cutline WHERE table_id = 't'::regclass")[0]
+        assert reached <= promised
+        mirror.unregister("t")
+        mirror.register("t")
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t", "public.u")
 
 
 def snapshots(mirror: Mirror) -> int:

@@ -24,4 +24,10 @@ def test_an_idle_pump_is_woken(database: Database, tmp_path: Path) -> None:
             assert database.rows("SELECT modak.wait_for(timeout => '20 seconds')") == [(True,)]
             assert mirror.frontier() >= position
         assert time.monotonic() - began < 10
+        # Somebody waits for a position that WAL has not reached, and may never reach: others do not wait behind that.
+        database.execute("SELECT pg_notify('mirror_pump', 'FFFFFFFF/FFFFFFFF')")
+        for _ in range(2):
+            position = database.rows("SELECT count(*), (pg_current_wal_insert_lsn() - '0/0')::bigint FROM t")[0][1]
+            assert database.rows("SELECT modak.wait_for(timeout => '20 seconds')") == [(True,)]
+            assert mirror.frontier() >= position
     mirror.assert_sound()
