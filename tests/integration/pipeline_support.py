@@ -17,6 +17,14 @@ from mirror_pump.testing.database import Database
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_IN_EACH_OTHERS_WAY = (
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+)
+"""A random key was taken or locked by another writer, or its row moved to another partition by one, which Postgres
+refuses to follow at any isolation level: transactions that fail are part of it."""
+
 _PAUSE = 0.02
 """Seconds between two transactions: writers are there to be in the way, not to be the load."""
 
@@ -71,8 +79,7 @@ def writing(
                     write(connection, chance)
                     connection.commit()
                     count += 1
-                except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
-                    # A random key was taken, or locked by another writer: transactions that fail are part of it.
+                except _IN_EACH_OTHERS_WAY:
                     connection.rollback()
                 stop.wait(_PAUSE)
 
