@@ -9,14 +9,18 @@ segments, stay together (a chain); everything else may be apart, whatever the or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from decoders.segment import IncompleteRows
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.toast import Completed, Key, VersionedFile, complete_rows, keys_of
+from mirror_pump.pipeline.toast import Completed, VersionedFile, complete_rows
 from mirror_pump.source.connect import PgConnection
 
 PART_BYTES = 64 << 20
@@ -24,8 +28,21 @@ PART_BYTES = 64 << 20
 _FIRST_ROWS = 16
 """Rows of a table's first part, before anything is known of their size."""
 
-Chain = list[tuple[int, int]]
-"""Rows that belong together: numbers of segments, and of rows in them."""
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Rows that belong together, side by side. Rows are numbered through all segments, in the order of these."""
+
+    rows: Ints
+    """Chain after chain, in the order of each chain's first row."""
+    begins: Ints
+    """Where in `rows` each chain begins; and the end."""
+
+    @property
+    def count(self) -> int:
+        return len(self.begins) - 1
 
 
 class Completer:
@@ -43,14 +60,13 @@ class Completer:
         """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises."""
         waiting = chains(incomplete, table.key)
         begin = 0
-        while begin < len(waiting):
+        while begin < waiting.count:
             known = self._row_bytes.get(table.table_id)
             most = _FIRST_ROWS if known is None else max(int(PART_BYTES / known), 1)
-            end, rows = begin, 0
-            while end < len(waiting) and (end == begin or rows + len(waiting[end]) <= most):
-                rows += len(waiting[end])
-                end += 1
-            part = incomplete if end - begin == len(waiting) else _taken(incomplete, waiting[begin:end])
+            first = waiting.begins[begin]
+            end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
+            rows = int(waiting.begins[end] - first)
+            part = _taken(incomplete, waiting.rows[first : first + rows])
             completed = complete_rows(table, part, files, self._runner, self._storage, self._connect)
             found = sum(one.nbytes for one in completed.rows.values())
             # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.
@@ -59,11 +75,12 @@ class Completer:
             begin = end
 
 
-def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> list[Chain]:
-    """The rows, those linked by keys together, in the order of each chain's first row."""
-    parent: dict[Key, Key] = {}
+def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chains:
+    """The rows, those linked by keys together. Some fifty bytes a row: there may be millions."""
+    before, own = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
+    parent: dict[int, int] = {}
 
-    def root(one: Key) -> Key:
+    def root(one: int) -> int:
         found = one
         while (above := parent.setdefault(found, found)) != found:
             found = above
@@ -71,33 +88,46 @@ def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> list
             parent[one], one = found, parent[one]
         return found
 
-    rows: list[tuple[int, int, Key]] = []
+    for row in np.flatnonzero(before != own):
+        parent[root(int(before[row]))] = root(int(own[row]))
+    roots = np.arange(max(before.max(initial=-1), own.max(initial=-1)) + 1)
+    roots[list(parent)] = [root(one) for one in parent]
+    _, firsts, numbers = np.unique(roots[own], return_index=True, return_inverse=True)
+    places = np.empty(len(firsts), np.int64)
+    places[np.argsort(firsts)] = np.arange(len(firsts))
+    chain = places[numbers]
+    rows = np.argsort(chain, kind="stable")
+    return Chains(rows, np.searchsorted(chain[rows], np.arange(len(firsts) + 1)))
+
+
+def _key_numbers(incomplete: Sequence[IncompleteRows], key: Sequence[str]) -> tuple[Ints, Ints]:
+    """Numbers of all rows' keys before their segments, and of their own keys: equal ones for equal keys."""
+    tables = [one.lookup_keys.select(key) for one in incomplete] + [one.rows.select(key) for one in incomplete]
+    keys = pa.concat_tables(tables)
+    numbers = np.zeros(keys.num_rows, np.int64)
+    for column in keys.columns:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        digits = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks] or [numbers])
+        # Dense again after each column, so that the product fits.
+        numbers = np.unique(numbers * (int(digits.max(initial=0)) + 1) + digits, return_inverse=True)[1]
+    return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+
+
+def _taken(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int, IncompleteRows]:
+    """Only these rows."""
+    taken = {}
+    rows, begin = np.sort(rows), 0
     for segment in sorted(incomplete):
         one = incomplete[segment]
-        before, own = keys_of(one.lookup_keys, key), keys_of(one.rows, key)
-        for row, (former, present) in enumerate(zip(before, own, strict=True)):
-            if former != present:
-                parent[root(former)] = root(present)
-            rows.append((segment, row, present))
-    found: dict[Key, Chain] = {}
-    for segment, row, present in rows:
-        found.setdefault(root(present), []).append((segment, row))
-    return list(found.values())
-
-
-def _taken(incomplete: Mapping[int, IncompleteRows], wanted: Sequence[Chain]) -> dict[int, IncompleteRows]:
-    """Only these rows."""
-    places: dict[int, list[int]] = {}
-    for chain in wanted:
-        for segment, row in chain:
-            places.setdefault(segment, []).append(row)
-    taken = {}
-    for segment, rows in places.items():
-        one, take = incomplete[segment], pa.array(sorted(rows), pa.int64())
-        taken[segment] = IncompleteRows(
-            rows=one.rows.take(take),
-            raw={name: texts.take(take) for name, texts in one.raw.items()},
-            missing=one.missing.take(take),
-            lookup_keys=one.lookup_keys.take(take),
-        )
+        end = begin + one.rows.num_rows
+        own = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)] - begin
+        if len(own):
+            take = pa.array(own)
+            taken[segment] = IncompleteRows(
+                rows=one.rows.take(take),
+                raw={name: texts.take(take) for name, texts in one.raw.items()},
+                missing=one.missing.take(take),
+                lookup_keys=one.lookup_keys.take(take),
+            )
+        begin = end
     return taken
