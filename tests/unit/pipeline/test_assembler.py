@@ -296,6 +296,33 @@ def test_a_transaction_that_the_server_cannot_send_gets_a_batch_of_its_own_and_i
     assert fed.assembler.empty
 
 
+@pytest.mark.parametrize("inside", ["truncated", "altered", "too large"])
+def test_what_a_transaction_that_is_passed_over_did_to_its_tables_does_not_count(inside: str) -> None:
+    table, other = pg.mirrored(7), pg.mirrored(8)
+    fed = Fed(table, other, row=500, apart=192)
+    changes = {
+        "truncated": [pg.relation(table), pg.note(7, truncated=9)],
+        "altered": [pg.relation(table, text_oid=1043)],
+        "too large": [pg.relation(table), pg.insert(7, "1", "x" * 500)],
+    }[inside]
+    fed.feed(pg.begin(192), pg.relation(other), *changes, pg.insert(7, "2", "b"))
+    end = fed.assembler.pass_over([TableId(7), TableId(8)], "why")
+    assert end.failures == ()
+    assert [
+        (one.table.table_id, one.former_lsn, one.table.start_lsn, one.table.stalled) for one in end.changed_tables
+    ] == [(7, 0, 192, True), (8, 0, 192, True)], "each is copied again, from the registration that is published"
+
+
+def test_a_table_that_waited_waits_on_behind_a_transaction_that_is_passed_over() -> None:
+    table = replace(pg.mirrored(7), stalled=True, state=TableState.COPYING)
+    fed = Fed(table, apart=192)
+    fed.verdicts = [Verdict(Course.FOLLOW, table)]
+    fed.feed(pg.begin(192), pg.note(7), pg.relation(table), pg.insert(7, "1", "a"))
+    assert fed.assembler.pass_over([TableId(7)], "why").changed_tables == ()
+    fed.feed(*transaction(300, pg.insert(7, "2", "b")))
+    assert fed.assembler.empty, "the note that described it does not count"
+
+
 def test_a_transaction_that_was_not_kept_apart_cannot_be_passed_over() -> None:
     fed = Fed(pg.mirrored(7), apart=92)
     fed.feed(pg.begin(192))
