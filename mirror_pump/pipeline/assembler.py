@@ -184,9 +184,10 @@ class Assembler:
             self.position = max(self.position, wal_end)
 
     def refresh(self, tables: Sequence[MirroredTable]) -> None:
-        """Use these descriptions of tables that are active already (a table went live: its inserts need no deletes)."""
+        """Use these descriptions of tables that are known already (a table went live: its inserts need no deletes)."""
         for table in tables:
-            known = self._active.get(table.table_id)
+            # One that changed before the server described it is followed, and not active yet.
+            known = self._active.get(table.table_id) or self._followed.get(table.table_id)
             if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
                 self._cut()
                 # Its columns may be further than what was published.

@@ -233,6 +233,21 @@ def test_a_table_that_is_copied_again_has_a_new_l0_and_later_rows_count_for_the_
     assert fed.segments[-1].tables[0].start_lsn == 92
 
 
+@pytest.mark.parametrize("described", [True, False])
+def test_a_table_that_was_copied_again_is_live_also_if_the_server_describes_it_later(described: bool) -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.COPY_AGAIN, table, "why")]
+    fed.feed(*transaction(100, *([pg.relation(table)] if described else []), pg.note(7)))
+    (change,) = fed.assembler.close().changed_tables
+    live = replace(change.table, state=TableState.LIVE, live_after_lsn=Lsn(150))
+    fed.registered[7] = live
+    fed.assembler.refresh([live])
+    fed.feed(*transaction(200, pg.relation(table), pg.insert(7, "1", "a")))
+    fed.assembler.close()
+    assert fed.segments[-1].tables == (live,), "its inserts need no deletes"
+
+
 def test_two_copies_of_one_transaction_are_told_apart() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
