@@ -112,6 +112,8 @@ class Assembler:
         when a table that waited has been described."""
         self._set_aside: dict[int, Lsn] = {}
         """L0 of registrations that are not to be taken up again."""
+        self._before_apart = self._active, self._followed, self._set_aside
+        """As the three were when `apart` began."""
         self._notes: dict[int, Note] = {}
         """Of the present transaction, not judged yet."""
         self._emptied: dict[int, tuple[int, int]] = {}
@@ -182,9 +184,10 @@ class Assembler:
             self.position = max(self.position, wal_end)
 
     def refresh(self, tables: Sequence[MirroredTable]) -> None:
-        """Use these descriptions of tables that are active already (a table went live: its inserts need no deletes)."""
+        """Use these descriptions of tables that are known already (a table went live: its inserts need no deletes)."""
         for table in tables:
-            known = self._active.get(table.table_id)
+            # One that changed before the server described it is followed, and not active yet.
+            known = self._active.get(table.table_id) or self._followed.get(table.table_id)
             if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
                 self._cut()
                 # Its columns may be further than what was published.
@@ -221,14 +224,17 @@ class Assembler:
     def pass_over(self, tables: Sequence[TableId], reason: str) -> BatchEnd:
         """End the batch behind the transaction that it was kept apart for, whose rest never comes.
 
-        What came of it does not count: the segments of this batch are to be forgotten. Nobody knows which tables the
-        rest would have changed, or altered. So each of `tables` is described anew, and copied again from there.
+        What came of it does not count: the segments of this batch are to be forgotten, and tables are what they were
+        before it. Nobody knows which tables the rest would have changed, or altered. So each of `tables` is described
+        anew, and copied again from there.
         """
         if not self._in_transaction or self._final_lsn != self._apart:
             raise AssertionError("only a transaction in a batch of its own can be passed over")
         self._messages, self._size, self._changes = [], 0, 0
         self._batch = _Batch(transactions=1)
         self._notes, self._emptied = {}, {}
+        active, self._followed, self._set_aside = self._before_apart
+        self._set_active(active)
         self._in_transaction = False
         # The server skips transactions whose commit record begins before the position that streaming starts at.
         self.position = Lsn(max(self.position, self._final_lsn + 1))
@@ -275,6 +281,8 @@ class Assembler:
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
             self._notes, self._emptied = {}, {}
+            if self._final_lsn == self._apart:
+                self._before_apart = dict(self._active), dict(self._followed), dict(self._set_aside)
         elif tag == _COMMIT:
             commit = parse_commit(bytes(message[HEADER:]))
             for relation_id in list(self._notes):

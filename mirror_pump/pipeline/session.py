@@ -90,6 +90,8 @@ class Totals:
     changes: int = 0
     apart: Lsn | None = None
     """The transaction (LSN of its commit) at which the stream ended because a row cannot be sent."""
+    epoch: int | None = None
+    """Of the last lead."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ class PumpSession:
         """T has moved: segments that were decoded under the former T must not be published."""
         self._stop_requested = stop_requested
         self._dsn = settings.require_dsn()
-        self._leader = Leader.acquire(self._dsn, settings.slot) if leader is None else leader
+        self._leader = Leader.acquire(self._dsn, settings.slot, totals.epoch) if leader is None else leader
+        totals.epoch = self._leader.epoch
         self._leftovers = Leftovers(storage)
         self._storage = storage
         # In reverse: the threads end before what they left is removed.

@@ -50,6 +50,11 @@ PINNED_SETTINGS: dict[str, str] = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    # How long the server keeps a session, and its locks, of a host that crashed or was cut off: seconds, probes. With
+    # the kernel's defaults no pump could lead for two hours.
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
 }
 
 PINNED_FOR_VALUES: dict[str, str] = {
@@ -58,12 +63,21 @@ PINNED_FOR_VALUES: dict[str, str] = {
 }
 """Further settings of connections that do nothing but read values: others resolve names as the user does."""
 
+_PINNED_FOR_ANSWERS: dict[str, str] = {
+    # Milliseconds that an answer may be unread: the probes above wait for it. Not of connections that bring rows while
+    # others work on them, since Linux ends one that is merely not read for so long as well (tcp(7), TCP_USER_TIMEOUT).
+    "tcp_user_timeout": "60000",
+}
+"""Further settings of connections whose answers are read at once."""
+
 _CONNECTION_DEFAULTS: dict[str, str] = {
     # Seconds. The kernel's default notices a dead peer after two hours.
     "connect_timeout": "10",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # Milliseconds, in the place of the probes while something that we sent is not acknowledged.
+    "tcp_user_timeout": "60000",
 }
 
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
@@ -90,7 +104,8 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
     when it refuses us, UsageError when `dsn` is no connection string.
     """
     try:
-        return psycopg.connect(_conninfo(dsn, application_name=application_name), autocommit=autocommit)
+        text = _conninfo(dsn, _PINNED_FOR_ANSWERS, application_name=application_name)
+        return psycopg.connect(text, autocommit=autocommit)
     except psycopg.Error as error:
         raise _connect_error(str(error), dsn) from error
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import NotLeader, SourceError
+from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 
@@ -36,14 +36,16 @@ class Leader:
     epoch: int
 
     @classmethod
-    def acquire(cls, dsn: str, slot: str) -> Self:
+    def acquire(cls, dsn: str, slot: str, former: int | None = None) -> Self:
         """Becomes the leader, or raises NotLeader, at once, naming who is.
 
-        Raises SourceError if the slot is not in the catalog, ConnectionLost if Postgres cannot be reached.
+        Raises SourceError if the slot is not in the catalog, ConnectionLost if Postgres cannot be reached, or if it
+        holds the lock for the caller itself, who led with epoch `former` through a connection that broke: the server
+        hears of that later when the network was cut.
         """
         connection = connect(dsn, autocommit=True, application_name="mirror-pump-leader")
         try:
-            return cls(connection, slot, _take_over(connection, slot))
+            return cls(connection, slot, _take_over(connection, slot, former))
         except BaseException:
             connection.close()
             raise
@@ -98,7 +100,7 @@ def refuse_if_led(conn: PgConnection, slot: str) -> None:
     """Raises NotLeader, naming the leader, if some pump leads the slot at the moment; without taking the lock."""
     if is_led(conn, slot):
         with source_errors("looking for the leader"):
-            raise _led(conn, slot)
+            raise _led(conn, slot, None)
 
 
 def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
@@ -119,11 +121,11 @@ def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
         )
 
 
-def _take_over(connection: PgConnection, slot: str) -> int:
+def _take_over(connection: PgConnection, slot: str, former: int | None) -> int:
     with source_errors("becoming the leader"):
         locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
         if not (locked and locked[0]):
-            raise _led(connection, slot)
+            raise _led(connection, slot, former)
         info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
         row = connection.execute(
             "UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s"
@@ -135,11 +137,21 @@ def _take_over(connection: PgConnection, slot: str) -> int:
     return int(row[0])
 
 
-def _led(connection: PgConnection, slot: str) -> NotLeader:
-    row = connection.execute("SELECT leader FROM modak.mirror_slots WHERE slot_name = %s", (slot,)).fetchone()
+def _led(connection: PgConnection, slot: str, former: int | None) -> SourceError:
+    row = connection.execute(
+        "SELECT leader, leader_epoch FROM modak.mirror_slots WHERE slot_name = %s", (slot,)
+    ).fetchone()
+    leader, epoch = row or (None, None)
+    # A new leader has the lock a moment before its epoch: then we ask once more.
+    if former is not None and epoch == former:
+        return ConnectionLost(
+            f"the server holds the lead of slot {slot} for this pump's former connection still",
+            "it notices within a minute that the connection is gone; mirror-pump tries again by itself",
+        )
     return NotLeader(
-        f"{_name(row[0] if row else None)} leads slot {slot} already",
-        "one pump per database: stop that one first, or let it work",
+        f"{_name(leader)} leads slot {slot} already",
+        "one pump per database: stop that one first, or let it work. If its machine is gone, try again in a minute: the"
+        " server has not noticed yet",
     )
 
 

@@ -1,4 +1,5 @@
-"""A TCP proxy before Postgres that can lose a connection at its worst moment: during COMMIT."""
+"""A TCP proxy before Postgres that can lose a connection at its worst moment, during COMMIT, or without a word to the
+server."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Loss(Enum):
 
 
 class Proxy:
-    """Forwards connections to a server; `lose` arms the loss of the next COMMIT's connection."""
+    """Forwards connections to a server; `lose` arms the loss of the next COMMIT's connection, `break_off` loses all."""
 
     def __init__(self, dsn: str) -> None:
         parts = urlsplit(dsn)
@@ -35,7 +36,10 @@ class Proxy:
         self._losing = threading.Lock()
         """Held while a connection is lost: no other begins meanwhile."""
         self._lock = threading.Lock()
-        self._open: list[socket.socket] = []
+        self._open: list[tuple[socket.socket, socket.socket]] = []
+        """Of each connection, the client's socket and the server's."""
+        self._silent: set[socket.socket] = set()
+        """Sockets of the server that it is to take for connected."""
         self.lost = 0
         """Connections lost on purpose."""
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
@@ -44,13 +48,27 @@ class Proxy:
         """The next COMMIT that passes through loses its connection; `then` happens before anybody can connect again."""
         self._armed = loss, then
 
+    def break_off(self) -> None:
+        """Every client loses its connection, and the server hears nothing of it before `tell`. New ones go through."""
+        with self._lock:
+            self._silent |= {server for _, server in self._open}
+            for client, _ in self._open:
+                _cut(client)
+
+    def tell(self) -> None:
+        """The server learns of the connections that were broken off."""
+        with self._lock:
+            for server in self._silent:
+                _cut(server)
+
     def close(self) -> None:
         """Ends the proxy and everything that goes through it."""
         self._listener.close()
         with self._lock:
-            for one in self._open:
-                _cut(one)
-                one.close()
+            for pair in self._open:
+                for one in pair:
+                    _cut(one)
+                    one.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -60,7 +78,7 @@ class Proxy:
                     pass
                 server = socket.create_connection(self._target)
                 with self._lock:
-                    self._open += [client, server]
+                    self._open.append((client, server))
                 threading.Thread(target=self._forward, args=(client, server), name="proxy", daemon=True).start()
                 threading.Thread(target=self._back, args=(server, client), name="proxy", daemon=True).start()
 
@@ -75,7 +93,9 @@ class Proxy:
                     break
                 server.sendall(data)
         _cut(client)
-        _cut(server)
+        with self._lock:
+            if server not in self._silent:
+                _cut(server)
 
     def _lose(
         self, loss: Loss, then: Callable[[], object], client: socket.socket, server: socket.socket, commit: bytes

@@ -21,6 +21,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.integration.pipeline_support import change_rows, runner, writing
+from tests.integration.proxy import proxied
 
 __all__ = ["runner"]
 
@@ -263,6 +264,30 @@ def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehou
     retries = steps.count(Step.RETRYING)
     await_true(lambda: steps.count(Step.RETRYING) > retries, 30, "it noticed")
     running.stop(10)
+
+
+def test_a_network_that_was_cut_leaves_the_pump_its_lead(database: Database, warehouse: str) -> None:
+    """The pump knows that its connections are gone, and the server, whose old backends hold the lead and the slot, does
+    not."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    steps = Steps()
+    with proxied(database.dsn) as proxy:
+        mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), dsn=proxy.dsn, reconnect_backoff_max=0.2)
+        with mirror.pumping(steps) as pump:
+            mirror.register("t")
+            mirror.await_live("public.t")
+            mirror.await_frontier()
+            proxy.break_off()
+            database.execute("INSERT INTO t VALUES (1)")
+
+            def asked() -> int:
+                return sum("former connection" in error for error in steps.details(Step.RETRYING, "error"))
+
+            await_true(lambda: asked() >= 2 or not pump.thread.is_alive(), 30, "it asks for its lead again")
+            proxy.tell()
+            mirror.await_frontier()
+            mirror.assert_equal("public.t")
+    mirror.assert_sound()
 
 
 @pytest.mark.unverified("the slot is not the mirror's any more")

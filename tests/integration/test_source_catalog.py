@@ -24,7 +24,7 @@ from mirror_pump.model import (
     TableState,
 )
 from mirror_pump.source.catalog_schema import migrate
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, replication_connect
 from mirror_pump.source.leader import Leader, check_epoch, is_led, lock_key
 from mirror_pump.source.relations import describe, resolve_name
 from mirror_pump.source.tables import delete_table, insert_table, load_table, load_tables
@@ -120,6 +120,35 @@ def test_one_leader_at_a_time(database: Database, conn: PgConnection) -> None:
         Leader.acquire(database.dsn, "unknown_slot")
     with pytest.raises(NotLeader):
         check_epoch(conn, "unknown_slot", 1)
+
+
+@pytest.mark.usefixtures("conn")
+def test_a_lead_that_was_ones_own_is_worth_a_retry(database: Database) -> None:
+    with Leader.acquire(database.dsn, SLOT) as leader:
+        with pytest.raises(ConnectionLost, match="former connection"):
+            Leader.acquire(database.dsn, SLOT, former=leader.epoch)
+        with pytest.raises(NotLeader, match="leads slot"):
+            Leader.acquire(database.dsn, SLOT, former=leader.epoch - 1)
+    with Leader.acquire(database.dsn, SLOT, former=leader.epoch) as again:
+        assert again.epoch == leader.epoch + 1
+
+
+@pytest.mark.usefixtures("conn")
+def test_the_server_notices_within_a_minute_that_a_pump_is_gone(database: Database) -> None:
+    """By probes of its own: a host that crashed, or a network that is cut, says nothing."""
+    with Leader.acquire(database.dsn, SLOT) as leader:
+        settings = ("idle", "interval", "count")
+        shown = [leader.connection.execute(f"SHOW tcp_keepalives_{name}".encode()).fetchone() for name in settings]
+        assert shown == [("30",), ("10",), ("3",)]
+        # Also while an answer is under way, when there are no probes.
+        assert leader.connection.execute("SHOW tcp_user_timeout").fetchone() == ("60000",)
+    stream = replication_connect(database.dsn)
+    try:
+        assert stream.exec_(b"SHOW tcp_keepalives_idle").get_value(0, 0) == b"30"
+        # A pump that is busy does not read for as long as it takes: that must not end the stream.
+        assert stream.exec_(b"SHOW tcp_user_timeout").get_value(0, 0) == b"0"
+    finally:
+        stream.finish()
 
 
 def test_lock_keys_fit_and_differ() -> None:

@@ -233,6 +233,21 @@ def test_a_table_that_is_copied_again_has_a_new_l0_and_later_rows_count_for_the_
     assert fed.segments[-1].tables[0].start_lsn == 92
 
 
+@pytest.mark.parametrize("described", [True, False])
+def test_a_table_that_was_copied_again_is_live_also_if_the_server_describes_it_later(described: bool) -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table)
+    fed.verdicts = [Verdict(Course.COPY_AGAIN, table, "why")]
+    fed.feed(*transaction(100, *([pg.relation(table)] if described else []), pg.note(7)))
+    (change,) = fed.assembler.close().changed_tables
+    live = replace(change.table, state=TableState.LIVE, live_after_lsn=Lsn(150))
+    fed.registered[7] = live
+    fed.assembler.refresh([live])
+    fed.feed(*transaction(200, pg.relation(table), pg.insert(7, "1", "a")))
+    fed.assembler.close()
+    assert fed.segments[-1].tables == (live,), "its inserts need no deletes"
+
+
 def test_two_copies_of_one_transaction_are_told_apart() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
@@ -294,6 +309,33 @@ def test_a_transaction_that_the_server_cannot_send_gets_a_batch_of_its_own_and_i
     # What follows is not applied before the table is described.
     fed.feed(*transaction(300, pg.insert(7, "2", "b")))
     assert fed.assembler.empty
+
+
+@pytest.mark.parametrize("inside", ["truncated", "altered", "too large"])
+def test_what_a_transaction_that_is_passed_over_did_to_its_tables_does_not_count(inside: str) -> None:
+    table, other = pg.mirrored(7), pg.mirrored(8)
+    fed = Fed(table, other, row=500, apart=192)
+    changes = {
+        "truncated": [pg.relation(table), pg.note(7, truncated=9)],
+        "altered": [pg.relation(table, text_oid=1043)],
+        "too large": [pg.relation(table), pg.insert(7, "1", "x" * 500)],
+    }[inside]
+    fed.feed(pg.begin(192), pg.relation(other), *changes, pg.insert(7, "2", "b"))
+    end = fed.assembler.pass_over([TableId(7), TableId(8)], "why")
+    assert end.failures == ()
+    assert [
+        (one.table.table_id, one.former_lsn, one.table.start_lsn, one.table.stalled) for one in end.changed_tables
+    ] == [(7, 0, 192, True), (8, 0, 192, True)], "each is copied again, from the registration that is published"
+
+
+def test_a_table_that_waited_waits_on_behind_a_transaction_that_is_passed_over() -> None:
+    table = replace(pg.mirrored(7), stalled=True, state=TableState.COPYING)
+    fed = Fed(table, apart=192)
+    fed.verdicts = [Verdict(Course.FOLLOW, table)]
+    fed.feed(pg.begin(192), pg.note(7), pg.relation(table), pg.insert(7, "1", "a"))
+    assert fed.assembler.pass_over([TableId(7)], "why").changed_tables == ()
+    fed.feed(*transaction(300, pg.insert(7, "2", "b")))
+    assert fed.assembler.empty, "the note that described it does not count"
 
 
 def test_a_transaction_that_was_not_kept_apart_cannot_be_passed_over() -> None:
