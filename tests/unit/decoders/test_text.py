@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import tracemalloc
 import uuid
 from collections.abc import Sequence
 from decimal import Decimal
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType
 from decoders.text import parse_text
+from decoders.text_array import split_arrays
 
 UTC = dt.UTC
 
@@ -57,6 +59,9 @@ def parse(texts: Sequence[str | None], kind: str, source: pa.DataType | None = N
         ("list<int>", ["{1,NULL,-3}", "{}", None, "{7}"], [[1, None, -3], [], None, [7]]),
         ("list<string>", ['{a,"b,c","d\\"e\\\\f","",NULL,"NULL","{x}"," y "}', '{"a\nb"}', "{ä,🙂}"],
          [["a", "b,c", 'd"e\\f', "", None, "NULL", "{x}", " y "], ["a\nb"], ["ä", "🙂"]]),
+        # array_out quotes for ASCII's blanks only.
+        ("list<string>", ['{"a b",x\u00a0y,\u3000,\u2009,\x85,\x1c\x1f}', '{"\\\\\\"","\\\\\\\\","\\"\\\\\\\\\\""}'],
+         [["a b", "x\u00a0y", "\u3000", "\u2009", "\x85", "\x1c\x1f"], ['\\"', "\\\\", '"\\\\"']]),
         ("list<binary>", ['{"\\\\x00ff"}'], [[b"\0\xff"]]),
         ("list<timestamptz>", ['{"2024-01-01 10:00:00+00",NULL}'], [[dt.datetime(2024, 1, 1, 10, tzinfo=UTC), None]]),
         ("list<boolean>", ["{t,f}"], [[True, False]]),
@@ -212,6 +217,21 @@ def test_what_is_no_value_is_an_error_that_names_it(kind: str, text: str) -> Non
     named = "x" if text == "{x}" else text
     with pytest.raises(ValueError, match=re.escape(named.replace("\\", "\\\\"))):
         parse_text(pa.array([good, None, text, good], pa.string()), ColumnType.parse(kind))
+
+
+def test_a_large_quoted_element_needs_memory_as_its_text_does() -> None:
+    """A document within an array: up to a gigabyte, and in quotes for its quotes."""
+    document = '[{"key": "value"}, ' + '{"key": "value"},' * 200_000 + "0]"
+    text = '{"' + document.replace('"', '\\"') + '"}'
+    values = pa.array([text])
+    tracemalloc.start()
+    try:
+        split = split_arrays(values)
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert split.elements == [document]
+    assert peak < 8 * len(text)
 
 
 @pytest.mark.parametrize(
