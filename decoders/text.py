@@ -10,7 +10,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from decoders.text_array import split_arrays
 from decoders.text_time import parse_date, parse_time, parse_timestamp
 
 _SPECIAL_NUMERICS = pa.array(["NaN", "Infinity", "-Infinity"])
+_ARROW_DIGITS = 38
+"""What 128 bits hold of a decimal."""
 _NUMERIC_PATTERN = r"^-?[0-9]+(\.[0-9]+)?$"
 _UUID_LENGTH = 36
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -114,31 +116,43 @@ def _boolean(values: pa.Array, column: ColumnType) -> _Result:
 
 
 def _decimal(values: pa.Array, column: ColumnType) -> _Result:
-    try:
-        return values.cast(column.arrow), None
-    except pa.ArrowInvalid:
-        special = pc.is_in(values, value_set=_SPECIAL_NUMERICS)
+    if (quick := _cast_decimals(values, column)) is not None:
+        return quick, None
+    special = pc.is_in(values, value_set=_SPECIAL_NUMERICS)
     plain = pc.if_else(special, pa.scalar(None, pa.string()), values)
-    try:
-        return plain.cast(column.arrow), special
-    except pa.ArrowInvalid:
-        legal = pc.match_substring_regex(plain, _NUMERIC_PATTERN)
+    if (quick := _cast_decimals(plain, column)) is not None:
+        return quick, special
+    legal = pc.match_substring_regex(plain, _NUMERIC_PATTERN)
     if pc.all(legal).as_py() is False:
         raise _illegal(plain.filter(pc.invert(legal))[0].as_py(), column)
-    # Legal digits, but some value has too many of them for the type.
-    numbers = [None if text is None else Decimal(text) for text in plain.to_pylist()]
-    fits = [number is not None and _fits(number, column) for number in numbers]
-    flagged = pc.or_(special, pa.array([n is not None and not fit for n, fit in zip(numbers, fits, strict=True)]))
-    return pc.if_else(pa.array(fits, pa.bool_()), plain, pa.scalar(None, pa.string())).cast(column.arrow), flagged
+    # Legal digits, but some value has too many of them: for the type, or, with zeros at its end, for Arrow only.
+    numbers = [None if text is None else _held(text, column) for text in plain.to_pylist()]
+    decimals = pa.array(numbers, column.arrow)
+    return decimals, pc.or_(special, pc.and_(pc.is_valid(plain), pc.is_null(decimals)))
 
 
-def _fits(number: Decimal, column: ColumnType) -> bool:
-    _sign, digits, exponent = number.as_tuple()
-    assert isinstance(exponent, int)
-    while len(digits) > 1 and digits[-1] == 0 and exponent < -column.scale:
-        digits, exponent = digits[:-1], exponent + 1
-    significant = 0 if digits == (0,) else len(digits)
-    return exponent >= -column.scale and significant + exponent <= column.precision - column.scale
+def _cast_decimals(values: pa.Array, column: ColumnType) -> pa.Array | None:
+    """Arrow's cast; None where it refuses, or has more digits before it than it scales without overflow: from 38 on it
+    gives other numbers and says nothing."""
+    longest = pc.max(pc.binary_length(values)).as_py() or 0
+    if longest + column.scale > _ARROW_DIGITS:
+        whole = f"[0-9]{{1,{column.precision - column.scale}}}" if column.precision > column.scale else "0"
+        fraction = rf"(\.[0-9]{{1,{column.scale}}})?" if column.scale else ""
+        if pc.all(pc.match_substring_regex(values, f"^-?{whole}{fraction}$")).as_py() is False:
+            return None
+    try:
+        return values.cast(column.arrow)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _held(text: str, column: ColumnType) -> Decimal | None:
+    """The number with the type's scale; None if it is not the same number then, or has too many digits."""
+    exact = Context(prec=column.precision, traps=[Inexact, InvalidOperation])
+    try:
+        return Decimal(text).quantize(Decimal((0, (1,), -column.scale)), context=exact)
+    except (Inexact, InvalidOperation):
+        return None
 
 
 def _binary(values: pa.Array, column: ColumnType) -> _Result:

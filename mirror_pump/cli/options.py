@@ -81,9 +81,6 @@ def _run(
     except KeyboardInterrupt:
         remark("mirror-pump: interrupted")
         return 1
-    except BrokenPipeError:
-        # The reader of our output (`| head`) has seen enough.
-        return 0
     except MirrorPumpError as error:
         if debug:
             traceback.print_exc()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import orjson
 from rich.console import Console
@@ -33,20 +35,45 @@ def _console(stream: TextIO) -> Console:
 
 def say(line: str) -> None:
     """One plain line of result on stdout; no markup, so that a table called `[x]` survives."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, line + "\n")
 
 
 def remark(line: str) -> None:
     """One plain line on stderr."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+    _write(sys.stderr, line + "\n")
 
 
-def write_json(value: Any) -> None:
-    """`value` as indented JSON and a newline on stdout."""
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
-    sys.stdout.flush()
+def write_json(value: Any) -> bool:
+    """`value` as indented JSON and a newline on stdout. False if its reader has just left."""
+    return _write(sys.stdout, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+
+
+def pass_on(content: BinaryIO) -> None:
+    """All of `content`, as it is, to stdout."""
+    try:
+        shutil.copyfileobj(content, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)
+
+
+def _write(stream: TextIO, text: str) -> bool:
+    """Whoever reads our output may have seen enough (`| head`): that ends neither the command nor changes its exit
+    code. A BrokenPipeError of anything else is an error like others."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _silence(stream)
+        return False
+    return True
+
+
+def _silence(stream: TextIO) -> None:
+    """What follows goes nowhere, and so does what is buffered, which the interpreter flushes as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def report_error(error: MirrorPumpError) -> None:

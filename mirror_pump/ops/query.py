@@ -15,13 +15,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError, MirrorPumpError, TableError, UsageError
@@ -268,8 +267,10 @@ def _detail(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def run_query(settings: Settings, query: Query, written_as: str, output: Path | None, warn: Warn) -> None:
-    """Runs the statement and writes its result: as `table`, `csv`, `json` or `parquet`, to a file or to stdout.
+def run_query(
+    settings: Settings, query: Query, written_as: str, output: Path | Callable[[BinaryIO], None], warn: Warn
+) -> None:
+    """Runs the statement and writes its result: as `table`, `csv`, `json` or `parquet`, to a file, or to who takes it.
 
     Nothing is written unless all of it could be read. Raises as `open_query`; UsageError for what DuckDB refuses.
     """
@@ -286,15 +287,12 @@ def run_query(settings: Settings, query: Query, written_as: str, output: Path | 
                     connection.execute(f"COPY ({stripped}\n) TO {literal(str(result))} ({_COPIED_AS[written_as]})")
         except duckdb.Error as error:
             raise _refused(error) from error
+        if not isinstance(output, Path):
+            with result.open("rb") as content:
+                output(content)
+            return
         try:
-            if output is not None:
-                shutil.copyfile(result, output)
-            else:
-                with result.open("rb") as content:
-                    shutil.copyfileobj(content, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
+            shutil.copyfile(result, output)
         except OSError as error:
             raise UsageError(
                 f"{output} cannot be written: {error.strerror}", "name another file with --output"

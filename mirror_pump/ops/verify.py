@@ -62,7 +62,7 @@ class TableReport:
 
     table: str
     comparison: Comparison | None
-    problem: str = ""
+    problem: str | None = None
     """Why the table could not be compared; then it does not count as equal."""
 
     @property
@@ -77,7 +77,8 @@ class TableReport:
             "heap_rows": found.heap_rows if found else 0,
             "lake_rows": found.lake_rows if found else 0,
             "different_rows": found.different_rows if found else 0,
-            "differences": [*(found.differences if found else ()), *([self.problem] if self.problem else [])],
+            "differences": [*(found.differences if found else ())],
+            "problem": self.problem,
         }
 
 

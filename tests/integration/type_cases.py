@@ -68,6 +68,10 @@ _TEXTS = (
     r"""E'it''s "quoted" \\ back\\\\slash'""",
     r"E'line\nfeed\r\ntab\t\x01\x1f\x7f'",
     "'{a,b}'",
+    # Blanks to Unicode, but not to array_out, which quotes for ASCII's.
+    r"E'\u00a0x\u2009y\u3000'",
+    r"E'\u0085'",
+    r"E'\x1c\x1d\x1e'",
     "'grüße 中文 \u0301 \u200f \ufeff \uffff \ufffd'",
     # One from each plane of Unicode, the last noncharacter among them.
     "(SELECT string_agg(chr(g * 65536 + 65533), '') FROM generate_series(1, 16) g) || chr(1114111) || chr(55295)",

@@ -10,7 +10,7 @@ import typer
 
 from mirror_pump.cli.commands.run import lsn_argument
 from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import remark
+from mirror_pump.cli.output import pass_on, remark
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
@@ -85,5 +85,11 @@ def add(app: typer.Typer) -> None:
             None if min_lsn is None else lsn_argument(min_lsn, "--min-lsn"),
             max_wait,
         )
-        run_query(complete(settings), query, output_format.value, output, lambda text: remark(f"mirror-pump: {text}"))
+        run_query(
+            complete(settings),
+            query,
+            output_format.value,
+            output or pass_on,
+            lambda text: remark(f"mirror-pump: {text}"),
+        )
         return 0

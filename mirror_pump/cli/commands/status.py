@@ -33,10 +33,8 @@ def add(app: typer.Typer) -> None:
 
         with StatusReader(complete(settings)) as reader:
             if as_json:
-                write_json(reader.read().to_json())
-                while watch:
+                while write_json(reader.read().to_json()) and watch:
                     time.sleep(interval)
-                    write_json(reader.read().to_json())
                 return
 
             from rich.live import Live

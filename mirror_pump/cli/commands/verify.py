@@ -23,7 +23,8 @@ def add(app: typer.Typer) -> None:
     ) -> int:
         """Compare every column of every row of the heap with the lake, at one F, while writes go on.
 
-        Concurrent writes raise no false alarm, and one changed byte is found. Exit 1 if any table differs.
+        Concurrent writes raise no false alarm, and one changed byte is found. Exit 1 if any table differs or
+        could not be compared.
         """
         from mirror_pump.ops.profile import complete
         from mirror_pump.ops.verify import verify as compare
@@ -34,10 +35,13 @@ def add(app: typer.Typer) -> None:
             write_json(result)
         else:
             for table in result["tables"]:
+                if table["problem"] is not None:
+                    say(f"{table['table']}: NOT COMPARED ({table['problem']})")
+                    continue
                 rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
                 say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows})")
                 for difference in table["differences"]:
-                    say(f"  {difference if isinstance(difference, str) else _inline(difference)}")
+                    say(f"  {_inline(difference)}")
             say(f"compared at F = {result['frontier']}")
         return 0 if report.equal else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,7 @@ def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> No
         (SourceError("the slot is gone", "make one"), 1, "make one"),
         (ZeroDivisionError("oops"), 1, "ZeroDivisionError: oops"),
         (KeyboardInterrupt(), 1, "interrupted"),
+        (BrokenPipeError("the store is gone"), 1, "the store is gone"),
     ],
 )
 def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int, said: str) -> None:
@@ -125,6 +127,36 @@ def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int,
     assert result.exit_code == code
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+_WITHOUT_A_READER = """
+import io, typer
+from mirror_pump.cli.options import command
+from mirror_pump.cli.output import pass_on, say, write_json
+from mirror_pump.config import Settings
+program = typer.Typer()
+@command(program, "judge", needs_dsn=False)
+def judge(settings: Settings) -> int:
+    assert not write_json({}), "so that --watch ends"
+    say("first")
+    say("second")
+    pass_on(io.BytesIO(b"content"))
+    return 3
+program()
+"""
+
+
+def test_a_reader_that_leaves_changes_no_verdict() -> None:
+    """`mirror-pump verify | head -1` with `set -o pipefail`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _WITHOUT_A_READER], stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (3, b"")
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import tracemalloc
 import uuid
 from collections.abc import Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType
 from decoders.text import parse_text
+from decoders.text_array import split_arrays
 
 UTC = dt.UTC
 
@@ -57,6 +60,9 @@ def parse(texts: Sequence[str | None], kind: str, source: pa.DataType | None = N
         ("list<int>", ["{1,NULL,-3}", "{}", None, "{7}"], [[1, None, -3], [], None, [7]]),
         ("list<string>", ['{a,"b,c","d\\"e\\\\f","",NULL,"NULL","{x}"," y "}', '{"a\nb"}', "{ä,🙂}"],
          [["a", "b,c", 'd"e\\f', "", None, "NULL", "{x}", " y "], ["a\nb"], ["ä", "🙂"]]),
+        # array_out quotes for ASCII's blanks only.
+        ("list<string>", ['{"a b",x\u00a0y,\u3000,\u2009,\x85,\x1c\x1f}', '{"\\\\\\"","\\\\\\\\","\\"\\\\\\\\\\""}'],
+         [["a b", "x\u00a0y", "\u3000", "\u2009", "\x85", "\x1c\x1f"], ['\\"', "\\\\", '"\\\\"']]),
         ("list<binary>", ['{"\\\\x00ff"}'], [[b"\0\xff"]]),
         ("list<timestamptz>", ['{"2024-01-01 10:00:00+00",NULL}'], [[dt.datetime(2024, 1, 1, 10, tzinfo=UTC), None]]),
         ("list<boolean>", ["{t,f}"], [[True, False]]),
@@ -146,6 +152,7 @@ def test_time_zones_with_seconds_and_before_christ() -> None:
         ("decimal(4,2)", ["1.00", "NaN", "Infinity", "-Infinity", None], [False, True, True, True, False]),
         ("decimal(4,2)", ["100.00", "99.99", "1.001", "1.100", "0.00", "NaN"], [True, False, True, False, False, True]),
         ("decimal(4,0)", ["1" + "0" * 50, "9999"], [True, False]),
+        ("decimal(5,5)", ["0.99999", "1", "0", "0.000010", "-0.000001"], [False, True, False, False, True]),
         ("date", ["infinity", "2024-01-01", "-infinity", None], [True, False, True, False]),
         ("timestamptz", ["infinity", "2024-01-01 00:00:00+00", None], [True, False, False]),
         ("time", ["24:00:00", "23:00:00", None], [True, False, False]),
@@ -170,6 +177,39 @@ def test_the_values_beside_flagged_ones_are_right() -> None:
         None,
         Decimal("-2.50"),
     ]
+
+
+_DECIMALS = ("0", "0." + "0" * 60, "1." + "0" * 40, "-12.5" + "0" * 16_000, "9" * 29 + "." + "9" * 9 + "0" * 9)
+_NO_DECIMALS = {
+    "fraction": "1.23456789012345",
+    "tiny": "0." + "0" * 16_000 + "1",
+    "large": "7" * 30,
+    "huge": "1" + "0" * 100_000,
+    "special": "NaN",
+}
+
+
+@pytest.mark.parametrize("beside", [(), *((text,) for text in _NO_DECIMALS.values())], ids=["nothing", *_NO_DECIMALS])
+def test_a_decimal_is_what_it_is_whatever_stands_beside_it(beside: tuple[str, ...]) -> None:
+    """numeric keeps zeros at its end; a type that is chosen for it holds the value all the same."""
+    for texts in (*((text,) for text in _DECIMALS), _DECIMALS):
+        values, flags = parse([*texts, *beside, None], "decimal(38,9)")
+        assert values.to_pylist() == [*map(Decimal, texts), *(None for _ in beside), None]
+        assert flags == [*(False for _ in texts), *(True for _ in beside), False]
+
+
+@given(
+    st.lists(st.from_regex(r"-?(0|[1-9][0-9]{0,80})(\.[0-9]{1,80})?", fullmatch=True), min_size=1, max_size=3),
+    st.sampled_from([(38, 0), (38, 9), (38, 38), (38, 37), (19, 18), (5, 5), (4, 2)]),
+)
+def test_decimals_of_any_length(texts: list[str], kind: tuple[int, int]) -> None:
+    """Arrow's own cast gives other numbers for some of them."""
+    precision, scale = kind
+    values, flags = parse(texts, f"decimal({precision},{scale})")
+    for text, value, flag in zip(texts, values.to_pylist(), flags, strict=True):
+        scaled = Fraction(text) * 10**scale
+        assert flag is (scaled.denominator != 1 or abs(scaled) >= 10**precision)
+        assert flag or value == Decimal(text)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +252,21 @@ def test_what_is_no_value_is_an_error_that_names_it(kind: str, text: str) -> Non
     named = "x" if text == "{x}" else text
     with pytest.raises(ValueError, match=re.escape(named.replace("\\", "\\\\"))):
         parse_text(pa.array([good, None, text, good], pa.string()), ColumnType.parse(kind))
+
+
+def test_a_large_quoted_element_needs_memory_as_its_text_does() -> None:
+    """A document within an array: up to a gigabyte, and in quotes for its quotes."""
+    document = '[{"key": "value"}, ' + '{"key": "value"},' * 200_000 + "0]"
+    text = '{"' + document.replace('"', '\\"') + '"}'
+    values = pa.array([text])
+    tracemalloc.start()
+    try:
+        split = split_arrays(values)
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert split.elements == [document]
+    assert peak < 8 * len(text)
 
 
 @pytest.mark.parametrize(
