@@ -283,7 +283,8 @@ SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 
 $$;
 
 -- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
--- only where no event trigger tells why one was rewritten.
+-- only where no event trigger tells why one was rewritten. A column is `filled` if rows that exist may have a value in it
+-- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -299,6 +300,9 @@ WITH RECURSIVE used(type) AS (
           UNION ALL SELECT a.atttypid FROM pg_attribute a
                      WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) inner_types
      WHERE inner_types.type <> 0),
+missing AS (
+    SELECT DISTINCT a.attname FROM modak.mirror_tree(mirror_shape.relation) r JOIN pg_attribute a ON a.attrelid = r.relation
+     WHERE a.atthasmissing),
 told AS (
     SELECT count(*) = 3 AS all_events FROM pg_event_trigger
      WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A')
@@ -316,7 +320,8 @@ SELECT jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
                            'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
                            'generated', a.attgenerated <> '',
-                           'filled', a.atthasmissing OR a.atthasdef OR a.attidentity <> '') ORDER BY a.attnum)
+                           'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
+                           ) ORDER BY a.attnum)
                   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
     'leaves', (SELECT jsonb_agg(jsonb_build_object(
                           'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,

@@ -327,11 +327,7 @@ class Assembler:
             return
         former = self._notes.get(note.table_id)
         if former is not None:
-            note = replace(
-                note if note.shape is not None or note.gone else former,
-                rewritten=former.rewritten | note.rewritten,
-                exact=former.exact or note.exact,
-            )
+            note = note.after(former)
         self._notes[note.table_id] = note
 
     def _take_notes(self, relation_id: int) -> None:

@@ -11,8 +11,8 @@ every row that came or went did so in the stream. What is proven, by the notes o
   same but for its modifier, or one of text and varchar; the lake follows if its own type stays or widens.
 - A rewrite by ALTER TABLE for a new type may have changed any value (USING), also in a widening; one for a default
   fills the new columns only.
-- A partition that comes without a page brings no row; one that goes may take some along. With heap retention none
-  does, whoever dropped it: the lake is there to keep its rows.
+- A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
+  same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
 - Labels of an enum and attributes of a composite are part of the text that the lake holds.
 
 Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
@@ -134,7 +134,9 @@ def _columns(
     known = {column.attnum: column for column in table.columns}
     # A column that is not mirrored although it existed: it was generated until now, and not published.
     existed = {one["attnum"] for one in former.get("columns") or ()}
-    filled = {one["attnum"] for one in (note.shape or {}).get("columns") or () if one["filled"]}
+    filled = note.filled_columns.union(
+        one["attnum"] for one in (note.shape or {}).get("columns") or () if one["filled"]
+    )
     provable = note.exact and bool(former) and not note.rewritten & REWRITTEN_VALUES
     next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
     columns: list[Column] = []
@@ -202,9 +204,10 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
         return []
     reasons = []
     before, now = _leaves(former), _leaves(shape)
-    if before.keys() - now.keys() and table.tier is None:
+    stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
+    if before.keys() - stayed and table.tier is None:
         reasons.append(_Reason("a partition is gone", everywhere=False))
-    if any(leaf in note.filled or not note.exact for leaf in now.keys() - before.keys()):
+    if any(leaf in note.filled or not note.exact for leaf in now.keys() - stayed):
         reasons.append(_Reason("a partition came with rows", everywhere=False))
     if not note.exact and _heaps_rewritten(note, former):
         reasons.append(_Reason("its heap was rewritten, and no event trigger says why", everywhere=False))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -71,23 +71,45 @@ class Note:
     gone: bool = False
     """The table was dropped."""
     filled: frozenset[int] = frozenset()
-    """OIDs of leaves whose heap has a page."""
+    """OIDs of new leaves whose heap has a page."""
+    stayed: frozenset[int] | None = None
+    """OIDs of the leaves that every shape of the transaction has; None: those of `shape`. A partition that was detached
+    for a moment may have changed meanwhile, unpublished."""
+    filled_columns: frozenset[int] = frozenset()
+    """Numbers of the attributes that were `filled` in any shape of the transaction."""
     rewritten: int = 0
     """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()); the shape follows."""
     truncated: bool = False
     """One partition was emptied."""
+
+    def after(self, former: Note) -> Note:
+        """What this and a former note of one transaction say together."""
+        stayed = [one.stayed for one in (former, self) if one.stayed is not None]
+        return replace(
+            self if self.shape is not None or self.gone else former,
+            exact=former.exact or self.exact,
+            filled=former.filled | self.filled,
+            stayed=frozenset.intersection(*stayed) if stayed else None,
+            filled_columns=former.filled_columns | self.filled_columns,
+            rewritten=former.rewritten | self.rewritten,
+        )
 
 
 def parse_note(content: bytes) -> Note | None:
     """The note in a message of our prefix; None if it is none of ours: anybody may emit messages."""
     try:
         found = json.loads(content)
+        shape = found.get("shape")
         return Note(
             TableId(int(found["table"])),
             exact=found.get("exact") is True,
-            shape=found.get("shape"),
-            gone="shape" in found and found["shape"] is None,
+            shape=shape,
+            gone="shape" in found and shape is None,
             filled=frozenset(int(one) for one in found.get("filled", ())),
+            stayed=None if shape is None else frozenset(leaf["id"] for leaf in shape.get("leaves") or ()),
+            filled_columns=frozenset(
+                column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
+            ),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
         )

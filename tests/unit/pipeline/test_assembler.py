@@ -263,8 +263,22 @@ def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.verdicts = [Verdict(Course.NOTHING, table)]
-    fed.feed(*transaction(100, pg.note(7, rewritten=4), pg.note(7, shape={"n": 1}), pg.note(7, shape={"n": 2})))
-    assert [(note.shape, note.rewritten, note.exact) for note in fed.judged] == [({"n": 2}, 4, True)]
+    # A partition went and came back, another came with rows, and a column had a default for a moment.
+    first = {"leaves": [{"id": 8}], "columns": [{"attnum": 5, "filled": True}]}
+    last = {"leaves": [{"id": 8}, {"id": 9}, {"id": 10}], "columns": [{"attnum": 5, "filled": False}]}
+    told = [pg.note(7, rewritten=4), pg.note(7, shape=first, filled=[10]), pg.note(7, shape=last, filled=[9])]
+    fed.feed(*transaction(100, *told))
+    assert fed.judged == [
+        Note(
+            TableId(7),
+            exact=True,
+            shape=last,
+            filled=frozenset({9, 10}),
+            stayed=frozenset({8}),
+            filled_columns=frozenset({5}),
+            rewritten=4,
+        )
+    ]
     assert fed.assembler.empty
 
 

@@ -136,6 +136,9 @@ def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> No
         ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Course.COPY_AGAIN),
         ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"exact": False}, Course.COPY_AGAIN),
         ({**SHAPE, "leaves": []}, {}, Course.COPY_AGAIN),
+        (SHAPE, {"stayed": frozenset({20000})}, Course.NOTHING),
+        (SHAPE, {"stayed": frozenset()}, Course.COPY_AGAIN),
+        (_adding(), {"filled_columns": frozenset({7})}, Course.COPY_AGAIN),
         ({**SHAPE, "inherits": True}, {}, Course.SET_ASIDE),
         ({**SHAPE, "persistence": "u"}, {}, Course.SET_ASIDE),
         ({**SHAPE, "identity": {**_IDENTITY, "key": []}}, {}, Course.WAIT),
@@ -227,6 +230,7 @@ DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
         (_with(0, type=20, modifier=-1, sql="bigint"), {"rewritten": 4}, Course.SET_ASIDE),
         (_with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["id", "n"]}}, {}, Course.SET_ASIDE),
         ({**SHAPE, "leaves": []}, {}, Course.FOLLOW),
+        (SHAPE, {"stayed": frozenset(), "filled": frozenset({20000})}, Course.COPY_AGAIN),
         ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Course.COPY_AGAIN),
     ],
 )
