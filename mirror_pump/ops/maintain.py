@@ -273,7 +273,7 @@ class Maintenance:
             case RewriteDataFiles():
                 missing = {
                     key: value
-                    for key, value in ENGINE_PROPERTIES.items()
+                    for key, value in {**ENGINE_PROPERTIES, **debt.state.schema.engine_properties}.items()
                     if key not in debt.state.metadata.get("properties", {})
                 }
                 if missing:
