@@ -252,7 +252,8 @@ class Maintenance:
             kind = MAINTENANCE
         else:
             phase = REWRITING
-            details["since_sequence"] = debt.figures.sequence_number
+            # Of main's head, which Spark begins at: the last commit may have been one to the branch `cold`.
+            details["since_sequence"] = int(debt.state.sequence_number)
         with operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
             counts = self._execute(debt, due, outcome)
             outcome["counts"] = counts
