@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mirror_pump.engine.resolving import OrderedFile
+from mirror_pump.engine.row_batches import read_batches
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.columns import places_by_id, plain
 from mirror_pump.lake.files import DataFileWriter, WrittenFile
@@ -120,7 +121,7 @@ def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
     with open_input(path, task.storage) as source:
         parquet = pq.ParquetFile(source)
         places = places_by_id(parquet)
-        for batch in parquet.iter_batches(_BATCH_ROWS):
+        for batch in read_batches(parquet, _BATCH_ROWS):
             columns = [_column(batch, places.get(field.field_id), field, path) for field in task.schema.fields]
             yield start, pa.table(columns, schema=task.schema.arrow)
             start += batch.num_rows

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from mirror_pump.engine.index_keys import KeysTask, read_keys
 from mirror_pump.engine.merging import cast_to
+from mirror_pump.engine.row_batches import read_batches
 from mirror_pump.engine.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
 from mirror_pump.lake.columns import places_by_id, plain
 from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys, as_numbers
@@ -170,7 +171,7 @@ def _batches(path: str, task: FilesTask) -> Iterator[tuple[int, dict[int, pa.Arr
     with open_input(path, task.storage) as source:
         parquet = pq.ParquetFile(source)
         places = places_by_id(parquet)
-        for batch in parquet.iter_batches(_BATCH_ROWS):
+        for batch in read_batches(parquet, _BATCH_ROWS):
             columns = {
                 field.field_id: cast_to(batch.column(places[field.field_id]), field.arrow.type)
                 for field in task.schema.fields

@@ -55,12 +55,19 @@ def with_schema(metadata: Mapping[str, Any], schema: LakeSchema, *, replaced: bo
     result = {
         **metadata,
         "last-column-id": max(int(metadata["last-column-id"]), schema.last_column_id),
+        "properties": _properties(metadata["properties"], current, schema),
     }
     if used is None:
         used = max(one["schema-id"] for one in metadata["schemas"]) + 1
         result["schemas"] = [*metadata["schemas"], replace(schema, schema_id=used).to_iceberg_json()]
     result["current-schema-id"] = used
     return result
+
+
+def _properties(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
+    """With those that name columns as they are now: Iceberg takes no properties any more where one names none."""
+    former = {} if current is None else current.engine_properties
+    return {key: value for key, value in properties.items() if key not in former} | schema.engine_properties
 
 
 def _ours(document: Mapping[str, Any]) -> bool:

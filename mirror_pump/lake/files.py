@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import Kind
 from mirror_pump.lake.bounds import lower_bound, upper_bound
 from mirror_pump.lake.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
@@ -34,6 +34,10 @@ dictionary page each."""
 
 
 _FLOATS = (Kind.FLOAT, Kind.DOUBLE)
+_NO_STATISTICS = (*_FLOATS, Kind.UUID)
+"""Kinds whose footer statistics mislead readers. Those of floats leave NaN out, and DuckDB, for which NaN is the
+greatest value, then skips row groups that hold it. Iceberg's Java code compares UUIDs signed, the footer unsigned: from
+a minimum below 80... to a maximum above it there is nothing to Spark, which skips the row group."""
 
 
 class FileContent(IntEnum):
@@ -95,14 +99,12 @@ def write_equality_deletes(keys: pa.Table, schema: LakeSchema, location: str, st
 class _FloatStatistics:
     """Bounds of a float column, known to be free of NaN, which Parquet's own statistics are silent about."""
 
-    nulls: int = 0
     nans: int = 0
     low: float = math.inf
     high: float = -math.inf
 
     def add(self, values: pa.ChunkedArray) -> None:
         """Takes one row group's values in."""
-        self.nulls += values.null_count
         self.nans += pc.sum(pc.is_nan(values)).as_py() or 0
         found = pc.min_max(values)
         if found["min"].is_valid:
@@ -134,6 +136,8 @@ class DataFileWriter:
         self._floats = {
             index: _FloatStatistics() for index, column in enumerate(schema.fields) if column.type.kind in _FLOATS
         }
+        # Of all columns: some have no statistics in the footer.
+        self._nulls = [0] * len(schema.fields)
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
@@ -200,6 +204,8 @@ class DataFileWriter:
                 # Field IDs are the schema; the embedded Arrow schema would only add bytes to small files.
                 store_schema=False,
             )
+        for index, column in enumerate(table.columns):
+            self._nulls[index] += column.null_count
         for index, floats in self._floats.items():
             floats.add(table.column(index))
         columns = [
@@ -223,11 +229,11 @@ class DataFileWriter:
             if column.type.kind is Kind.LIST:
                 continue
             values[column.field_id] = footer.num_rows
+            nulls[column.field_id] = self._nulls[index]
             low: bytes | None = None
             high: bytes | None = None
             if index in self._floats:
                 floats = self._floats[index]
-                nulls[column.field_id] = floats.nulls
                 nans[column.field_id] = floats.nans
                 if not floats.nans and floats.low <= floats.high:
                     low, high = lower_bound(column.type, [floats.low]), upper_bound(column.type, [floats.high])
@@ -235,7 +241,6 @@ class DataFileWriter:
                 statistics = [chunk.statistics for chunk in chunks]
                 if any(one is None for one in statistics):
                     continue
-                nulls[column.field_id] = sum(one.null_count for one in statistics)
                 # A chunk of NULLs alone takes no bound away; one with values too long to keep hides its own.
                 present = [one for one in statistics if one.num_values]
                 if present and all(one.has_min_max for one in present):
@@ -296,17 +301,9 @@ def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
 
 
 def _columns_with_statistics(schema: LakeSchema) -> list[str] | bool:
-    """Parquet paths of the columns whose footer statistics tell the truth to every reader.
-
-    Those of floats leave NaN out, and DuckDB, for which NaN is the greatest value, then skips row groups that hold it.
-    """
-    if not any(_is_float(column.type) for column in schema.fields):
-        return True
-    return [_parquet_path(column) for column in schema.fields if not _is_float(column.type)] or False
-
-
-def _is_float(column_type: ColumnType) -> bool:
-    return (column_type.element or column_type).kind in _FLOATS
+    """Parquet paths of the columns whose footer statistics tell the truth to every reader."""
+    kept = [column for column in schema.fields if (column.type.element or column.type).kind not in _NO_STATISTICS]
+    return True if len(kept) == len(schema.fields) else [_parquet_path(column) for column in kept] or False
 
 
 def _parquet_path(column: LakeField) -> str:

@@ -78,7 +78,7 @@ def new_metadata(schema: LakeSchema, location: str, properties: Mapping[str, str
         "last-partition-id": _LAST_PARTITION_ID,
         "sort-orders": [_UNSORTED],
         "default-sort-order-id": 0,
-        "properties": dict(properties),
+        "properties": {**schema.engine_properties, **properties},
         "current-snapshot-id": -1,
         "refs": {},
         "snapshots": [],

@@ -92,6 +92,20 @@ class LakeSchema:
         """The highest field ID in use, elements included (Iceberg's last-column-id)."""
         return max((max(field.field_id, field.leaf_id) for field in self.fields), default=0)
 
+    @property
+    def engine_properties(self) -> dict[str, str]:
+        """Table properties by which other engines write neither bounds nor footer statistics of UUIDs: Iceberg's Java
+        code compares them signed, Parquet unsigned, so it skips files and row groups that hold what it looks for."""
+        uuids = [field.name for field in self.fields if field.type.kind is Kind.UUID]
+        return {
+            key: value
+            for name in uuids
+            for key, value in (
+                (f"write.metadata.metrics.column.{name}", "counts"),
+                (f"write.parquet.stats-enabled.column.{name}", "false"),
+            )
+        }
+
     def to_iceberg_json(self) -> dict[str, Any]:
         """The schema as table metadata holds it (Iceberg spec, appendix C)."""
         return {

@@ -252,7 +252,8 @@ class Maintenance:
             kind = MAINTENANCE
         else:
             phase = REWRITING
-            details["since_sequence"] = debt.figures.sequence_number
+            # Of main's head, which Spark begins at: the last commit may have been one to the branch `cold`.
+            details["since_sequence"] = int(debt.state.sequence_number)
         with operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
             counts = self._execute(debt, due, outcome)
             outcome["counts"] = counts
@@ -273,7 +274,7 @@ class Maintenance:
             case RewriteDataFiles():
                 missing = {
                     key: value
-                    for key, value in ENGINE_PROPERTIES.items()
+                    for key, value in {**ENGINE_PROPERTIES, **debt.state.schema.engine_properties}.items()
                     if key not in debt.state.metadata.get("properties", {})
                 }
                 if missing:

@@ -64,6 +64,7 @@ class FollowedFiles:
     """What another engine's rewrite changed."""
 
     added: tuple[FileKeys, ...]
+    """In the order in which their rows of a key count, the live one before any that a pending delete hides."""
     gone: tuple[str, ...]
     """Known data files that are not part of the table any more."""
 
@@ -126,7 +127,8 @@ class IndexBuilder:
 
     def _follow(self, job: IndexJob, known: frozenset[str]) -> FollowedFiles:
         data, _, positions = _files(job.lake)
-        new = [file for file in data if file.path not in known]
+        # Newest first: a rewrite keeps the old row of a key that is updated meanwhile, which a pending delete hides.
+        new = sorted((file for file in data if file.path not in known), key=lambda file: -file.sequence_number)
         added = tuple(file for read in self._read(job, new, positions) for file in read)
         return FollowedFiles(added, tuple(known.difference(file.path for file in data)))
 

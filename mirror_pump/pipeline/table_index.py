@@ -103,7 +103,7 @@ class TableIndex:
         self.log, self.log_bytes, self.phase = [], 0, Phase.READY
 
     def followed(self, followed: FollowedFiles) -> bool:
-        """Keys whose files are gone take the places that the new files have for them. False: not all are there.
+        """Keys whose files are gone take the first places that the new files have for them. False: not all are there.
 
         A key that has changed or gone since the rewrite is not in a file that is gone any more, and stays as it is.
         """

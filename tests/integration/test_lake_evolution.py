@@ -182,6 +182,25 @@ def test_a_schema_that_comes_back_has_its_number_again(database: Database, wareh
     assert [one["schema-id"] for one in table.table.metadata["snapshots"]] == [0, 1, 0, 0]
 
 
+def test_what_other_engines_are_to_leave_out_of_uuids_follows_their_names(
+    database: Database, warehouse: str, lake: SparkSession
+) -> None:
+    """Iceberg refuses to set any property beside one that names a column that is not there."""
+    before = _schema("1 k uuid", "2 gone uuid", "3 v uuid")
+    after = _schema("1 key uuid", "3 a.b uuid", "4 new uuid", "5 w int")
+    table = _Table(database, warehouse, before)
+    table.commit(schema=after)
+    lake.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('steward' = 'somebody')").collect()
+    found = {row[0]: row[1] for row in lake.sql("SHOW TBLPROPERTIES lake.public.t").collect()}
+    expected = {
+        f"{prefix}.column.{name}": value
+        for name in ("key", "a.b", "new")
+        for prefix, value in (("write.metadata.metrics", "counts"), ("write.parquet.stats-enabled", "false"))
+    }
+    assert {name: value for name, value in found.items() if ".column." in name} == expected
+    assert found["steward"] == "somebody"
+
+
 def test_a_replaced_table_may_get_another_key(database: Database, warehouse: str, lake: SparkSession) -> None:
     table = _Table(database, warehouse, FIRST)
     table.commit(table.segment(FIRST, [(1, "x", 10, None, 0)]))

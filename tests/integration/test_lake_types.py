@@ -23,7 +23,7 @@ from mirror_pump.lake.schema import ELEMENT_IDS_FROM, LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.lake import read_duckdb
+from mirror_pump.testing.lake import metadata_location, read_duckdb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -231,6 +231,33 @@ def test_every_value_is_found_behind_its_bounds(database: Database, lake: SparkS
             assert duck.column("key").to_pylist() == [key], where
             spark = lake.sql(f"SELECT key FROM lake.public.t WHERE {where}").collect()
             assert [row["key"] for row in spark] == [key], where
+
+
+def test_a_uuid_is_found_in_a_file_that_has_both_halves_of_them(
+    database: Database, lake: SparkSession, warehouse: str
+) -> None:
+    """Iceberg's Java code compares them signed: by that order 80... is below 00..., and all between is nowhere."""
+    schema, rows = _table(["uuid"])
+    table = LakeTable.create(schema, f"{warehouse}/public/t", STORAGE, {}, 0).table
+    files = (write_data_file(rows, schema, table.location, STORAGE),)
+    table = table.stage(RowDelta((SegmentFiles(files, ()),)), 0).table
+    with database.connect() as connection:
+        migrate(connection)
+        insert_pointer(connection, "public", "t", table.metadata_location)
+
+    def assert_found(location: str) -> None:
+        for key, value in enumerate((ONE, TWO), 1):
+            for where in (f"c0 = '{value}'", f"c0 IN ('{value}', '{uuid.UUID(int=5)}')"):
+                found = read_duckdb(location, f"SELECT key FROM lake WHERE {where}")
+                assert found.column("key").to_pylist() == [key], where
+                spark = lake.sql(f"SELECT key FROM lake.public.t WHERE {where}").collect()
+                assert [row["key"] for row in spark] == [key], where
+
+    assert_found(table.metadata_location)
+    lake.sql(
+        "CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))"
+    ).collect()
+    assert_found(metadata_location(database.dsn, "public.t"))
 
 
 def _literal(name: str, value: Any) -> str:

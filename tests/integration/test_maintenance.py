@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 
-from mirror_pump.lake.catalog import ENGINE_PROPERTIES
+from mirror_pump.lake.catalog import ENGINE_PROPERTIES, swap_pointer
+from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, new_snapshot_id, next_location, with_cold_snapshot
+from mirror_pump.lake.rewrites import needed_snapshots
+from mirror_pump.lake.storage import write_all
 from mirror_pump.ops.maintain import PassResult
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.maintenance import rewriting
@@ -17,6 +21,7 @@ from mirror_pump.testing.mirror import Steps, await_true
 from tests.integration.maintenance_support import (
     DEBTS,
     MIB,
+    STORAGE,
     UPKEEP,
     CommitGate,
     Maintained,
@@ -130,6 +135,34 @@ def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: M
     operations = [snapshot["summary"]["operation"] for snapshot in maintained.lake_table(T).metadata["snapshots"]]
     assert "replace" in operations
     assert len(operations) < 110, "the next publish thins again"
+    maintained.assert_equal(T)
+
+
+def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_where_s_is_younger(maintained: Maintained) -> None:
+    """With heap retention the last commit may be one to the branch `cold`."""
+    write_and_publish(maintained.mirror, range(3))
+    state = maintained.lake_table(T)
+    head = current_snapshot(state.metadata)
+    assert head is not None
+    cold = {
+        **head,
+        "snapshot-id": new_snapshot_id(state.metadata),
+        "parent-snapshot-id": head["snapshot-id"],
+        "sequence-number": head["sequence-number"] + 1,
+        "summary": {**head["summary"], COLD_CUT: "0"},
+    }
+    document = with_cold_snapshot(state.metadata, cold, state.metadata_location, (), state.retention)
+    location = next_location(state.metadata, state.metadata_location)
+    write_all([(location, orjson.dumps(document))], STORAGE)
+    with maintained.mirror.database.connect() as connection:
+        assert swap_pointer(connection, "public", "t", state.metadata_location, location)
+    assert maintained.maintain(T).errors == []
+    (since,) = (
+        details["since_sequence"]
+        for operation, _, details in maintained.journal(T)
+        if operation == "rewrite_data_files"
+    )
+    assert head["snapshot-id"] in needed_snapshots(document, since)
     maintained.assert_equal(T)
 
 

@@ -56,11 +56,23 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
     before = maintained.read(table), mirror.lake(table)
     assert "{{1},{2}}" in repr(before[0])
     maintained.policy(table, rewrite_target_bytes=MIB, rewrite_strategy=strategy)
+    # As a table that was registered before there were such properties.
+    properties = maintained.lake_table(table).schema.engine_properties
+    assert len(properties) == 2
+    names = ", ".join(f"'{one}'" for one in properties)
+    maintained.session.sql(f"ALTER TABLE lake.{table} UNSET TBLPROPERTIES ({names})").collect()
     result = maintained.maintain(table)
     assert result.errors == []
     assert result.after is not None
     assert result.after.data_files == 1
     assert repr((maintained.read(table), mirror.lake(table))) == repr(before), "NaN and -0 included"
+    for order in ("ASC", "DESC"):
+        ((value, key),) = database.rows(
+            f"SELECT u::text, id FROM every_type WHERE u IS NOT NULL ORDER BY u {order} LIMIT 1"
+        )
+        found = maintained.session.sql(f"SELECT id FROM lake.{table} WHERE u = '{value}'").collect()
+        assert [row[0] for row in found] == [key], "a uuid of either half"
+    assert maintained.lake_table(table).metadata["properties"].items() >= properties.items()
     database.execute("UPDATE every_type SET t = t || '!' WHERE id % 3 = 0", "DELETE FROM every_type WHERE id % 7 = 0")
     mirror.catch_up()
     place = 9

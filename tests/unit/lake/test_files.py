@@ -136,6 +136,27 @@ def test_repeating_columns_get_a_dictionary_and_unique_ones_do_not(location: str
     assert [group.column(index).has_dictionary_page for index in range(3)] == [False, False, True]
 
 
+def test_no_footer_says_how_uuids_order(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iceberg's Java code compares them signed, and would skip row groups that hold a value of both halves."""
+    monkeypatch.setattr(files, "_ROW_GROUP_ROWS", 2)
+    kinds = ColumnType(Kind.UUID), ColumnType(Kind.LIST, element=ColumnType(Kind.UUID))
+    fields = [LakeField(1, "id", kinds[0], required=True), LakeField(2, "u", kinds[0], required=False)]
+    schema = LakeSchema(0, (*fields, LakeField(3, "us", kinds[1], required=False)), (1,))
+    low, high = bytes(16), b"\xff" * 16
+    with DataFileWriter(schema, location, STORAGE) as writer:
+        for other in (None, high):
+            rows = {"id": [low, high], "u": [low, other], "us": [[low, high], [other]]}
+            writer.write(pa.table(rows, schema=schema.arrow))
+    file = writer.written
+    path = local_path(file.path)
+    assert path is not None
+    footer = pq.read_metadata(path)
+    chunks = [footer.row_group(group).column(column) for group in range(2) for column in range(3)]
+    assert [chunk.is_stats_set for chunk in chunks] == [False] * 6
+    assert file.null_counts == {1: 0, 2: 1}
+    assert file.lower_bounds == file.upper_bounds == {}
+
+
 def test_an_empty_file_is_a_file(location: str) -> None:
     file = write_data_file(_rows(0), SCHEMA, location, STORAGE)
     assert file.record_count == 0
