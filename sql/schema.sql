@@ -83,6 +83,7 @@ CREATE TABLE modak.partitions (
     advanced_xid    bigint,
     truncated       boolean     NOT NULL DEFAULT false,
     proven_at       timestamptz,
+    proven_as       text,
     reason          text,
     attempts        int         NOT NULL DEFAULT 0,
     PRIMARY KEY (table_id, partition_id)
@@ -854,12 +855,24 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- By what it is known that a partition has been attached, and its changes become corrections, without a break; NULL if
+-- they do not. Who detaches it (or the whole table from where it would hang), or replaces the trigger or switches it off,
+-- leaves another xmin behind, even if all is as before once he commits. VACUUM, also FREEZE and FULL, keeps xmin.
+CREATE FUNCTION modak.watch_mark(leaf oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT format('%s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin)
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_trigger t ON t.tgrelid = i.inhrelid
+ WHERE i.inhrelid = leaf AND NOT i.inhdetachpending AND t.tgname = 'zz_modak_row' AND t.tgenabled = 'A'
+   AND modak.retained_by(leaf, 'cold_row')
+$$;
+
 -- The last step: why a proven partition may not be dropped now, or NULL if it was. A reader may have read T before it
 -- passed the partition: its pin is there, or not committed yet, or its snapshot is older than that.
 CREATE FUNCTION modak.drop_proven(id bigint, held_by text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one modak.partitions;
+    root text := id::oid::regclass;
     name text;
     other record;
 BEGIN
@@ -867,11 +880,6 @@ BEGIN
     SELECT p.relation::regclass::text INTO name FROM modak.tier_partitions(id::oid) p WHERE p.relation = one.relation_id::oid;
     IF name IS NULL OR one.state IS DISTINCT FROM 'tiered' THEN
         RETURN format('partition %s is not there, or is not proven', held_by);
-    END IF;
-    IF NOT modak.retained_by(one.relation_id::oid, 'cold_row') THEN
-        PERFORM modak.retain_triggers(id::oid, one.relation_id::oid, held_by, 'cold');
-        UPDATE modak.partitions SET state = 'tiering', proven_at = NULL WHERE table_id = id AND partition_id = held_by;
-        RETURN 'its trigger zz_modak_row was dropped or switched off: it is proven again';
     END IF;
     LOCK TABLE modak.read_pins IN SHARE MODE;
     SELECT p.pin_id, p.expires_at INTO other FROM modak.read_pins p
@@ -884,6 +892,17 @@ BEGIN
        AND age(a.backend_xmin) >= age(one.advanced_xid::text::xid8::xid) ORDER BY a.xact_start LIMIT 1;
     IF FOUND THEN
         RETURN format('process %s reads a snapshot of %s, from before T passed the partition', other.pid, other.xact_start);
+    END IF;
+    -- Again, under the locks: who changed it meanwhile has committed, and the names may lead elsewhere.
+    EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', root, name);
+    IF to_regclass(root) IS DISTINCT FROM id::oid OR to_regclass(name) IS DISTINCT FROM one.relation_id::oid THEN
+        RETURN format('partition %s was altered meanwhile', held_by);
+    ELSIF modak.watch_mark(one.relation_id::oid) IS DISTINCT FROM one.proven_as OR one.proven_as IS NULL THEN
+        IF NOT modak.retained_by(one.relation_id::oid, 'cold_row') THEN
+            PERFORM modak.retain_triggers(id::oid, one.relation_id::oid, held_by, 'cold');
+        END IF;
+        UPDATE modak.partitions SET state = 'tiering', proven_at = NULL WHERE table_id = id AND partition_id = held_by;
+        RETURN 'it was altered since it was proven, or its trigger zz_modak_row switched off: it is proven again';
     END IF;
     BEGIN
         EXECUTE format('DROP TABLE %s', name);

@@ -21,7 +21,7 @@ import numpy as np
 from decoders.text import parse_rows
 from mirror_pump.engine.proving import Comparing, Digest, FilesTask, HeapTask, LakeFile, digest_files, digest_heap
 from mirror_pump.engine.row_hashes import BUCKETS, HashSecret
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.bounds import ordered
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.files import FileContent
@@ -59,6 +59,8 @@ class Proof:
     """In the heap."""
     snapshot_id: int
     """S."""
+    watched_as: str
+    """modak.watch_mark() of the partition as it was compared."""
     differing: tuple[str, ...]
     """Keys whose rows differ, and how: some of them. Empty: the lake holds the partition."""
 
@@ -93,11 +95,15 @@ class Prover:
         assert table.tier is not None
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            row = reader.execute(_SQL["seam"], {"table_id": table.table_id}).fetchone()
+            where = {"table_id": table.table_id, "relation_id": partition.relation_id}
+            row = reader.execute(_SQL["seam"], where).fetchone()
             assert row is not None
-            cut, snapshot_id, location, exported = row
+            cut, snapshot_id, location, exported, watched_as = row
+            if watched_as is None:
+                raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
             with self._pinned(table, snapshot_id, cut) as pin:
-                return self._compare(table, partition, reader, pin, snapshot_id, location, exported)
+                rows, differing = self._compare(table, partition, reader, pin, snapshot_id, location, exported)
+            return Proof(rows, snapshot_id, watched_as, tuple(differing[:_SHOWN]))
 
     @contextmanager
     def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
@@ -121,7 +127,8 @@ class Prover:
         snapshot_id: int,
         location: str,
         exported: str,
-    ) -> Proof:
+    ) -> tuple[int, list[str]]:
+        """How many rows the heap has, and which differ."""
         lake = LakeTable.load(location, self._storage)
         if lake.snapshot_id != snapshot_id:
             raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
@@ -146,7 +153,7 @@ class Prover:
             if not differing and not partition.truncated:
                 differing.append("rows that occur more than once, or that a second look found equal")
         # Corrections stand for rows of their own, whichever side lacks them.
-        return Proof(int(heap.sums[:, 0].sum()) + len(left_out), snapshot_id, tuple(differing[:_SHOWN]))
+        return int(heap.sums[:, 0].sum()) + len(left_out), differing
 
     def _corrections(
         self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking

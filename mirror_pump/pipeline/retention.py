@@ -228,7 +228,9 @@ class Retention:
         if proof.differing:
             self._disproved(connection, table, one, proof)
             return ""
-        source.run(connection, "proven", {"table_id": table.table_id, "partition_id": one.partition_id})
+        where = {"table_id": table.table_id, "partition_id": one.partition_id, "watched_as": proof.watched_as}
+        if not source.run(connection, "proven", where):
+            return "it was altered while it was compared with the lake"
         self._done(connection, table, one, "prove", rows=proof.rows, seconds=seconds, snapshot_id=proof.snapshot_id)
         return None
 

@@ -83,8 +83,11 @@ UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::
 SELECT modak.retain_triggers(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(partition_id)s, %(kind)s);
 
 -- name: proven
-UPDATE modak.partitions SET state = 'tiered', proven_at = now(), updated_at = now(), reason = NULL, attempts = 0
- WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering';
+-- Nothing if the partition is not any more what the proof saw.
+UPDATE modak.partitions
+   SET state = 'tiered', proven_at = now(), proven_as = %(watched_as)s, updated_at = now(), reason = NULL, attempts = 0
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering'
+   AND modak.watch_mark(relation_id::oid) = %(watched_as)s;
 
 -- name: drop
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text);
@@ -101,7 +104,8 @@ UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stop
 UPDATE modak.mirror_tables SET retention = retention - 'stopped' WHERE table_id = ANY (%(table_ids)s) AND retention IS NOT NULL;
 
 -- name: seam
-SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', pg_export_snapshot()
+SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', pg_export_snapshot(),
+       modak.watch_mark(%(relation_id)s::bigint::oid)
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: pin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, LiteralString
 
@@ -209,6 +209,32 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) ->
         resume(mirror.settings, ["events"])
         shedding.await_state(p0="dropped", p1="dropped")
         shedding.assert_exact()
+
+
+def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Shedding.create(mirror, partitions=3, rows=10)
+    mirror.catch_up()
+    run, altered = source.run, False
+
+    def altering(connection: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any]) -> int:
+        nonlocal altered
+        if statement == "proven" and not altered:
+            altered = True
+            with mirror.database.connect(autocommit=False) as owner:
+                owner.execute("ALTER TABLE events DETACH PARTITION p0")
+                owner.execute("UPDATE p0 SET v = 'unseen' WHERE at = 0")
+                owner.execute("ALTER TABLE events ATTACH PARTITION p0 FOR VALUES FROM (0) TO (100)")
+        return run(connection, statement, parameters)
+
+    monkeypatch.setattr(source, "run", altering)
+    steps = Steps()
+    with mirror.pumping(steps):
+        await_true(lambda: steps.count(Step.RETENTION_STOPPED), 40, "it stops")
+    assert "it was altered while it was compared with the lake" in steps.details(Step.RETENTION_REFUSED, "reason")
+    assert "0, 0: other values" in steps.details(Step.RETENTION_STOPPED, "reason")[0]
+    assert mirror.database.rows("SELECT v FROM p0 WHERE at = 0") == [("unseen",)]
 
 
 def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:

@@ -16,6 +16,7 @@ import pytest
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
+from tests.integration.pipeline_support import in_thread
 
 LOW = -(2**63)
 
@@ -105,17 +106,27 @@ class Heap:
         )
         return dict(rows)
 
-    def drop(self, name: str) -> str | None:
-        """Why a partition is not dropped; None if it was. Whether it is proven is not asked."""
+    def prove(self) -> None:
+        """Says of all partitions that T has passed that they are proven."""
         self.database.execute(
-            "UPDATE modak.partitions SET state = 'tiered' WHERE state = 'tiering'",
+            "UPDATE modak.partitions SET state = 'tiered', proven_as = modak.watch_mark(relation_id::oid)"
+            " WHERE state = 'tiering'"
         )
+
+    def drop(self, name: str, lock_timeout: str = "200ms") -> str | None:
+        """Why a partition is not dropped; None if it was. Whether it is proven is not asked."""
+        self.prove()
         with self.database.connect() as connection:
-            connection.execute("SET lock_timeout = '200ms'")
+            connection.execute("SELECT set_config('lock_timeout', %s, false)", (lock_timeout,))
             row = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, %s)", (name,)).fetchone()
         assert row is not None
         reason: str | None = row[0]
         return reason
+
+    def await_blocked_by(self, connection: psycopg.Connection[Any]) -> None:
+        """Returns once another session waits for a lock that this one holds."""
+        blocked: LiteralString = "SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        await_true(lambda: self.database.rows(blocked, (connection.info.backend_pid,)), 20, "somebody waits")
 
 
 @pytest.fixture
@@ -554,6 +565,104 @@ def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None
     assert heap.database.rows("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == [("tiering",)]
     heap.database.execute("UPDATE ev SET n = 1 WHERE id = 1")
     assert heap.delta().keys() == {"1 50"}, "it is on again"
+
+
+@pytest.mark.parametrize(
+    ("away", "back"),
+    [
+        (
+            "ALTER TABLE ev DETACH PARTITION ev0",
+            "ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)",
+        ),
+        ("ALTER TABLE above ATTACH PARTITION ev DEFAULT", "ALTER TABLE above DETACH PARTITION ev"),
+    ],
+    ids=["the partition", "the table"],
+)
+def test_a_partition_that_was_away_since_its_proof_is_proven_again(
+    heap: Heap, away: LiteralString, back: LiteralString
+) -> None:
+    heap.database.execute(
+        "CREATE TABLE above (v text, n int NOT NULL, at bigint NOT NULL, id int NOT NULL,"
+        " doubled int GENERATED ALWAYS AS (n * 2) STORED) PARTITION BY RANGE (at)"
+    )
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    with heap.database.connect(autocommit=False) as owner:
+        owner.execute(away)
+        owner.execute("UPDATE ev0 SET v = 'mended'")
+        owner.execute(back)
+    assert heap.delta() == {}, "no trigger saw it"
+    assert "proven again" in str(heap.drop("ev0"))
+    assert heap.database.rows("SELECT state, v FROM modak.partitions, ev0 WHERE partition_id = 'ev0'") == [
+        ("tiering", "mended")
+    ]
+    assert heap.drop("ev0") is None
+
+
+def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    for statement in (
+        "CREATE TABLE ev3 PARTITION OF ev FOR VALUES FROM (300) TO (400)",
+        "DROP TABLE ev3",
+        "CREATE INDEX ON ev (v)",
+        "ALTER TABLE ev RENAME COLUMN n TO number",
+        "ALTER TABLE ev0 RENAME TO first",
+        "UPDATE ev SET number = 1",
+        "VACUUM (FREEZE, ANALYZE) ev",
+        "VACUUM FREEZE pg_class, pg_inherits, pg_trigger",
+        "VACUUM FULL pg_class, pg_inherits, pg_trigger",
+    ):
+        with heap.database.connect() as connection:
+            connection.execute(statement.encode())
+    assert heap.drop("ev0") is None
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "said", "kept"),
+    [
+        (
+            (
+                "ALTER TABLE ev0 DISABLE TRIGGER ALL",
+                "UPDATE ev0 SET v = 'unseen'",
+                "ALTER TABLE ev0 ENABLE ALWAYS TRIGGER zz_modak_row",
+            ),
+            "proven again",
+            "unseen",
+        ),
+        (
+            (
+                "CREATE TABLE fixed (LIKE ev0 INCLUDING ALL)",
+                "INSERT INTO fixed (id, at, v, n) VALUES (1, 50, 'fixed', 7)",
+                "ALTER TABLE ev DETACH PARTITION ev0",
+                "ALTER TABLE ev0 RENAME TO former",
+                "ALTER TABLE fixed RENAME TO ev0",
+                "ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)",
+            ),
+            "altered meanwhile",
+            "fixed",
+        ),
+    ],
+    ids=["trigger off and on", "another table of its name"],
+)
+def test_what_is_dropped_is_what_was_proven(
+    heap: Heap, meanwhile: tuple[LiteralString, ...], said: str, kept: str
+) -> None:
+    """Changes of a partition between the look at it and its lock."""
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    found: list[str | None] = []
+    with heap.database.connect(autocommit=False) as reader:
+        # A pin in the making, for which the drop waits in between.
+        reader.execute("LOCK TABLE modak.read_pins IN ROW EXCLUSIVE MODE")
+        with in_thread(lambda _: found.append(heap.drop("ev0", "20s")), "drop"):
+            heap.await_blocked_by(reader)
+            with heap.database.connect(autocommit=False) as owner:
+                for statement in meanwhile:
+                    owner.execute(statement)
+            reader.commit()
+    assert said in str(found[0])
+    assert heap.database.rows("SELECT v FROM ev0") == [(kept,)]
 
 
 def test_waiting_for_f_wakes_the_pump_and_ends_in_time(heap: Heap) -> None:
