@@ -1,16 +1,20 @@
 """Hashes whole rows of Arrow columns to 128 bits without a Python loop, so that two sides can be compared by sums.
 
 A row's hash is a sum over its columns, each seeded by its field ID; NULL counts for nothing, so that a column which one
-side lacks equals one of NULLs. A text's hash is a polynomial in its bytes, with a secret odd base, and its length; two
-lanes with different secrets make 128 bits. Equal values have equal hashes; unequal ones meet by chance only, since the
-secret is drawn for each comparison.
+side lacks equals one of NULLs. A value of more than 64 bits counts as a polynomial with its length and its parts for
+coefficients, modulo the prime 2^61 - 1 at a secret point; two lanes with secrets of their own make 128 bits. Equal
+values have equal hashes. Unequal ones, whoever chose them, meet by chance only, since the secrets are drawn for each
+comparison: a polynomial of degree n has at most n roots, so that the odds for two texts of a gigabyte are 2^-34 in each
+lane. (Modulo 2^64 some texts meet under every secret: the Thue-Morse sequence and its complement.)
 """
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,18 +32,27 @@ BUCKETS = 4096
 
 _WORD = (1 << 64) - 1
 
+_PRIME = (1 << 61) - 1
+"""A Mersenne prime: what is left of a division by it is had by shifts."""
+_PART_BYTES = 7
+"""Of a text, in each part: as many as are below the prime."""
+_BLOCK = 256
+"""Parts that are summed at once: the halves of as many products are together below 2^40."""
+_AT_ONCE = 16384
+"""Parts that are multiplied at once."""
+
 
 @dataclass(frozen=True)
 class HashSecret:
     """What one comparison's hashes are drawn from. Picklable."""
 
-    base: int
-    """Odd: it has an inverse modulo 2^64."""
+    points: tuple[int, int]
+    """One for each lane, below 2^61 - 1."""
     seeds: tuple[int, int]
 
     @classmethod
     def draw(cls) -> HashSecret:
-        return cls(secrets.randbits(64) | 1, (secrets.randbits(64), secrets.randbits(64)))
+        return cls((secrets.randbelow(_PRIME), secrets.randbelow(_PRIME)), (secrets.randbits(64), secrets.randbits(64)))
 
 
 def row_hashes(columns: Mapping[int, pa.Array], rows: int, secret: HashSecret) -> tuple[Words, Words]:
@@ -48,8 +61,8 @@ def row_hashes(columns: Mapping[int, pa.Array], rows: int, secret: HashSecret) -
     for field_id, column in columns.items():
         if column.null_count == rows:
             continue
-        values, valid = _values(plain(column), secret), _valid(column)
-        for lane, seed in zip(lanes, secret.seeds, strict=True):
+        valid = _valid(column)
+        for lane, values, seed in zip(lanes, _values(plain(column), secret.points), secret.seeds, strict=True):
             hashed = mixed(values ^ np.uint64((seed + field_id * int(MULTIPLIER)) & _WORD))
             lane += hashed if valid is None else np.where(valid, hashed, np.uint64(0))
     return mixed(lanes[0]), mixed(lanes[1])
@@ -75,36 +88,47 @@ def _valid(column: pa.Array) -> npt.NDArray[np.bool_] | None:
     return flags
 
 
-def _values(array: pa.Array, secret: HashSecret) -> Words:
-    """A word for each value; of NULLs any."""
+def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
+    """A word for each value, for either point; of NULLs any."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         whole = pa.concat_arrays([array])
         elements = plain(whole.values)
-        inner = mixed(_values(elements, secret) + np.uint64(1)) if len(elements) else np.zeros(0, np.uint64)
-        valid = _valid(elements)
-        return _folded(inner if valid is None else np.where(valid, inner, np.uint64(0)), _offsets(whole), secret)
+        offsets, valid = 2 * _offsets(whole), _valid(elements)
+        # 0 is for NULLs.
+        present = np.uint64(1) if valid is None else np.repeat(valid, 2)
+        first, second = ((_halves(words) + np.uint64(1)) * present for words in _values(elements, points))
+        lengths = np.diff(offsets)
+        return _folded(first, offsets, lengths, points[0]), _folded(second, offsets, lengths, points[1])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         whole = pa.concat_arrays([array])
         _, offsets, data = whole.buffers()
         numbers = np.frombuffer(offsets, np.int32)[: len(whole) + 1].astype(np.int64)
         bytes_ = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        return _folded(bytes_.astype(np.uint64), numbers, secret)
+        parts, places = _packed(bytes_, numbers)
+        lengths = np.diff(numbers)
+        return _folded(parts, places, lengths, points[0]), _folded(parts, places, lengths, points[1])
+    if pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        raw = np.frombuffer(array.buffers()[1], np.uint8, width * len(array), width * array.offset)
+        wide = np.zeros((len(array), -(-width // 8)), np.uint64)
+        wide.view(np.uint8).reshape(len(array), -1)[:, :width] = raw.reshape(len(array), width)
+        halves, offsets = _halves(wide.reshape(-1)), np.arange(len(array) + 1) * 2 * wide.shape[1]
+        lengths = np.diff(offsets)
+        return _folded(halves, offsets, lengths, points[0]), _folded(halves, offsets, lengths, points[1])
+    words = _exactly(array)
+    return words, words
+
+
+def _exactly(array: pa.Array) -> Words:
+    """Values of 64 bits at most, as they are."""
+    kind = array.type
     if pa.types.is_boolean(kind):
         return _unsigned(array.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False))
     if pa.types.is_floating(kind):
         # All NaNs are one value; -0 is another than 0.
         numbers = array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
         return np.where(np.isnan(numbers), np.float64("nan"), numbers).view(np.uint64)
-    if pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind):
-        width = kind.byte_width
-        raw = np.frombuffer(array.buffers()[1], np.uint8, width * len(array), width * array.offset)
-        words = np.zeros((len(array), -(-width // 8)), np.uint64)
-        words.view(np.uint8).reshape(len(array), -1)[:, :width] = raw.reshape(len(array), width)
-        folded = np.zeros(len(array), np.uint64)
-        for place in range(words.shape[1]):
-            folded = mixed(folded ^ words[:, place])
-        return folded
     return _unsigned(as_numbers(array.fill_null(_zero(kind)) if array.null_count else array))
 
 
@@ -121,17 +145,89 @@ def _offsets(whole: pa.Array) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def _folded(parts: Words, offsets: npt.NDArray[np.int64], secret: HashSecret) -> Words:
-    """For each run of parts between two offsets the polynomial of its parts, and its length."""
-    count = len(parts) + 1
-    powers = np.full(count, np.uint64(secret.base))
-    powers[0] = 1
-    np.multiply.accumulate(powers, out=powers)
-    inverse = np.full(count, np.uint64(pow(secret.base, -1, 1 << 64)))
-    inverse[0] = 1
-    np.multiply.accumulate(inverse, out=inverse)
-    sums = np.zeros(count, np.uint64)
-    np.cumsum((parts + np.uint64(1)) * powers[:-1], out=sums[1:])
-    starts, ends = offsets[:-1], offsets[1:]
-    lengths = (ends - starts).astype(np.uint64)
-    return mixed((sums[ends] - sums[starts]) * inverse[starts] + lengths * MULTIPLIER)
+def _halves(words: Words) -> Words:
+    return words.view(np.uint32).astype(np.uint64)
+
+
+def _packed(content: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> tuple[Words, npt.NDArray[np.int64]]:
+    """Each run of bytes between two offsets as parts, zeros at its end, and the offsets of these."""
+    padded = np.concatenate([content, np.zeros(8, np.uint8)])
+    windows = np.ndarray(len(content) + 1, np.uint64, padded, strides=(1,))
+    counts = -(-np.diff(offsets) // _PART_BYTES)
+    begins = np.repeat(offsets[:-1], counts) + _PART_BYTES * _places(counts)
+    masks = np.array([(1 << 8 * size) - 1 for size in range(_PART_BYTES + 1)], np.uint64)
+    sizes = np.minimum(np.repeat(offsets[1:], counts) - begins, _PART_BYTES)
+    return windows[begins] & masks[sizes], np.concatenate([[0], np.cumsum(counts)])
+
+
+def _folded(parts: Words, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], point: int) -> Words:
+    """A word for each run of parts between two offsets: of length + part * point + part * point^2 ... modulo the prime,
+    below which the parts are."""
+    values = np.zeros(len(lengths), np.uint64)
+    counts = np.diff(offsets)
+    present, first = counts > 0, np.uint64(point)
+    parts = parts[offsets[0] : offsets[-1]]
+    # Block by block, and then the sums of blocks as parts, which stand a block's powers apart.
+    while counts.max(initial=0) > 1:
+        blocks = -(-counts // _BLOCK)
+        begins = np.repeat(np.cumsum(counts) - counts, blocks) + _BLOCK * _places(blocks)
+        parts, counts = _summed(parts, begins, _powers(point)), blocks
+        point = pow(point, _BLOCK, _PRIME)
+    values[present] = parts
+    return mixed(_remainder(_product(values, first) + lengths.astype(np.uint64)))
+
+
+def _summed(parts: Words, begins: npt.NDArray[np.int64], powers: Words) -> Words:
+    """The polynomials of the parts from each begin to the next; in pieces that stay in a core's cache."""
+    sizes = np.diff(begins, append=len(parts))
+    cuts = np.unique([*np.searchsorted(begins, np.arange(0, len(parts), _AT_ONCE)).tolist(), len(begins)])
+    found = np.empty(len(begins), np.uint64)
+    for first, last in pairwise(cuts.tolist()):
+        begin = begins[first]
+        end = begins[last - 1] + sizes[last - 1]
+        products = _product(parts[begin:end], powers[_places(sizes[first:last])])
+        within = begins[first:last] - begin
+        low, high = np.add.reduceat(products & _LOW, within), np.add.reduceat(products >> _32, within)
+        found[first:last] = _remainder(low + _shifted(high))
+    return found
+
+
+def _places(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """0, 1, ... for each of the counts."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+
+
+@functools.lru_cache(maxsize=4)
+def _powers(point: int) -> Words:
+    return np.array([pow(point, exponent, _PRIME) for exponent in range(_BLOCK)], np.uint64)
+
+
+_32 = np.uint64(32)
+_LOW = np.uint64((1 << 32) - 1)
+_29 = np.uint64(29)
+_61 = np.uint64(61)
+_MODULUS = np.uint64(_PRIME)
+
+
+def _product(ones: Words, others: Words | np.uint64) -> Words:
+    """Modulo the prime, of words that are below it: 2^64 is 8, and 2^61 is 1."""
+    high, low = ones >> _32, ones & _LOW
+    higher, lower = others >> _32, others & _LOW
+    smallest = low * lower
+    total = (high * higher) << np.uint64(3)
+    total += _shifted(high * lower + low * higher)
+    total += smallest & _MODULUS
+    total += smallest >> _61
+    return _remainder(total)
+
+
+def _shifted(words: Words) -> Words:
+    """2^32 times as much, modulo the prime, but below 2^62."""
+    return ((words << _32) & _MODULUS) + (words >> _29)
+
+
+def _remainder(words: Words) -> Words:
+    """Modulo the prime."""
+    words = (words & _MODULUS) + (words >> _61)
+    return np.where(words >= _MODULUS, words - _MODULUS, words)

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from decoders.text import parse_rows
 from mirror_pump.engine.proving import Comparing, Digest, FilesTask, HeapTask, LakeFile, digest_files, digest_heap
-from mirror_pump.engine.row_hashes import BUCKETS, HashSecret
+from mirror_pump.engine.row_hashes import HashSecret
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.bounds import ordered
 from mirror_pump.lake.commit import LakeTable
@@ -49,6 +49,11 @@ _SHOWN = 10
 """Differing keys that a failed proof names."""
 _LOOKED_AT = 8
 """Buckets whose rows are read again to find them."""
+_ROWS_AT_ONCE = 1 << 18
+"""Rows of a truncated partition that are looked for in the lake: they take some hundred bytes of memory each."""
+
+Side: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
+"""Digests heap or lake, with the rows of the wanted buckets; if keys are given, with those of them that have these."""
 
 
 @dataclass(frozen=True)
@@ -140,20 +145,17 @@ class Prover:
         heap_tasks = [HeapTask(self._dsn, chunk, exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
-        def both(wanted: frozenset[int] | None) -> tuple[Digest, Digest]:
-            chosen = replace(comparing, wanted=wanted)
-            heap = self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
-            return heap, self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
+        def heap(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, wanted=wanted, among=among)
+            return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
 
-        heap, cold = both(None)
-        unequal = np.flatnonzero((heap.sums != cold.sums).any(axis=1)).tolist()
-        if unequal:
-            looked_at = range(BUCKETS) if partition.truncated else unequal[:_LOOKED_AT]
-            differing += _differing(*both(frozenset(looked_at)), only_heap=partition.truncated)
-            if not differing and not partition.truncated:
-                differing.append("rows that occur more than once, or that a second look found equal")
+        def cold(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, wanted=wanted, among=among)
+            return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
+
+        rows, found = compare_sides(heap, cold, truncated=partition.truncated)
         # Corrections stand for rows of their own, whichever side lacks them.
-        return int(heap.sums[:, 0].sum()) + len(left_out), differing
+        return rows + len(left_out), differing + found
 
     def _corrections(
         self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
@@ -221,6 +223,40 @@ class Prover:
         return Digest.total(parts + [self._tasks.result(future) for future in waiting])
 
 
+def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list[str]]:
+    """How many rows the heap has, and keys whose rows differ: some of them. What a truncated partition had is in the
+    lake alone, and its rows in the heap are few: only these are looked for."""
+    mine, theirs = heap(None, None), cold(None, None)
+    unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
+    counts = mine.sums[:, 0].tolist()
+    if truncated:
+        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}):
+            given = heap(group, None)
+            assert given.rows is not None
+            if differing := _differing(given, cold(group, given.rows.keys)):
+                return sum(counts), differing
+        return sum(counts), []
+    if not unequal:
+        return sum(counts), []
+    looked_at = frozenset(unequal[:_LOOKED_AT])
+    differing = _differing(heap(looked_at, None), cold(looked_at, None))
+    return sum(counts), differing or ["rows that occur more than once, or that a second look found equal"]
+
+
+def _groups(sizes: Mapping[int, int]) -> Iterator[frozenset[int]]:
+    """Buckets by their rows, together so many that these fit memory; each at least alone."""
+    group: set[int] = set()
+    rows = 0
+    for bucket, size in sizes.items():
+        if group and rows + size > _ROWS_AT_ONCE:
+            yield frozenset(group)
+            group, rows = set(), 0
+        group.add(bucket)
+        rows += size
+    if group:
+        yield frozenset(group)
+
+
 _WORDS = {"missing": "not in the heap", "extra": "not in the lake", "different": "other values"}
 
 
@@ -240,14 +276,14 @@ def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list
     return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
 
 
-def _differing(heap: Digest, cold: Digest, *, only_heap: bool) -> list[str]:
-    """Keys whose rows are not the same on both sides, and how; with `only_heap` not those that the heap lacks."""
+def _differing(heap: Digest, cold: Digest) -> list[str]:
+    """Keys whose rows are not the same on both sides, and how."""
     sides = [_by_key(side) for side in (heap, cold)]
     found = []
     for key in sides[0].keys() | sides[1].keys():
         mine, theirs = (side.get(key) for side in sides)
         if mine is None and theirs is not None:
-            found += [] if only_heap else [f"{theirs[1]}: {_WORDS['missing']}"]
+            found.append(f"{theirs[1]}: {_WORDS['missing']}")
         elif theirs is None and mine is not None:
             found.append(f"{mine[1]}: {_WORDS['extra']}")
         elif mine is not None and theirs is not None and mine[0] != theirs[0]:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirror_pump.engine.row_hashes import HashSecret, row_hashes
+from mirror_pump.engine.row_hashes import HashSecret, _values, mixed, row_hashes
+from mirror_pump.lake.packed_keys import MULTIPLIER
 from mirror_pump.pipeline import proving
 from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
@@ -116,7 +117,7 @@ def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(
     assert acts["UPDATE"] >= blocks
 
 
-SECRET = HashSecret(0x9E3779B97F4A7C15, (1, 2))
+SECRET = HashSecret((0x123456789ABCDEF, 0xFEDCBA987654321), (1, 2))
 
 _VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int64(): st.integers(-(2**63), 2**63 - 1),
@@ -146,6 +147,56 @@ def test_rows_hash_alike_if_and_only_if_they_are(data: st.DataObject) -> None:
             same = repr(rows[here]) == repr(rows[there])
             assert (first[here] == first[there]) is np.bool_(same)
             assert (second[here] == second[there]) is np.bool_(same)
+
+
+def _thue_morse(size: int, *, complement: bool) -> str:
+    return "".join("ab"[(place.bit_count() + complement) % 2] for place in range(size))
+
+
+def _marked(place: int) -> bytes:
+    return b"\0" * place + b"\1" + b"\0" * (5000 - place)
+
+
+def _pair_of_words(first: int) -> bytes:
+    """16 bytes; the second word undoes what the first did to a chain of `mixed`."""
+    word = np.array([first], np.uint64)
+    return word.tobytes() + mixed(word).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        (_thue_morse(4096, complement=False), _thue_morse(4096, complement=True), pa.string()),
+        # A part further, and a block of parts further.
+        (_marked(0), _marked(7), pa.binary()),
+        (_marked(7), _marked(7 * 256), pa.binary()),
+        (b"a", b"a\0", pa.binary()),
+        (b"", b"\0" * 7, pa.binary()),
+        (_pair_of_words(1), _pair_of_words(2), pa.binary(16)),
+        ([None], [-1 - int(MULTIPLIER) + (1 << 64)], pa.list_(pa.int64())),
+        ([None, 1], [1, None], pa.list_(pa.int64())),
+    ],
+)
+def test_values_that_were_chosen_to_meet_do_not(one: Any, other: Any, kind: pa.DataType) -> None:
+    for _ in range(5):
+        lanes = row_hashes({1: pa.array([one, other], kind)}, 2, HashSecret.draw())
+        assert all(lane[0] != lane[1] for lane in lanes)
+
+
+def test_a_text_is_the_polynomial_of_its_bytes() -> None:
+    """By Python's own numbers, and whatever stands around it."""
+    prime = (1 << 61) - 1
+    sizes = [0, 1, 6, 7, 8, 7 * 256, 7 * 256 + 1, 3, 500_000]
+    texts = [np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes() for size in sizes]
+    for point, words in zip(SECRET.points, _values(pa.array(texts, pa.binary()), SECRET.points), strict=True):
+        expected = []
+        for text in texts:
+            value, power = len(text), 1
+            for start in range(0, len(text), 7):
+                power = power * point % prime
+                value += int.from_bytes(text[start : start + 7], "little") * power
+            expected.append(value % prime)
+        assert (words == mixed(np.array(expected, np.uint64))).all()
 
 
 @pytest.mark.parametrize("one", [["a", "bc"], ["ab", None]])
