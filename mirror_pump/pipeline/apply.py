@@ -90,7 +90,7 @@ class BatchApplier:
             table, found = present[table_id], by_table.get(table_id, {})
             found = {number: _under(one, tables[number], table) for number, one in found.items()}
             try:
-                delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id))
+                delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
             except TableError as error:
                 failures[table_id] = Failure(present[table_id], f"{error} {error.remedy}".strip())
             else:
@@ -103,6 +103,7 @@ class BatchApplier:
         results: Mapping[int, TableResult],
         truncated_before: int | None,
         change: TableChange | None,
+        xids: Sequence[int],
     ) -> TableDelta:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
@@ -113,7 +114,7 @@ class BatchApplier:
         if incomplete:
             files = {number: one.files for number, one in changes.items()}
             versions = self._versions(table, files, in_lake=not emptied)
-            for completed in self._completer.complete(table, incomplete, versions):
+            for completed in self._completer.complete(table, incomplete, versions, xids):
                 heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
                 for number, rows in completed.rows.items():
                     changes[number], more = self._with_rows(table, changes[number], rows)

@@ -9,11 +9,13 @@ large a transaction is (design section 4).
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from decoders.messages import (
+    Begin,
     Relation,
     parse_begin,
     parse_commit,
@@ -58,6 +60,7 @@ class _Batch:
     truncations: list[Truncation] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     changed_tables: list[TableChange] = field(default_factory=list)
+    xids: array[int] = field(default_factory=lambda: array("I"))
 
     @property
     def empty(self) -> bool:
@@ -125,6 +128,7 @@ class Assembler:
         self._in_transaction = False
         self._skipping = False
         self._final_lsn = 0
+        self._xid = 0
         self.position = applied
         """Everything that ends at or below it was fed (commit ends and, between transactions, keepalives)."""
 
@@ -169,7 +173,12 @@ class Assembler:
                         self._cut()
                         append = self._messages.append
                 continue
-            if tag == _BEGIN and self._apart is not None and not self.empty and _commit_of(message) == self._apart:
+            if (
+                tag == _BEGIN
+                and self._apart is not None
+                and not self.empty
+                and _begin(message).final_lsn == self._apart
+            ):
                 taken -= 1
                 break
             self._control(tag, message)
@@ -214,6 +223,7 @@ class Assembler:
             truncations=tuple(batch.truncations),
             failures=tuple(batch.failures),
             changed_tables=tuple(batch.changed_tables),
+            xids=batch.xids,
         )
 
     @property
@@ -277,7 +287,8 @@ class Assembler:
 
     def _control(self, tag: int, message: bytes) -> None:
         if tag == _BEGIN:
-            self._final_lsn = _commit_of(message)
+            begin = _begin(message)
+            self._final_lsn, self._xid = begin.final_lsn, begin.xid
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
             self._notes, self._emptied = {}, {}
@@ -292,6 +303,7 @@ class Assembler:
             self.position = Lsn(max(self.position, commit.end_lsn))
             if not self.empty:
                 self._batch.transactions += 1
+                self._batch.xids.append(self._xid)
                 self._batch.commit_time_us = commit.commit_time_us
         elif tag == _RELATION:
             self._relation(parse_relation(bytes(message[HEADER:])))
@@ -415,9 +427,8 @@ class Assembler:
         self._tables = tuple(active.values())
 
 
-def _commit_of(begin: bytes) -> int:
-    """LSN of the commit of the transaction that this message begins."""
-    return parse_begin(bytes(begin[HEADER:])).final_lsn
+def _begin(message: bytes) -> Begin:
+    return parse_begin(bytes(message[HEADER:]))
 
 
 _LSN_DIGITS = 16

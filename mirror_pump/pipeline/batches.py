@@ -72,3 +72,5 @@ class BatchEnd:
     failures: tuple[Failure, ...] = ()
     changed_tables: tuple[TableChange, ...] = ()
     """In stream order."""
+    xids: Sequence[int] = ()
+    """Of the transactions, 32 bits each."""

@@ -55,7 +55,11 @@ class Completer:
         self._row_bytes: dict[TableId, float] = {}
 
     def complete(
-        self, table: MirroredTable, incomplete: Mapping[int, IncompleteRows], files: Sequence[VersionedFile]
+        self,
+        table: MirroredTable,
+        incomplete: Mapping[int, IncompleteRows],
+        files: Sequence[VersionedFile],
+        xids: Sequence[int],
     ) -> Iterator[Completed]:
         """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises."""
         waiting = chains(incomplete, table.key)
@@ -67,7 +71,7 @@ class Completer:
             end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
             rows = int(waiting.begins[end] - first)
             part = _taken(incomplete, waiting.rows[first : first + rows])
-            completed = complete_rows(table, part, files, self._runner, self._storage, self._connect)
+            completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids)
             found = sum(one.nbytes for one in completed.rows.values())
             # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.
             self._row_bytes[table.table_id] = max(found / rows, (known or 0.0) / 2, 1.0)

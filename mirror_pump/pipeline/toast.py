@@ -6,10 +6,11 @@ sequence number; whether delete files have hidden the row since does not matter,
 its newest version is the live one (design section 5).
 
 While a table is being copied the previous version may not be in the lake yet; what is there under its key may be of
-another row, which was deleted: then a delete is newer than it. Then the heap has the value. What the heap
-holds now may be newer than the update; in that case the stream brings the newer value later, so the table is exact
-once F has passed the position at which the heap was read, and it is not promised to readers before that. A row that
-the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
+another row, which was deleted: then a delete is newer than it. Then the heap has the value, once the update is
+visible there: the stream is ahead of that, and until then the row may be under another key, and another row under its
+own. What the heap holds may be newer than the update; in that case the stream brings the newer value later, so the
+table is exact once F has passed the position at which the heap was read, and it is not promised to readers before that.
+A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mirror_pump.lake.sidecars import every_sidecar, is_sidecar, sidecar_id, wid
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, Lsn, MirroredTable, TableState
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import read_rows
+from mirror_pump.source.rows import await_visible, read_rows
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -72,8 +73,10 @@ def complete_rows(
     runner: TaskRunner,
     storage: StorageOptions,
     connect: Callable[[], PgConnection],
+    xids: Sequence[int],
 ) -> Completed:
     """Fill in what is missing. `incomplete` is by segment number; a file of segment i has order i, older ones less.
+    `xids` are the transactions that the rows are of.
 
     Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
     """
@@ -97,7 +100,7 @@ def complete_rows(
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
             wanted = [column for column in table.columns if column.name in columns]
-            heap, heap_read_at = _read_heap(connect, table, wanted, one.rows.take(pa.array(absent)))
+            heap, heap_read_at = _read_heap(connect, table, wanted, one.rows.take(pa.array(absent)), xids)
             versions.add(-1, heap)
             for row, key in zip(absent, keys_of(one.rows.take(pa.array(absent)), table.key), strict=True):
                 sources[row] = versions.at(key, order=-1)
@@ -257,13 +260,18 @@ def _unknown(table: MirroredTable, incomplete: Mapping[int, IncompleteRows], ver
 
 
 def _read_heap(
-    connect: Callable[[], PgConnection], table: MirroredTable, columns: Sequence[Column], rows: pa.Table
+    connect: Callable[[], PgConnection],
+    table: MirroredTable,
+    columns: Sequence[Column],
+    rows: pa.Table,
+    xids: Sequence[int],
 ) -> tuple[pa.Table, Lsn]:
-    """The rows' present heap versions (those that exist): key, columns and every sidecar; and a WAL position by which
-    they all were committed."""
+    """The rows' present heap versions (those that exist), none from before `xids`: key, columns and every sidecar; and
+    a WAL position by which they all were committed."""
     wanted = [*table.key_columns, *(column for column in columns if column.name not in table.key)]
     key_texts = [_texts(rows.column(column.name), column) for column in table.key_columns]
     with connect() as connection:
+        await_visible(connection, xids)
         found = read_rows(connection, table, wanted, list(zip(*key_texts, strict=True)))
         row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
     assert row is not None

@@ -1,15 +1,46 @@
-"""Reads single rows of the heap by key, every value as the text that Postgres prints."""
+"""Reads single rows of the heap by key, every value as the text that Postgres prints, once they can be seen."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 import psycopg
 
+from mirror_pump.errors import ConnectionLost
 from mirror_pump.model import Column, MirroredTable
 from mirror_pump.quoting import identifier, in_query
 from mirror_pump.source.connect import PgConnection, source_errors
+
+_VISIBLE_WITHIN = 5.0
+"""Seconds. A commit is visible milliseconds after the stream has it, unless it waits for a standby that is away: then
+the batch is given up, and received again later."""
+_LOOK_INTERVAL = 0.01
+"""Seconds between two looks at what is visible."""
+
+
+def await_visible(connection: PgConnection, xids: Sequence[int]) -> None:
+    """Returns once every new snapshot sees these transactions (IDs of 32 bits), all of which have committed.
+
+    A commit is in the WAL, and so in the stream, before snapshots see it; between the two it may wait for a synchronous
+    standby. The connection is in autocommit. Raises ConnectionLost if it takes too long, or the connection broke.
+    """
+    deadline = time.monotonic() + _VISIBLE_WITHIN
+    while True:
+        with source_errors("waiting for a commit to be visible"):
+            ((end, running),) = connection.execute(_SNAPSHOT).fetchall()
+        open_ones = {xid % _XIDS for xid in running}
+        xids = [xid for xid in xids if xid in open_ones or (xid - end) % _XIDS < _XIDS // 2]
+        if not xids:
+            return
+        if time.monotonic() > deadline:
+            raise ConnectionLost(
+                f"transaction {xids[0]} has committed, and nobody sees it yet",
+                "perhaps it waits for a synchronous standby (wait_event SyncRep in pg_stat_activity); mirror-pump tries"
+                " again by itself",
+            )
+        time.sleep(_LOOK_INTERVAL)
 
 
 def read_rows(
@@ -63,6 +94,13 @@ def _read(
 
 _TRIES = 5
 """More renames than that in the milliseconds between two statements do not happen."""
+
+_XIDS = 1 << 32
+"""Transaction IDs of 32 bits are compared modulo it; those of snapshots have 64."""
+
+_SNAPSHOT = """
+SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT pg_snapshot_xip(s)::text::bigint) FROM pg_current_snapshot() s
+"""
 
 _RELATION = """
 SELECT format('%%I.%%I', n.nspname, c.relname)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.integration.pipeline_support import change_rows, runner, writing
+from tests.integration.pipeline_support import change_rows, in_thread, runner, writing
 
 __all__ = ["runner"]
 
@@ -145,3 +147,76 @@ def test_a_large_value_is_never_that_of_a_row_long_gone(database: Database, ware
         mirror.await_live("public.t")
         mirror.await_frontier()
     mirror.assert_equal("public.t")
+
+
+@contextmanager
+def unconfirmed_commits(database: Database) -> Iterator[Callable[[], None]]:
+    """In the block, commits wait for a standby that does not exist: they are in the WAL, and no snapshot sees them.
+    Yields a function that lets them go."""
+
+    def commit(stop: threading.Event) -> None:
+        """One commit after the other, until the server has taken the setting up and the last one waits."""
+        with database.connect() as connection:
+            while not stop.wait(0.01):
+                connection.execute("SELECT pg_logical_emit_message(true, 'probe', '')")
+
+    with database.connect() as connection, in_thread(commit, "probe"):
+
+        def confirm() -> None:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
+
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        try:
+            connection.execute("SELECT pg_reload_conf()")
+            waits = "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query ~ 'probe'"
+            await_true(lambda: database.rows(waits), 30, "commits wait for a standby")
+            yield confirm
+        finally:
+            confirm()
+
+
+def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_sees_it(
+    database: Database, warehouse: str
+) -> None:
+    """The stream brings a commit before snapshots show it, and neither change sends the large value.
+
+    Row 1 moves to a key that no snapshot shows, row 3 to one under which they all show row 2, which is deleted.
+    """
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
+        "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT id, 0, repeat(v, 1000) FROM (VALUES (1, 'moved'), (2, 'wrong'), (3, 'right')) x (id, v)",
+    )
+    gate = GatedCopies(ThreadTaskRunner())
+    gate.hold()
+    mirror = Mirror.create(database, warehouse, gate, batch_age=0.0)
+
+    def move(_: threading.Event) -> None:
+        with database.connect() as connection, connection.transaction():
+            connection.execute("UPDATE t SET id = 10 WHERE id = 1")
+            connection.execute("DELETE FROM t WHERE id = 2")
+            connection.execute("UPDATE t SET id = 2 WHERE id = 3")
+
+    with mirror.pumping() as running:
+        mirror.register("t")
+        await_true(lambda: running.steps.count(Step.COPY_PLANNED), 30, "the copy is planned")
+        mirror.await_frontier()
+        written = running.steps.count(Step.WRITTEN)
+
+        def looked() -> bool:
+            """The pump has read the heap, or asks whether it may."""
+            asking = database.rows(
+                "SELECT FROM pg_stat_activity WHERE query ~ 'pg_current_snapshot' AND pid <> pg_backend_pid()"
+                " AND datname = current_database()"
+            )
+            return bool(asking) or running.steps.count(Step.WRITTEN) > written
+
+        with unconfirmed_commits(database) as confirm, in_thread(move, "session"):
+            await_true(looked, 30, "the rows that moved are looked for")
+            confirm()
+        gate.let_go()
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+    mirror.assert_equal("public.t")
+    mirror.assert_sound()

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from mirror_pump.cli.main import app
+from mirror_pump.errors import ConnectionLost
 from mirror_pump.pipeline.steps import Step
+from mirror_pump.source.connect import connect
+from mirror_pump.source.rows import await_visible
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -32,6 +35,22 @@ def own_server() -> Iterator[EmbeddedPostgres]:
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, big text)"
 _ROWS = "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, 60) g"
+
+
+def test_a_commit_is_waited_for_until_snapshots_see_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirror_pump.source.rows._VISIBLE_WITHIN", 0.0)
+    with connect(database.dsn, autocommit=True) as looking, database.connect(autocommit=False) as writing:
+        writing.execute("SAVEPOINT a")
+        ((number,),) = writing.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
+        xid = number % 2**32
+        not_begun, long_ago = (xid + 1_000_000) % 2**32, (xid - 2**31 + 1_000_000) % 2**32
+        await_visible(looking, [long_ago])
+        with pytest.raises(ConnectionLost, match=f"transaction {xid} has committed"):
+            await_visible(looking, [long_ago, xid])
+        with pytest.raises(ConnectionLost, match=f"transaction {not_begun} has committed"):
+            await_visible(looking, [not_begun])
+        writing.commit()
+        await_visible(looking, [long_ago, xid])
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])

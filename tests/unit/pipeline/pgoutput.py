@@ -12,8 +12,8 @@ HEADER = b"w" + bytes(24)
 TEXT_OID, INT8_OID = 25, 20
 
 
-def begin(final_lsn: int) -> bytes:
-    return HEADER + b"B" + struct.pack(">QQI", final_lsn, 0, 1)
+def begin(final_lsn: int, xid: int = 1) -> bytes:
+    return HEADER + b"B" + struct.pack(">QQI", final_lsn, 0, xid)
 
 
 def commit(end_lsn: int, start_lsn: int | None = None) -> bytes:

@@ -68,6 +68,17 @@ def test_a_batch_ends_at_its_last_commit() -> None:
     assert len(fed.values()) == 2
 
 
+def test_a_batch_knows_its_transactions() -> None:
+    table = pg.mirrored(7)
+    fed = Fed(table, applied=100)
+    for number, xid in enumerate([4, 2**32 - 1, 3], 1):
+        fed.feed(
+            pg.begin(number * 100 - 8, xid), pg.relation(table), pg.insert(7, str(xid), "a"), pg.commit(number * 100)
+        )
+    assert list(fed.assembler.close().xids) == [2**32 - 1, 3], "without those that are applied already"
+    assert not fed.assembler.close().xids
+
+
 def test_a_batch_cannot_close_inside_a_transaction_but_its_segments_leave_it() -> None:
     table = pg.mirrored(7)
     fed = Fed(table, segment=200, batch=300)
