@@ -31,7 +31,7 @@ from decoders.columns import ColumnType
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
-from mirror_pump.source.relations import resolve_types
+from mirror_pump.source.relations import full_needs_generated, resolve_types
 from sql import queries
 
 PREFIX = "mirror-pump"
@@ -181,7 +181,8 @@ def describe_note(connection: PgConnection, note: Note) -> RelationDescription |
         return None
     published = [one for one in note.shape["columns"] or () if not one["generated"]]
     types = resolve_types(connection, ((one["type"], one["modifier"]) for one in published))
-    return described(note.shape, note.table_id, types)
+    seen = described(note.shape, note.table_id, types)
+    return replace(seen, full_needs_generated=full_needs_generated(connection))
 
 
 def same_layout(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
