@@ -347,7 +347,7 @@ $$;
 
 -- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
 -- it, right behind the change. New partitions that hold a page are named: their rows are not in the stream.
-CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean) RETURNS void
+CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     former jsonb;
@@ -377,7 +377,7 @@ BEGIN
     END LOOP;
     -- The server sends a message's bytes as they are, whatever the database's encoding.
     PERFORM pg_logical_emit_message(true, 'mirror-pump', convert_to(jsonb_build_object(
-        'table', told_id, 'exact', exact, 'shape', present,
+        'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                     WHERE exact
@@ -386,7 +386,8 @@ BEGIN
 END $$;
 
 -- Looks for tables that are not what the stream was told, and tells it. Outside the transaction of the change, a lock
--- makes sure that no other change of the table is under way.
+-- makes sure that no other change of the table is under way. `forced` ones are told in any case, as `settled`: every
+-- transaction that wrote to them before the last note has ended.
 CREATE FUNCTION modak.mirror_note(exact boolean, only_ids bigint[], forced bigint[]) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -404,7 +405,9 @@ BEGIN
             EXECUTE format('LOCK TABLE %I.%I IN ACCESS SHARE MODE', present ->> 'schema', present ->> 'name');
             SELECT modak.mirror_shape(one.table_id::oid) INTO present;
         END IF;
-        PERFORM modak.mirror_tell(one.table_id, present, exact);
+        -- Types alone change without a lock on the table: a change of theirs that nobody was told of is another one.
+        PERFORM modak.mirror_tell(one.table_id, present, exact, one.table_id = ANY (forced)
+                                  AND one.former -> 'types' IS NOT DISTINCT FROM present -> 'types');
         IF exact AND present ->> 'kind' = 'p' THEN
             PERFORM modak.mirror_watch(one.table_id::oid);
         END IF;
@@ -504,7 +507,7 @@ BEGIN
     END IF;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
+REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
     modak.mirror_alarm(bigint[]), modak.mirror_watch(oid) FROM PUBLIC;
 
 CREATE TABLE modak.mirror_captured (

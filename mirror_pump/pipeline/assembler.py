@@ -78,7 +78,8 @@ class Assembler:
     of a transaction are taken together, at the table's next Relation message, which comes before its next change, or at
     the commit: a key that is dropped and made again in between was never missing. From then on the table as judged
     counts, not what the catalog says: publishes are behind the stream. A table that is copied again has the
-    transaction's position as its L0, as if it had just been registered.
+    transaction's position as its L0, as if it had just been registered. One that waits is taken up by a note that is
+    `settled`, whatever others say before.
 
     `apart` is the LSN of the commit of a transaction that the server cannot send whole: it gets a batch of its own,
     which ends with `pass_over` once the server gives up.
@@ -350,8 +351,8 @@ class Assembler:
             return
         verdict = self._judge(table, note)
         course = verdict.course
-        if table.stalled and course in (Course.NOTHING, Course.FOLLOW):
-            course = Course.COPY_AGAIN
+        if table.stalled and course is not Course.SET_ASIDE:
+            course = Course.COPY_AGAIN if note.settled and course is not Course.WAIT else Course.WAIT
         if course is Course.FOLLOW:
             self._change(verdict.table, table, "")
         elif course is Course.COPY_AGAIN:

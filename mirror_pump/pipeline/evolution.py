@@ -13,7 +13,8 @@ every row that came or went did so in the stream. What is proven, by the notes o
   fills the new columns only.
 - A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
   same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
-- Labels of an enum and attributes of a composite are part of the text that the lake holds.
+- Labels of an enum and attributes of a composite are part of the text that the lake holds. They change without a lock
+  on the table: transactions that wrote to it before are waited for, and the copy begins behind them.
 
 Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
 former key's, and beginning anew needs no proof.
@@ -53,7 +54,7 @@ class Course(Enum):
     COPY_AGAIN = auto()
     """Rows in the lake may be wrong: the table's present content takes their place, once it is copied."""
     WAIT = auto()
-    """As COPY_AGAIN, but the table has no key at the moment: not before it has one."""
+    """As COPY_AGAIN, but not yet: the table has no key at the moment, or rows from before the change are to come."""
     SET_ASIDE = auto()
 
 
@@ -120,6 +121,9 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     if everywhere and table.tier is not None and table.tier.moved:
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
         return Verdict(Course.SET_ASIDE, table, said)
+    if not note.settled and _other_texts(former, note.shape):
+        # Of transactions that were writing to the table, rows follow as they were printed before.
+        return Verdict(Course.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
         return Verdict(Course.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
     if former == note.shape and replace(present, shape="") == replace(table, shape=""):
@@ -211,7 +215,7 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
         reasons.append(_Reason("a partition came with rows", everywhere=False))
     if not note.exact and _heaps_rewritten(note, former):
         reasons.append(_Reason("its heap was rewritten, and no event trigger says why", everywhere=False))
-    if not _same_texts(former.get("types") or {}, shape.get("types") or {}):
+    if _other_texts(former, shape):
         reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
     return reasons
 
@@ -233,11 +237,12 @@ def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
     }
 
 
-def _same_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether values stored under the former types print the same: labels may come, attributes may not."""
+def _other_texts(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+    """Whether values stored under the former types print otherwise: labels may come, attributes may not."""
+    before, now = former.get("types") or {}, shape.get("types") or {}
     for oid in before.keys() & now.keys():
         old, new = before[oid] or {}, now[oid] or {}
         is_enum = all(isinstance(one, str) for one in (*old.values(), *new.values()))
         if any(new.get(part) != value for part, value in old.items()) or (not is_enum and len(new) != len(old)):
-            return False
-    return True
+            return True
+    return False

@@ -72,7 +72,8 @@ _FIRST_ASK = 0.02
 """As _IDLE_WAIT, when the server's answer fell short of what is wanted: it had not read the newest WAL yet. Doubles
 with every such answer up to _IDLE_WAIT, since a server that decodes a large transaction falls short for long."""
 _RETAIN_INTERVAL = 30.0
-"""Seconds between looks, when there is time, at whether tables with a key index are still mirrored."""
+"""Seconds between looks, when there is time, at whether tables with a key index are still mirrored, and tables that
+were set aside still published."""
 _STOP_GRACE = 3.0
 """Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
 
@@ -338,7 +339,6 @@ class PumpSession:
                 self._copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
-                self._unpublish_failed()
             case IndexRead():
                 self._indexes.read(work)
             case Exchange():
@@ -390,10 +390,11 @@ class PumpSession:
         return [TableId(table_id) for (table_id,) in rows]
 
     def _unpublish_failed(self) -> None:
-        """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send."""
+        """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
+        their being published what makes it refuse their updates."""
         rows = self._connection.execute(_SQL["failed"], {"slot": self._settings.slot}).fetchall()
         for publication, schema, name in rows:
-            # One that somebody holds a lock on stays until the next time; of a lost connection the loop hears soon.
+            # One that somebody holds a lock on stays until there is time; of a lost connection the loop hears soon.
             with suppress(SourceError), self._connection.transaction():
                 self._connection.execute("SELECT set_config('lock_timeout', '1s', true)")
                 remove_from_publication(self._connection, publication, TableName(schema, name))
@@ -484,6 +485,8 @@ class PumpSession:
             self._receiver.drop(failure.table.table_id)
             self._indexes.forget(failure.table.table_id)
             self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
+        if landed.failures:
+            self._unpublish_failed()
         if landed.dropped:
             self._retain_indexes()
         if landed.live:
@@ -550,6 +553,7 @@ class PumpSession:
             self._copy_due(self._frontier)
         if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
             self._retain_indexes()
+            self._unpublish_failed()
 
     def _done(self) -> bool:
         goal = self._goal

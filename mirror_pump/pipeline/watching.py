@@ -12,7 +12,7 @@ from mirror_pump.pipeline.evolution import Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import Work
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.shape import Note, describe_note, note_changes
+from mirror_pump.source.shape import Note, Waiting, describe_note, note_changes, waiting_tables
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
@@ -37,6 +37,8 @@ class Watcher:
         self._connect = connect
         self._inbox = inbox
         self._slot = slot
+        self._awaited: dict[Waiting, set[str]] = {}
+        """By table that waits to be described, the transactions that have to end before."""
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
@@ -58,5 +60,15 @@ class Watcher:
             while not self._stopping.is_set():
                 self._changed.clear()
                 began = time.monotonic()
-                note_changes(connection, self._slot)
+                note_changes(connection, self._slot, self._settled(connection))
                 self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
+
+    def _settled(self, connection: PgConnection) -> list[Waiting]:
+        """The tables that may be described: every transaction that was seen to write to them has ended since.
+
+        A note without that would be no place to begin a copy at: what such a transaction wrote comes behind the note,
+        wins over what is copied, and may be printed as a type was before it changed, which takes no lock on the table.
+        """
+        waiting = waiting_tables(connection, self._slot)
+        self._awaited = {one: self._awaited.get(one, holders) & holders for one, holders in waiting.items()}
+        return [one for one, awaited in self._awaited.items() if not awaited]

@@ -68,6 +68,9 @@ class RelationDescription:
     """Whether we are a member of the owning role, which adding to a publication requires."""
     row_security: bool
     block_bytes: int
+    full_needs_generated: bool = False
+    """Whether the server refuses UPDATE and DELETE of a published table whose REPLICA IDENTITY FULL comprises generated
+    columns that are left out: from 18 on (pub_contains_invalid_column in publicationcmds.c)."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """Columns that are published, and left out by the user's choice."""
 

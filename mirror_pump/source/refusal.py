@@ -34,6 +34,7 @@ def refuse(description: RelationDescription) -> None:
     _refuse_place(description)
     _refuse_access(description)
     _refuse_identity(description)
+    _refuse_whole_rows(description)
     _refuse_key_columns(description)
     _refuse_names(description)
     for leaf in description.leaves:
@@ -122,6 +123,21 @@ def _refuse_identity(relation: RelationDescription) -> None:
             f"the primary key of {name} is DEFERRABLE: Postgres does not use it as replica identity, so updates and"
             " deletes would fail as soon as the table is published; and its values may repeat within a transaction",
             "make the primary key NOT DEFERRABLE, or choose REPLICA IDENTITY USING INDEX another unique index",
+        )
+
+
+def _refuse_whole_rows(relation: RelationDescription) -> None:
+    if not relation.full_needs_generated or not relation.generated:
+        return
+    settings = {relation.name: relation.identity.setting} | {
+        leaf.name: leaf.identity.setting for leaf in relation.leaves
+    }
+    full = [name for name, setting in settings.items() if setting == "f"]
+    if full:
+        raise TableError(
+            f"{full[0]} has REPLICA IDENTITY FULL and generated columns ({', '.join(relation.generated)}): while it is"
+            " published without these, PostgreSQL 18 refuses to update it or to delete from it",
+            f"ALTER TABLE {full[0].quoted} REPLICA IDENTITY DEFAULT, or USING INDEX a unique index",
         )
 
 

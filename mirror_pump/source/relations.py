@@ -15,7 +15,16 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
 from mirror_pump.source.refusal import refuse
 
-__all__ = ["Identity", "Leaf", "RelationDescription", "describe", "refuse", "resolve_name", "resolve_types"]
+__all__ = [
+    "Identity",
+    "Leaf",
+    "RelationDescription",
+    "describe",
+    "full_needs_generated",
+    "refuse",
+    "resolve_name",
+    "resolve_types",
+]
 
 
 def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
@@ -79,7 +88,13 @@ def describe(conn: PgConnection, oid: int) -> RelationDescription:
         owned=owned,
         row_security=row_security,
         block_bytes=block_bytes,
+        full_needs_generated=full_needs_generated(conn),
     )
+
+
+def full_needs_generated(conn: PgConnection) -> bool:
+    """As RelationDescription has it."""
+    return conn.info.server_version >= 180000
 
 
 _RELATION = """

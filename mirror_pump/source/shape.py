@@ -20,8 +20,9 @@ none is missed for longer than the pause between two comparisons, and with event
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -30,7 +31,7 @@ from decoders.columns import ColumnType
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
-from mirror_pump.source.relations import resolve_types
+from mirror_pump.source.relations import full_needs_generated, resolve_types
 from sql import queries
 
 PREFIX = "mirror-pump"
@@ -66,6 +67,9 @@ class Note:
     table_id: TableId
     exact: bool = False
     """It stands right behind the change, in the same transaction."""
+    settled: bool = False
+    """Every transaction that wrote to the table before what was told last has ended: no row behind this note is from
+    before."""
     shape: Mapping[str, Any] | None = None
     """As modak.mirror_shape() gives it; None for a table that is gone, and in notes of other kinds."""
     gone: bool = False
@@ -103,6 +107,7 @@ def parse_note(content: bytes) -> Note | None:
         return Note(
             TableId(int(found["table"])),
             exact=found.get("exact") is True,
+            settled=found.get("settled") is True,
             shape=shape,
             gone="shape" in found and shape is None,
             filled=frozenset(int(one) for one in found.get("filled", ())),
@@ -176,7 +181,8 @@ def describe_note(connection: PgConnection, note: Note) -> RelationDescription |
         return None
     published = [one for one in note.shape["columns"] or () if not one["generated"]]
     types = resolve_types(connection, ((one["type"], one["modifier"]) for one in published))
-    return described(note.shape, note.table_id, types)
+    seen = described(note.shape, note.table_id, types)
+    return replace(seen, full_needs_generated=full_needs_generated(connection))
 
 
 def same_layout(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
@@ -226,17 +232,46 @@ def watch_partitions(connection: PgConnection) -> int:
     return busy
 
 
-def note_changes(connection: PgConnection, slot: str) -> int:
-    """Tells the stream about tables that changed without it; how many did. A table that somebody is altering just now
-    is left for the next time."""
+@dataclass(frozen=True)
+class Waiting:
+    """A table that waits to be described."""
+
+    table_id: TableId
+    told_at: datetime
+    """When the stream was last told of it."""
+
+
+def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str]]:
+    """Tables that wait to be described; with each, the transactions that may have written to it and are open."""
+    with source_errors("looking for tables that wait"):
+        found = [Waiting(*row) for row in connection.execute(_SQL["waiting"], {"slot": slot}).fetchall()]
+        # In this order: whoever wrote before the last note, and is not among these, has ended.
+        return {
+            one: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": one.table_id}).fetchall()}
+            for one in found
+        }
+
+
+def note_changes(connection: PgConnection, slot: str, settled: Iterable[Waiting] = ()) -> int:
+    """Tells the stream about tables that changed without it, and about those that waited and are settled; how many it
+    was. A table that somebody is altering just now is left for the next time."""
+    ready = list(settled)
     with source_errors("looking for schema changes"):
         row = connection.execute(_SQL["differing"], {"slot": slot}).fetchone()
-        if row is None or not row[0]:
+        if not ready and (row is None or not row[0]):
             return 0
         try:
             with connection.transaction():
                 connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-                told = connection.execute(_SQL["note"], {"slot": slot}).fetchone()
+                forced = [
+                    one.table_id
+                    for one in ready
+                    if connection.execute(
+                        _SQL["unchanged"], {"table_id": one.table_id, "told_at": one.told_at}
+                    ).fetchone()
+                    is not None
+                ]
+                told = connection.execute(_SQL["note"], {"settled": forced}).fetchone()
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UndefinedTable):
             return 0
     assert told is not None

@@ -762,7 +762,7 @@ REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb
     modak.drop_proven(bigint, text) FROM PUBLIC;
 
 -- As it was, and has corrections follow the columns' names.
-CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean) RETURNS void
+CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     former jsonb;
@@ -792,7 +792,7 @@ BEGIN
     END LOOP;
     -- The server sends a message's bytes as they are, whatever the database's encoding.
     PERFORM pg_logical_emit_message(true, 'mirror-pump', convert_to(jsonb_build_object(
-        'table', told_id, 'exact', exact, 'shape', present,
+        'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                     WHERE exact

@@ -4,20 +4,26 @@
 SELECT evtname, evtenabled::text FROM pg_event_trigger
  WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite');
 
+-- name: waiting
+-- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
+-- them.
+SELECT s.table_id, s.told_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
+ WHERE m.slot_name = %(slot)s AND m.state <> 'failed' AND (m.shape IS NULL OR m.stalled)
+   AND modak.mirror_has_key(s.shape);
+
+-- name: unchanged
+-- Keeps everybody from telling more of the table, if nobody has since.
+SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND told_at = %(told_at)s FOR UPDATE;
+
 -- name: note
--- Tells the stream about tables that changed without it, and about those that have to be described again anyway: they
--- wait for that, or were registered before shapes were recorded.
-SELECT modak.mirror_note(false, NULL,
-           coalesce((SELECT array_agg(table_id) FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
-                      WHERE m.slot_name = %(slot)s AND m.state <> 'failed' AND modak.mirror_has_key(s.shape)
-                        AND (m.shape IS NULL OR m.stalled)), '{}'));
+-- Tells the stream about tables that changed without it, and about those that are settled.
+SELECT modak.mirror_note(false, NULL, %(settled)s::bigint[]);
 
 -- name: differing
--- Whether `note` would tell anything; reads only.
+-- Whether `note` would tell of any change; reads only.
 SELECT EXISTS (SELECT FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
                 WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
-                  AND ((modak.mirror_has_key(s.shape) AND (m.shape IS NULL OR m.stalled))
-                       OR s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid)));
+                  AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid));
 
 -- name: record
 INSERT INTO modak.mirror_shapes (table_id, shape)

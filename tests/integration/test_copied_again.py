@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -382,3 +383,44 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
         mirror.await_live("public.t")
         mirror.await_frontier()
         mirror.assert_equal("public.t")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'"],
+        ["ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'", "ALTER TYPE mood RENAME VALUE 'fine' TO 'ok'"],
+        ["ALTER TYPE pair ADD ATTRIBUTE z int"],
+    ],
+    ids=["label", "label there and back", "attribute"],
+)
+def test_a_type_changes_under_transactions_that_have_written_to_the_table(
+    database: Database, warehouse: str, changes: list[str]
+) -> None:
+    """It takes no lock on the table: what was written before comes in the stream behind it, as it was printed then."""
+    database.execute(
+        "CREATE TYPE mood AS ENUM ('ok', 'bad')",
+        "CREATE TYPE pair AS (x int, y int)",
+        "CREATE TABLE t (id int PRIMARY KEY, m mood, c pair)",
+        "INSERT INTO t SELECT g, 'ok', ROW(g, g)::pair FROM generate_series(1, 20) g",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    with mirror.pumping(), ExitStack() as leaving:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        writers = []
+        for number, change in enumerate(changes, start=100):
+            writers.append(leaving.enter_context(database.connect(autocommit=False)))
+            writers[-1].execute("INSERT INTO t VALUES (%s, (enum_range(NULL::mood))[1], ROW(1, 1)::pair)", (number,))
+            with database.connect() as connection:
+                connection.execute(change.encode())
+            mirror.await_frontier()
+            database.execute("UPDATE t SET m = 'bad' WHERE id < 10")
+        for writer in writers:
+            mirror.await_frontier()
+            assert mirror.state("public.t") == "copying", "not live before all have ended that wrote before"
+            writer.commit()
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+    mirror.assert_sound()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from mirror_pump.engine.runner import TaskRunner
@@ -17,6 +19,7 @@ from mirror_pump.pipeline.work import CopyFailed
 from mirror_pump.source.connect import connect
 from mirror_pump.source.tables import load_table
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -84,6 +87,37 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
         two.await_frontier()
         two.assert_equal("public.a", "public.b")
     two.assert_sound()
+
+
+@pytest.mark.skipif(major_version() < 18, reason="the server publishes such a table")
+def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(two: Mirror) -> None:
+    """UPDATE and DELETE fail while a table with REPLICA IDENTITY FULL and a generated column is published."""
+    database = two.database
+
+    def updated() -> bool:
+        with suppress(psycopg.errors.InvalidColumnReference):
+            database.execute("UPDATE a SET v = 'updated' WHERE id = 1")
+            return True
+        return False
+
+    database.execute("ALTER TABLE a ADD COLUMN g int GENERATED ALWAYS AS (id) STORED")
+    with two.pumping():
+        two.register("a", "b")
+        two.await_live("public.a", "public.b")
+        database.execute("ALTER TABLE a REPLICA IDENTITY FULL")
+        await_true(updated, 20, "the table is not published any more")
+        assert two.state("public.a") == "failed"
+        assert "generated columns" in two.error("public.a")
+        two.unregister("public.a")
+        with pytest.raises(TableError, match="generated columns"):
+            two.register("a")
+        assert updated()
+        database.execute("ALTER TABLE a REPLICA IDENTITY DEFAULT", "UPDATE b SET v = 'other'")
+        two.register("a")
+        two.await_live("public.a")
+        assert updated()
+        two.await_frontier()
+        two.assert_equal("public.b")
 
 
 def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:

@@ -121,6 +121,31 @@ def test_refused_with_a_remedy(conn: PgConnection, create: str, complaint: str) 
     assert failure.value.remedy
 
 
+@pytest.mark.parametrize(
+    "create",
+    [
+        (
+            "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id) STORED);"
+            " ALTER TABLE t REPLICA IDENTITY FULL"
+        ),
+        (
+            "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id) STORED) PARTITION BY RANGE (id);"
+            " CREATE TABLE l PARTITION OF t FOR VALUES FROM (0) TO (9); ALTER TABLE l REPLICA IDENTITY FULL"
+        ),
+    ],
+)
+def test_a_whole_old_row_without_its_generated_columns_is_refused_where_the_server_refuses_it(
+    conn: PgConnection, create: str
+) -> None:
+    conn.execute(create.encode())
+    if conn.info.server_version < 180000:
+        refuse(described(conn, "t"))
+        return
+    with pytest.raises(TableError, match="generated columns") as failure:
+        refuse(described(conn, "t"))
+    assert "REPLICA IDENTITY DEFAULT" in failure.value.remedy
+
+
 def test_system_and_own_tables_are_refused(conn: PgConnection) -> None:
     conn.execute("CREATE SCHEMA modak; CREATE TABLE modak.mine (id int PRIMARY KEY)")
     for name in ("pg_catalog.pg_class", "modak.mine"):

@@ -298,8 +298,10 @@ def test_a_stalled_table_is_not_applied_before_a_note_describes_it() -> None:
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
     assert fed.assembler.empty
-    fed.verdicts = [Verdict(Course.FOLLOW, table)]
+    fed.verdicts = [Verdict(Course.FOLLOW, table), Verdict(Course.FOLLOW, table)]
     fed.feed(*transaction(200, pg.note(7), pg.relation(table), pg.insert(7, "2", "b")))
+    assert fed.assembler.empty, "rows from before may still come"
+    fed.feed(*transaction(300, pg.note(7, shape={}, settled=True), pg.relation(table), pg.insert(7, "3", "c")))
     (change,) = fed.assembler.close().changed_tables
     assert (change.table.stalled, change.copy_again) == (False, True)
     assert len(fed.segments) == 1
@@ -310,7 +312,7 @@ def test_a_table_that_waited_is_applied_although_the_server_does_not_describe_it
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
     fed.verdicts = [Verdict(Course.NOTHING, table)]
-    fed.feed(*transaction(200, pg.note(7)), *transaction(300, pg.insert(7, "2", "b")))
+    fed.feed(*transaction(200, pg.note(7, shape={}, settled=True)), *transaction(300, pg.insert(7, "2", "b")))
     end = fed.assembler.close()
     assert (end.changes, [one.copy_again for one in end.changed_tables]) == (1, [True])
 
