@@ -47,6 +47,10 @@ class LakeError(MirrorPumpError):
     """Files or metadata of the lake cannot be read or written: the operator of the storage acts."""
 
 
+class ForeignTable(LakeError):
+    """Another engine made of a lake table what the mirror cannot go on with: that table is set aside, others go on."""
+
+
 class StorageFull(LakeError):
     """There is no room for the lake's files, or for Spark's own: whoever owns the storage makes some. Tried again."""
 

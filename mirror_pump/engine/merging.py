@@ -64,6 +64,11 @@ class MergedPositions:
     data: tuple[str, ...]
     """URIs of the data files that they name."""
 
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """Every file that the task wrote."""
+        return self.files
+
 
 def merge_files(task: MergeTask) -> MergedFile:
     """Writes one data file of the rows that no position delete hides, file by file, in their order.

@@ -66,6 +66,11 @@ class ResolveResult:
     rows_read: int
     """Rows whose keys were looked at."""
 
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """Every file that the task wrote."""
+        return () if self.file is None else (self.file,)
+
 
 def resolve_files(task: ResolveTask) -> ResolveResult:
     """Looks for the deletes' keys in the data files and writes one position-delete file of what it finds.

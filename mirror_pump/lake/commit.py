@@ -137,7 +137,7 @@ class LakeTable:
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
         """The table that a metadata file of any engine describes.
 
-        Raises LakeError if a file is missing or damaged, or the table is not of format version 2.
+        Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
         """
         metadata = read_metadata(metadata_location, storage)
         snapshot = current_snapshot(metadata)
@@ -313,7 +313,7 @@ class LakeTable:
 
     @cached_property
     def schema(self) -> LakeSchema:
-        """The current schema. LakeError if another engine gave the table a type that the mirror does not write."""
+        """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
         return LakeSchema.from_iceberg_json(current_schema(self.metadata))
 
     @property

@@ -62,6 +62,11 @@ class MergedFile:
     """Each row's key, for a table that has a key index."""
 
     @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """Every file that the task wrote."""
+        return () if self.file is None else (self.file,)
+
+    @property
     def path(self) -> str | None:
         """URI of the new file, if there is one."""
         return None if self.file is None else self.file.path

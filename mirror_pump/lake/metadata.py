@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import ForeignTable, LakeError
 from mirror_pump.lake.entries import FORMAT_VERSION
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
@@ -90,21 +90,29 @@ def new_metadata(schema: LakeSchema, location: str, properties: Mapping[str, str
 
 
 def read_metadata(location: str, storage: StorageOptions) -> dict[str, Any]:
-    """The metadata document of any engine's table. LakeError if it is missing, damaged or not of version 2."""
+    """The metadata document of any engine's table. LakeError if it is missing or damaged, ForeignTable if it is not of
+    version 2."""
+    document = read_document(location, storage)
+    version = document["format-version"]
+    if version != FORMAT_VERSION:
+        raise ForeignTable(
+            f"{location} has Iceberg format version {version}; mirrored tables have {FORMAT_VERSION}",
+            "unregister and register the table; no other engine may upgrade its lake table",
+        )
+    return document
+
+
+def read_document(location: str, storage: StorageOptions) -> dict[str, Any]:
+    """As read_metadata, of any version: its snapshots and branches are there in all of them."""
     content = read_bytes(location, storage)
     try:
-        document = orjson.loads(gzip.decompress(content) if content.startswith(_GZIP) else content)
-        version = document["format-version"]
+        document = dict(orjson.loads(gzip.decompress(content) if content.startswith(_GZIP) else content))
+        _ = document["format-version"]
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise LakeError(
             f"{location} is no Iceberg table metadata: {error}", "restore the file, or copy the table again"
         ) from error
-    if version != FORMAT_VERSION:
-        raise LakeError(
-            f"{location} has Iceberg format version {version}; mirrored tables have {FORMAT_VERSION}",
-            "do not upgrade mirrored tables; copy this one again",
-        )
-    return dict(document)
+    return document
 
 
 def current_schema(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import ForeignTable
 from mirror_pump.model import MirroredTable
 
 FIELD_ID = b"PARQUET:field_id"
@@ -122,7 +122,7 @@ class LakeSchema:
     def from_iceberg_json(cls, document: Mapping[str, Any]) -> LakeSchema:
         """The inverse of `to_iceberg_json`, for schemas that other engines wrote too.
 
-        Raises LakeError for a column type that the mirror does not write.
+        Raises ForeignTable for a column type that the mirror does not write.
         """
         fields = tuple(_field_from_json(field) for field in document["fields"])
         return cls(document.get("schema-id", 0), fields, tuple(document.get("identifier-field-ids", ())))
@@ -164,8 +164,9 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
         else:
             raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
     except ValueError as error:
-        raise LakeError(
+        raise ForeignTable(
             f"column {document['name']!r} of the Iceberg table has the type {described!r}, not one of the mirror's",
-            "drop the column with the engine that added it; a mirrored table's columns come from Postgres only",
+            "drop the column with the engine that added it, or, if the table is set aside, unregister and register it;"
+            " a mirrored table's columns come from Postgres only",
         ) from error
     return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id)

@@ -73,6 +73,8 @@ class Debt:
 
     table: MaintainedTable
     state: LakeTable
+    key: tuple[str, ...]
+    """Names of the key columns in the lake."""
     policy: Policy
     figures: Figures
     past: Past
@@ -92,8 +94,7 @@ _Decision = Callable[[Debt, bool], Operation | None]
 
 
 def _rewrite(debt: Debt, asked: bool) -> Operation | None:
-    key = tuple(one.name for one in debt.state.schema.key.fields)
-    return rewrite_of(debt.figures, debt.policy, debt.past, key, asked=asked)
+    return rewrite_of(debt.figures, debt.policy, debt.past, debt.key, asked=asked)
 
 
 _DECISIONS: tuple[_Decision, ...] = (
@@ -341,10 +342,12 @@ class Maintenance:
         state = self._loaded.get(table.table_id)
         if state is None or state.metadata_location != table.metadata_location:
             state = self._loaded[table.table_id] = LakeTable.load(table.metadata_location, self._storage)
+        # Raises where another engine altered the table: of such a one there is no debt to be decided on.
+        key = tuple(one.name for one in state.schema.key.fields)
         figures = self._meter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
         store_stats(self._connection, table.table_id, figures.to_json(), warnings, policy.to_json())
-        return Debt(table, state, policy, figures, self._past(table.table_id), warnings)
+        return Debt(table, state, key, policy, figures, self._past(table.table_id), warnings)
 
     def _past(self, table_id: TableId) -> Past:
         past = Past()

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import TableError
+from mirror_pump.errors import ForeignTable, TableError
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import write_data_file
 from mirror_pump.lake.packed_keys import KeyPacking
@@ -140,7 +140,10 @@ class BatchApplier:
                 for file in segment.deletes
             ]
         if in_lake:
-            lake = self._lake_table(table)
+            try:
+                lake = self._lake_table(table)
+            except ForeignTable as error:
+                raise TableError(f"{table.name}: {error}", error.remedy) from error
             older = [(file, False) for file in lake.live_data_files()]
             if deletes_count:
                 older += [(file, True) for file in lake.live_equality_deletes()]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from mirror_pump.engine.merge_plan import FANOUT, WORN_SHARE, MergePlan, merge_resolution, plan_merge, plan_renewal
 from mirror_pump.engine.merging import OWN_POSITIONS, merge_files, merge_positions
@@ -16,13 +17,16 @@ from mirror_pump.engine.resolve_plan import plan_resolve, resolution_of
 from mirror_pump.engine.resolving import ResolveResult, ResolveTask, resolve_files
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.files import WrittenFile
 from mirror_pump.lake.listing import Listing
 from mirror_pump.lake.packed_keys import KeyPacking
+from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import Stopped
 from mirror_pump.pipeline.work import Exchange
 
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _POLL = 0.25
@@ -53,6 +57,42 @@ class Tasks:
         return outcome(future, self._stopping)
 
 
+class Wrote(Protocol):
+    """What a task came to that writes files."""
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]: ...
+
+
+Written = TypeVar("Written", bound=Wrote)
+
+
+class FileTasks(Tasks):
+    """The tasks of one computation, whose files are nobody's until it hands them on."""
+
+    def __init__(self, runner: TaskRunner, stopping: Callable[[], bool]) -> None:
+        super().__init__(runner, stopping)
+        self._begun: list[Future[Any]] = []
+
+    def begin(self, function: Callable[[Task], Written], task: Task) -> Future[Written]:
+        """Gives the task to the runner."""
+        begun = self.runner.submit(function, task)
+        self._begun.append(begun)
+        return begun
+
+    def abandon(self, storage: StorageOptions) -> None:
+        """Nothing came of it: cancel what has not begun, remove what was written, and what still will be."""
+        for begun in self._begun:
+            if not begun.cancel():
+                begun.add_done_callback(partial(_remove, storage))
+
+
+def _remove(storage: StorageOptions, begun: Future[Wrote]) -> None:
+    # A task that failed has removed its files by itself.
+    if not begun.cancelled() and begun.exception() is None:
+        discard([file.path for file in begun.result().written], storage)
+
+
 class Job(Protocol):
     """Something that is done to tables when it is due, as a resolution that the loop publishes."""
 
@@ -81,8 +121,9 @@ class Job(Protocol):
         `left` is the state in which the job last found nothing to do, unless files were exchanged since."""
         ...
 
-    def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: Tasks) -> Exchange | None:
-        """Has tasks do the work against the state `lake`; None if there is none. Raises LakeError, TaskFailed."""
+    def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks) -> Exchange | None:
+        """Has tasks do the work against the state `lake`; None if there is none. Raises LakeError, TaskFailed, and
+        Stopped: whoever called then abandons the tasks."""
         ...
 
 
@@ -115,7 +156,7 @@ class ResolveJob:
         age_ms = time.time_ns() // 1_000_000 - since
         return since if lake.equality_deletes >= self.rows or age_ms >= self.age * 1000 else None
 
-    def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: Tasks) -> Exchange | None:
+    def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks) -> Exchange | None:
         began = time.time()
         plan = plan_resolve(lake, listing)
         if plan is None:
@@ -132,13 +173,13 @@ class ResolveJob:
         )
         return Exchange(table, resolution, Step.RESOLVED, Step.RESOLVE_REFUSED, {"deletes": plan.deletes}, began)
 
-    def _results(self, todo: tuple[ResolveTask, ...], tasks: Tasks) -> list[ResolveResult]:
+    def _results(self, todo: tuple[ResolveTask, ...], tasks: FileTasks) -> list[ResolveResult]:
         results: list[ResolveResult] = []
         running: deque[Future[ResolveResult]] = deque()
         waiting = deque(todo)
         while waiting or running:
             while waiting and len(running) < self.workers:
-                running.append(tasks.runner.submit(resolve_files, waiting.popleft()))
+                running.append(tasks.begin(resolve_files, waiting.popleft()))
             results.append(tasks.result(running.popleft()))
         return results
 
@@ -168,7 +209,7 @@ class MergeJob:
         )
         return -new if new >= FANOUT else None
 
-    def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: Tasks) -> Exchange | None:
+    def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks) -> Exchange | None:
         began = time.time()
         plan = self.plan(lake, listing)
         if plan is None:
@@ -180,9 +221,9 @@ class MergeJob:
         merged = positions = None
         if plan.data is not None:
             task = replace(plan.data, packing=self.packing(table))
-            merged = tasks.result(tasks.runner.submit(merge_files, task))
+            merged = tasks.result(tasks.begin(merge_files, task))
         if plan.positions is not None:
-            positions = tasks.result(tasks.runner.submit(merge_positions, plan.positions))
+            positions = tasks.result(tasks.begin(merge_positions, plan.positions))
         resolution = merge_resolution(plan, merged, positions)
         rows = 0 if merged is None else len(merged.position)
         self.observer(Step.MERGE_WRITTEN, table=name, data_files=sources, position_files=position_files, rows=rows)

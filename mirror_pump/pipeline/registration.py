@@ -21,7 +21,7 @@ from mirror_pump.errors import MirrorPumpError, NotLeader, SourceError, TableErr
 from mirror_pump.lake.catalog import ENGINE_PROPERTIES, delete_pointer, ensure_namespace, insert_pointer, load_pointer
 from mirror_pump.lake.commit import LakeTable, StagedCommit
 from mirror_pump.lake.cutline import CutLine
-from mirror_pump.lake.metadata import cold_snapshot
+from mirror_pump.lake.metadata import cold_snapshot, read_document
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
@@ -178,7 +178,7 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
-    cold = cold_snapshot(LakeTable.load(pointer, storage).metadata)
+    cold = cold_snapshot(read_document(pointer, storage))
     if cold is not None and int(cold["summary"].get("total-records", 0)):
         raise TableError(
             f"the lake table {name} of a former registration holds rows that the heap had shed",

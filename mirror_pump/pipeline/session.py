@@ -133,8 +133,8 @@ class PumpSession:
         self._inbox = inbox
         self._indexes = indexes
         self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
-        self._left: list[CopiedChunk] = []
-        """Copied, and left in the inbox when the session ended."""
+        self._left: list[str] = []
+        """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
         """T has moved: segments that were decoded under the former T must not be published."""
         self._stop_requested = stop_requested
@@ -284,18 +284,24 @@ class PumpSession:
     def _remove_leftovers(self) -> None:
         self._leftovers.remove()
         self._empty_inbox()
-        chunks = [*self._left, *(chunk for copied in self._chunks.values() for _, chunk in copied)]
-        discard([chunk.file.path for chunk in chunks if chunk.file is not None], self._storage)
+        chunks = [chunk for copied in self._chunks.values() for _, chunk in copied]
+        discard([*self._left, *(chunk.file.path for chunk in chunks if chunk.file is not None)], self._storage)
 
     def _empty_inbox(self) -> None:
-        """Whoever waits for an answer to what is left in the inbox gets none; chunks are kept to be removed."""
+        """Whoever waits for an answer to what is left in the inbox gets none; files are kept to be removed."""
         with suppress(Empty):
             while True:
                 match self._inbox.get_nowait():
-                    case AdvanceWanted(answer=answer) | FoldReady(answer=answer):
+                    case AdvanceWanted(answer=answer):
                         answer.cancel()
-                    case ChunkCopied(chunk=chunk):
-                        self._left.append(chunk)
+                    case FoldReady(fold=fold, answer=answer):
+                        answer.cancel()
+                        files = fold.segment.files
+                        self._left += [file.path for file in (*files.data, *files.deletes)]
+                    case ChunkCopied(chunk=chunk) if chunk.file is not None:
+                        self._left.append(chunk.file.path)
+                    case Exchange(resolution=resolution):
+                        self._left += [file.path for file in resolution.written]
 
     def run(self) -> bool:
         """Take work until the goal is reached or the stop requested. True: begin again at once."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ConnectionLost, LakeError, TableError
+from mirror_pump.errors import ConnectionLost, ForeignTable, LakeError, TableError
 from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.evolution import SchemaConflict
@@ -70,7 +70,7 @@ class Staged:
     refused: list[TableId] = field(default_factory=list)
     """Tables whose resolution or fold was left out."""
     failures: list[Failure] = field(default_factory=list)
-    """Tables whose lake table cannot take their columns, or that would lose rows."""
+    """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
 
 
 class Stager:
@@ -150,7 +150,7 @@ class Stager:
                 one = self._stage(current, row, frontier)
             except Superseded:
                 one = self._stage(_without_resolution(current, staged.refused), row, frontier)
-        except SchemaConflict as error:
+        except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, f"{known.name}: {error}. {error.remedy}"))
         else:
             staged.accepted.append(one)
@@ -165,6 +165,12 @@ class Stager:
     def _stage(self, delta: TableDelta, row: Standing, frontier: Lsn | None) -> StagedDelta:
         born = tuple(BornFile(chunk.file, row.born_sequence) for chunk in delta.chunks if chunk.file is not None)
         known = self.known(delta.table.table_id, row)
+        if known.partitioned:
+            # Deletes would be written into a partition, and reach the rows of no other.
+            raise ForeignTable(
+                "another engine partitioned the lake table",
+                "unregister and register it; it must have no partition field",
+            )
         known = replace(known, retention=row.retention)
         schema = _schema_of(delta, known)
         emptied = delta.truncate or delta.copies

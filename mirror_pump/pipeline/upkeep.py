@@ -21,10 +21,10 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.listing import Listing
-from mirror_pump.lake.storage import StorageOptions, delete
+from mirror_pump.lake.storage import StorageOptions, delete, discard
 from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.backoff import Backoff
-from mirror_pump.pipeline.jobs import Job, Tasks
+from mirror_pump.pipeline.jobs import FileTasks, Job
 from mirror_pump.pipeline.steps import Observer
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import Exchange, Work
@@ -93,7 +93,7 @@ class Upkeep:
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
         self._stopping = threading.Event()
-        self._tasks = Tasks(runner, self._stopping.is_set)
+        self._runner = runner
         # Guards all of the above, and is notified when something may have become due.
         self._changed = threading.Condition()
         self._threads = [
@@ -105,12 +105,13 @@ class Upkeep:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads; what they are computing is forgotten, and will be computed again."""
+        """End the threads; what they are computing is forgotten, with its files, and will be computed again."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        discard(self._garbage, self._storage)
 
     def published(self, tables: Mapping[TableId, LakeTable]) -> None:
         """Tables have a new state."""
@@ -205,6 +206,7 @@ class Upkeep:
         with self._changed:
             watched = self._tables[table_id]
         turn = watched.turns[job.name]
+        tasks = FileTasks(self._runner, self._stopping.is_set)
         exchange: Exchange | None = None
         try:
             table = load_table(connection, table_id)
@@ -219,7 +221,7 @@ class Upkeep:
             lake = self._newest(watched, row[0])
             if watched.listing is None:
                 watched.listing = listing_for(lake)
-            exchange = job.compute(table, lake, watched.listing, self._tasks)
+            exchange = job.compute(table, lake, watched.listing, tasks)
             if exchange is None:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
@@ -227,6 +229,8 @@ class Upkeep:
             self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
             turn.put_off()
         finally:
+            if exchange is None:
+                tasks.abandon(self._storage)
             with self._changed:
                 if exchange is None:
                     watched.in_hand = None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mirror_pump.pipeline.fold import write_fold
+from mirror_pump.pipeline.requests import DeltaFold
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -136,3 +139,40 @@ def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Pat
         divided.assert_exact()
         journal = database.rows("SELECT details ->> 'rows' FROM modak.op_log WHERE details ->> 'kind' = 'fold'")
         assert [row[0] for row in journal] == ["1", "1"]
+
+
+def test_a_fold_that_nobody_took_leaves_no_file(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror, partitions=2)
+    armed, busy, written = threading.Event(), threading.Event(), threading.Event()
+    paths: list[Path] = []
+
+    def held(*arguments: Any) -> DeltaFold:
+        assert busy.wait(30)
+        fold = write_fold(*arguments)
+        files = fold.segment.files
+        paths.extend(Path(file.path.removeprefix("file://")) for file in (*files.data, *files.deletes))
+        assert all(path.exists() for path in paths)
+        written.set()
+        return fold
+
+    def on(step: Step, _: dict[str, object]) -> None:
+        if step is Step.ACKNOWLEDGED and armed.is_set() and not written.is_set():
+            # The loop is here until the fold is on its way into the inbox, and takes nothing from there any more.
+            busy.set()
+            assert written.wait(30)
+            running.pump.request_stop()
+
+    monkeypatch.setattr("mirror_pump.pipeline.fold.write_fold", held)
+    running = mirror.start(Steps(on=on))
+    mirror.await_live("public.events")
+    divided.advance(running)
+    armed.set()
+    with database.connect(autocommit=False) as connection:
+        upsert(connection, 5, 1, "corrected")
+    database.execute("UPDATE events SET v = 'young' WHERE at >= 100", "UPDATE model SET v = 'young' WHERE at >= 100")
+    running.join()
+    assert len(paths) == 2
+    assert not any(path.exists() for path in paths)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -23,8 +24,12 @@ from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.integration.maintenance_support import Maintained
 from tests.integration.pipeline_support import change_rows, runner, writing
 from tests.integration.proxy import proxied
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["runner"]
 
@@ -118,6 +123,46 @@ def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(t
         assert updated()
         two.await_frontier()
         two.assert_equal("public.b")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "change", "said"),
+    [
+        # Of the large value, which is not sent, the lake has to be asked.
+        ("SET TBLPROPERTIES ('format-version' = '3')", "UPDATE a SET m = 2 WHERE id = 7", "format version 3"),
+        ("SET TBLPROPERTIES ('format-version' = '3')", "INSERT INTO a VALUES (777)", "format version 3"),
+        ("ADD COLUMN s struct<x: int>", "DELETE FROM a WHERE id = 50", "column 's'"),
+        ("ADD PARTITION FIELD bucket(4, id)", "UPDATE a SET m = 2 WHERE id = 50", "partitioned"),
+    ],
+)
+def test_a_lake_table_that_another_engine_altered_stops_that_table_only(
+    two: Mirror, spark: SparkSession, foreign: str, change: str, said: str
+) -> None:
+    mirror = two.with_options(index_memory=0)
+    run = two.database.execute
+    run("ALTER TABLE a ALTER v SET STORAGE EXTERNAL", "UPDATE a SET v = repeat('large', 2000) WHERE id = 7")
+    maintained = Maintained(mirror, spark)
+    with mirror.pumping():
+        mirror.register("a", "b")
+        mirror.await_live("public.a", "public.b")
+        mirror.await_frontier()
+        maintained.session.sql(f"ALTER TABLE lake.public.a {foreign}").collect()
+        run(change, "UPDATE b SET v = 'x' WHERE id < 50")
+        mirror.await_frontier()
+        assert mirror.state("public.a") == "failed"
+        assert said in mirror.error("public.a")
+        assert "register" in mirror.error("public.a"), "what to do"
+        run("DELETE FROM a WHERE id < 20", "DELETE FROM b WHERE id < 20")
+        mirror.await_frontier()
+        mirror.assert_equal("public.b")
+    with maintained.maintainer() as maintainer:
+        assert "public.b" in {str(debt.table.name) for debt in maintainer.look() if debt.due(asked=True)}
+    if said != "partitioned":
+        assert any(said in error for error in maintained.maintain("public.a").errors)
+    mirror.unregister("public.a")
+    mirror.register("a")
+    mirror.catch_up()
+    mirror.assert_equal("public.a", "public.b")
 
 
 def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
