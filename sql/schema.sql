@@ -861,6 +861,36 @@ SELECT format('%s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin)
    AND modak.retained_by(leaf, 'cold_row')
 $$;
 
+-- A foreign key to the whole table by which rows of others refer to rows of this partition; NULL if there is none. Those
+-- of tables that the caller may not read are left to DETACH.
+CREATE FUNCTION modak.referring_key(root oid, leaf oid) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+    found boolean;
+BEGIN
+    FOR one IN
+        SELECT k.conname, k.conrelid::regclass AS child,
+               (SELECT string_agg(format('c.%I OPERATOR(%I.%s) p.%I%s', f.attname, n.nspname, o.oprname, a.attname,
+                                         CASE WHEN a.attcollation <> f.attcollation
+                                              THEN format(' COLLATE %s', a.attcollation::regcollation) END), ' AND ')
+                  FROM unnest(k.conkey, k.confkey, k.conpfeqop) AS u(mine, theirs, operator)
+                  JOIN pg_attribute f ON f.attrelid = k.conrelid AND f.attnum = u.mine
+                  JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.theirs
+                  JOIN pg_operator o ON o.oid = u.operator JOIN pg_namespace n ON n.oid = o.oprnamespace) AS matched
+          FROM pg_constraint k
+         WHERE k.contype = 'f' AND k.confrelid = root AND k.conparentid = 0
+           AND has_table_privilege(k.conrelid, 'SELECT') AND NOT row_security_active(k.conrelid)
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s c JOIN ONLY %s p ON %s)', one.child, leaf::regclass, one.matched)
+           INTO found;
+        IF found THEN
+            RETURN format('rows of %s refer to rows of it, by the foreign key %s', one.child, one.conname);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
 -- The last step: why a proven partition may not be dropped now, or NULL if it was. A reader may have read T before it
 -- passed the partition: its pin is there, or not committed yet, or its snapshot is older than that.
 CREATE FUNCTION modak.drop_proven(id bigint, held_by text) RETURNS text
@@ -869,12 +899,18 @@ DECLARE
     one modak.partitions;
     root text := id::oid::regclass;
     name text;
+    reason text;
     other record;
 BEGIN
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
     SELECT p.relation::regclass::text INTO name FROM modak.tier_partitions(id::oid) p WHERE p.relation = one.relation_id::oid;
     IF name IS NULL OR one.state IS DISTINCT FROM 'tiered' THEN
         RETURN format('partition %s is not there, or is not proven', held_by);
+    END IF;
+    -- DETACH looks as well, but while it keeps everybody out.
+    reason := modak.referring_key(id::oid, one.relation_id::oid);
+    IF reason IS NOT NULL THEN
+        RETURN reason;
     END IF;
     LOCK TABLE modak.read_pins IN SHARE MODE;
     SELECT p.pin_id, p.expires_at INTO other FROM modak.read_pins p

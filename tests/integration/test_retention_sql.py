@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from mirror_pump.source import retention as source
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
@@ -550,12 +551,34 @@ def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(heap: 
         "CREATE TABLE child (id int, at bigint, FOREIGN KEY (id, at) REFERENCES ev)", "INSERT INTO child VALUES (1, 50)"
     )
     heap.pass_by("ev0", 100)
-    with pytest.raises(psycopg.errors.ForeignKeyViolation, match="still referenced"):
-        heap.drop("ev0")
-    assert heap.value("SELECT count(*) FROM ev0") == 1
+    heap.prove()
+    with heap.database.connect(autocommit=False) as connection:
+        answer = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, 'ev0')").fetchone()
+        assert answer == ("rows of public.child refer to rows of it, by the foreign key child_id_at_fkey",)
+        held = connection.execute(
+            "SELECT DISTINCT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = ANY"
+            " ('{ev,ev0,evd,child,modak.read_pins}'::regclass[]::oid[])"
+        ).fetchall()
+        assert held == [("AccessShareLock",)], "nobody waits while the rows are looked for"
     heap.database.execute("UPDATE child SET id = 3, at = 250")
     assert heap.drop("ev0") is None
     assert heap.value("SELECT to_regclass('ev0')::text") is None
+
+
+@pytest.mark.parametrize("columns", ["id int, at bigint", "id bigint, at int"])
+def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """Postgres looks through a table that refers to this one while it keeps everybody out."""
+    with heap.database.connect() as connection:
+        connection.execute(f"CREATE TABLE child ({columns}, FOREIGN KEY (id, at) REFERENCES ev)".encode())
+        connection.execute("INSERT INTO child SELECT 3, 250 FROM generate_series(1, 1000)")
+        heap.pass_by("ev0", 100)
+        heap.prove()
+        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0"}
+        monkeypatch.setattr(source, "DROP_TIMEOUT", "1ms")
+        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where))
+        monkeypatch.undo()
+        assert source.attempt(connection, "drop", where) is None
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
 
 def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None:
