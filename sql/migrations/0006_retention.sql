@@ -5,6 +5,7 @@ ALTER TABLE modak.partitions
     ADD COLUMN relation_id bigint,
     ADD COLUMN sealed_lsn bigint,
     ADD COLUMN captured_after bigint,
+    ADD COLUMN capture_limit bigint NOT NULL DEFAULT 100000,
     ADD COLUMN advanced_xid bigint,
     ADD COLUMN truncated boolean NOT NULL DEFAULT false,
     ADD COLUMN proven_at timestamptz,
@@ -490,13 +491,22 @@ BEGIN
       USING root::bigint, lo, hi;
 END $$;
 
+-- Whether so many changes of a partition were captured since its seal that writers would wait too long for T to pass it.
+CREATE FUNCTION modak.captured_too_many(one modak.partitions) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(*) > one.capture_limit
+  FROM (SELECT FROM modak.mirror_captured c
+         WHERE c.table_id = one.table_id AND c.partition_id = one.partition_id AND c.version > coalesce(one.captured_after, -1)
+         LIMIT one.capture_limit + 1) c
+$$;
+
 -- T passes a partition: within the publish whose cold snapshot holds every row below `cut` as of `frontier`. Why it may
 -- not, or NULL. Waits for locks as long as lock_timeout lets it; they keep writers of the partition and new partitions
 -- out until the end of the transaction, so that what is captured is all there is.
 CREATE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    one record;
+    one modak.partitions;
     name text;
     other text;
 BEGIN
@@ -523,6 +533,8 @@ BEGIN
         RETURN format('F has not passed the position at which partition %s was sealed', held_by);
     ELSIF name IS NOT NULL AND (one.state <> 'sealing' OR NOT modak.retained_by(one.relation_id::oid, 'capture_row')) THEN
         RETURN format('changes of partition %s are not captured', held_by);
+    ELSIF name IS NOT NULL AND modak.captured_too_many(one) THEN
+        RETURN format('more than %s changes of partition %s were captured', one.capture_limit, held_by);
     ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = id AND m.state = 'live' AND NOT m.stalled
                          AND m.start_lsn <= one.sealed_lsn) THEN
         RETURN format('the table is being copied, or was since partition %s was sealed', held_by);
@@ -540,10 +552,15 @@ BEGIN
     END IF;
     IF name IS NOT NULL THEN
         PERFORM modak.retain_triggers(id::oid, one.relation_id::oid, held_by, 'cold');
-        PERFORM modak.put_delta(m.table_id, m.pk, m.op, m.tier_key, m.payload)
-           FROM (SELECT * FROM modak.mirror_captured c
-                  WHERE c.table_id = id AND c.partition_id = held_by AND c.version > coalesce(one.captured_after, -1)
-                  ORDER BY c.version) m;
+        -- As put_delta() does it, of all at once: writers wait meanwhile.
+        INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
+        SELECT m.table_id, m.pk, m.op, m.tier_key, nextval('modak.delta_version'), m.payload
+          FROM (SELECT * FROM modak.mirror_captured c
+                 WHERE c.table_id = id AND c.partition_id = held_by AND c.version > coalesce(one.captured_after, -1)
+                 ORDER BY c.version) m
+        ON CONFLICT (table_id, pk) DO UPDATE
+           SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
+               payload = excluded.payload, updated_at = now(), folded_sequence = NULL;
     END IF;
     DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
     UPDATE modak.partitions

@@ -445,6 +445,41 @@ def test_t_passes_partitions_in_their_order_and_only_where_f_is(heap: Heap) -> N
     assert heap.value("SELECT tier_key_hi FROM modak.cutline") == 200
 
 
+def test_t_waits_for_a_new_seal_if_much_was_captured(heap: Heap) -> None:
+    """Writers wait while captured changes become corrections: all at once, and never more than so many."""
+    heap.database.execute("UPDATE modak.partitions SET capture_limit = 2")
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11), (12, 12), (13, 13)")
+    assert heap.advance("ev0", 100) == "more than 2 changes of partition ev0 were captured"
+    with heap.database.connect() as connection:
+        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0"}
+        assert source.run(connection, "crowded", where) == 1
+        heap.seal("ev0")
+        assert source.run(connection, "crowded", where) == 0, "what was captured before is void"
+        heap.database.execute(
+            "INSERT INTO ev (id, at) VALUES (21, 21), (22, 22)",
+            "UPDATE ev SET v = 'again' WHERE id IN (13, 21)",
+            # Somebody else was there first.
+            "INSERT INTO modak.delta SELECT table_id, pk, 1, 1, 21, 0, payload, now(), 3 FROM modak.mirror_captured"
+            " WHERE tier_key = 21",
+        )
+        assert source.run(connection, "crowded", where) == 0, "the limit has doubled: it ends some time"
+        connection.execute("SET track_functions = 'all'")
+        with connection.transaction():
+            connection.execute(
+                "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, %s)", (heap.database.lsn(),)
+            )
+            one_by_one = connection.execute("SELECT pg_stat_get_xact_function_calls('modak.put_delta'::regproc)")
+            assert one_by_one.fetchone() == (None,)
+    assert {key: (op, payload["v"]) for key, (op, _, payload) in heap.delta().items()} == {
+        "13 13": (0, "again"),
+        "21 21": (0, "again"),
+        "22 22": (0, "none"),
+    }
+    assert heap.database.rows("SELECT old_tier_key, folded_sequence FROM modak.delta") == [(None, None)] * 3
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+
+
 def test_t_passes_a_partition_that_its_owner_dropped(heap: Heap) -> None:
     heap.seal("ev0")
     heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)", "DROP TABLE ev0")
