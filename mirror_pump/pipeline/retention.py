@@ -202,6 +202,9 @@ class Retention:
     def _advance(self, connection: PgConnection, table: MirroredTable, one: Partition, choices: Choices) -> str | None:
         """Has the loop move T past the partition."""
         assert one.sealed_lsn is not None
+        where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        if one.name is not None and source.run(connection, "crowded", where):
+            return "much of it was changed since it was sealed: it is sealed anew"
         if choices.applied < one.sealed_lsn:
             self._awaits_frontier = True
             self._inbox.put(FrontierWanted(Lsn(one.sealed_lsn)))

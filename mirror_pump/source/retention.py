@@ -27,6 +27,10 @@ LOCK_TIMEOUT = "200ms"
 """How long a step waits for its locks; then it is left for a later try. Less than a usual deadlock_timeout: a user's
 command must never be the victim of a deadlock with us."""
 
+DROP_TIMEOUT = "1s"
+"""How long the statement that drops a partition may take. It locks everybody out, and with a foreign key to the table
+Postgres meanwhile looks through the table that refers."""
+
 HOT, SEALING, TIERING, TIERED, DROPPED = "hot", "sealing", "tiering", "tiered", "dropped"
 """modak.partitions.state."""
 
@@ -173,12 +177,19 @@ def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, A
     """One of the steps that answer in words: None when it was taken, else why not."""
     try:
         with limited(connection):
+            if statement == "drop":
+                connection.execute("SELECT set_config('statement_timeout', %s, true)", (DROP_TIMEOUT,))
             row = connection.execute(_SQL[statement], parameters).fetchone()
             assert row is not None
             if row[0] is not None:
                 # What it changed before it found a reason stays: that is part of the step.
                 return str(row[0])
     except psycopg.Error as error:
+        if statement == "drop" and isinstance(error, psycopg.errors.QueryCanceled):
+            return (
+                f"it takes longer than {DROP_TIMEOUT}, with everybody locked out: a foreign key that refers to the"
+                " table needs an index on its columns, or has to go"
+            )
         return refusal(error)
     return None
 

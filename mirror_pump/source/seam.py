@@ -25,6 +25,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
 from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError
@@ -147,7 +148,13 @@ class Moment:
             with source_errors("pinning what is read"):
                 pinned = [] if snapshot is not None else self._pinning.execute(_SQL["pin"], wanted).fetchall()
                 self._pins = [row[0] for row in pinned]
-                rows = self._snapshot(table_ids, locks, snapshot)
+                try:
+                    rows = self._snapshot(table_ids, locks, snapshot)
+                except psycopg.errors.UndefinedTable:
+                    # A partition was dropped, or got another name, while its lock was waited for.
+                    if snapshot is not None:
+                        raise
+                    rows, self._complete = [], False
             same = {tuple(row[1:4]) for row in pinned} == {tuple(row[:3]) for row in rows}
             if snapshot is not None or (same and self._complete):
                 break

@@ -5,6 +5,7 @@ ALTER TABLE modak.partitions
     ADD COLUMN relation_id bigint,
     ADD COLUMN sealed_lsn bigint,
     ADD COLUMN captured_after bigint,
+    ADD COLUMN capture_limit bigint NOT NULL DEFAULT 100000,
     ADD COLUMN advanced_xid bigint,
     ADD COLUMN truncated boolean NOT NULL DEFAULT false,
     ADD COLUMN proven_at timestamptz,
@@ -375,6 +376,36 @@ SELECT format('%s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin)
    AND modak.retained_by(leaf, 'cold_row')
 $$;
 
+-- A foreign key to the whole table by which rows of others refer to rows of this partition; NULL if there is none. Those
+-- of tables that the caller may not read are left to DETACH.
+CREATE FUNCTION modak.referring_key(root oid, leaf oid) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+    found boolean;
+BEGIN
+    FOR one IN
+        SELECT k.conname, k.conrelid::regclass AS child,
+               (SELECT string_agg(format('c.%I OPERATOR(%I.%s) p.%I%s', f.attname, n.nspname, o.oprname, a.attname,
+                                         CASE WHEN a.attcollation <> f.attcollation
+                                              THEN format(' COLLATE %s', a.attcollation::regcollation) END), ' AND ')
+                  FROM unnest(k.conkey, k.confkey, k.conpfeqop) AS u(mine, theirs, operator)
+                  JOIN pg_attribute f ON f.attrelid = k.conrelid AND f.attnum = u.mine
+                  JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.theirs
+                  JOIN pg_operator o ON o.oid = u.operator JOIN pg_namespace n ON n.oid = o.oprnamespace) AS matched
+          FROM pg_constraint k
+         WHERE k.contype = 'f' AND k.confrelid = root AND k.conparentid = 0
+           AND has_table_privilege(k.conrelid, 'SELECT') AND NOT row_security_active(k.conrelid)
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s c JOIN ONLY %s p ON %s)', one.child, leaf::regclass, one.matched)
+           INTO found;
+        IF found THEN
+            RETURN format('rows of %s refer to rows of it, by the foreign key %s', one.child, one.conname);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
 -- The last step: why a proven partition may not be dropped now, or NULL if it was. A reader may have read T before it
 -- passed the partition: its pin is there, or not committed yet, or its snapshot is older than that.
 CREATE FUNCTION modak.drop_proven(id bigint, held_by text) RETURNS text
@@ -383,12 +414,18 @@ DECLARE
     one modak.partitions;
     root text := id::oid::regclass;
     name text;
+    reason text;
     other record;
 BEGIN
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
     SELECT p.relation::regclass::text INTO name FROM modak.tier_partitions(id::oid) p WHERE p.relation = one.relation_id::oid;
     IF name IS NULL OR one.state IS DISTINCT FROM 'tiered' THEN
         RETURN format('partition %s is not there, or is not proven', held_by);
+    END IF;
+    -- DETACH looks as well, but while it keeps everybody out.
+    reason := modak.referring_key(id::oid, one.relation_id::oid);
+    IF reason IS NOT NULL THEN
+        RETURN reason;
     END IF;
     LOCK TABLE modak.read_pins IN SHARE MODE;
     SELECT p.pin_id, p.expires_at INTO other FROM modak.read_pins p
@@ -454,13 +491,22 @@ BEGIN
       USING root::bigint, lo, hi;
 END $$;
 
+-- Whether so many changes of a partition were captured since its seal that writers would wait too long for T to pass it.
+CREATE FUNCTION modak.captured_too_many(one modak.partitions) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(*) > one.capture_limit
+  FROM (SELECT FROM modak.mirror_captured c
+         WHERE c.table_id = one.table_id AND c.partition_id = one.partition_id AND c.version > coalesce(one.captured_after, -1)
+         LIMIT one.capture_limit + 1) c
+$$;
+
 -- T passes a partition: within the publish whose cold snapshot holds every row below `cut` as of `frontier`. Why it may
 -- not, or NULL. Waits for locks as long as lock_timeout lets it; they keep writers of the partition and new partitions
 -- out until the end of the transaction, so that what is captured is all there is.
 CREATE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    one record;
+    one modak.partitions;
     name text;
     other text;
 BEGIN
@@ -487,6 +533,8 @@ BEGIN
         RETURN format('F has not passed the position at which partition %s was sealed', held_by);
     ELSIF name IS NOT NULL AND (one.state <> 'sealing' OR NOT modak.retained_by(one.relation_id::oid, 'capture_row')) THEN
         RETURN format('changes of partition %s are not captured', held_by);
+    ELSIF name IS NOT NULL AND modak.captured_too_many(one) THEN
+        RETURN format('more than %s changes of partition %s were captured', one.capture_limit, held_by);
     ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = id AND m.state = 'live' AND NOT m.stalled
                          AND m.start_lsn <= one.sealed_lsn) THEN
         RETURN format('the table is being copied, or was since partition %s was sealed', held_by);
@@ -504,10 +552,15 @@ BEGIN
     END IF;
     IF name IS NOT NULL THEN
         PERFORM modak.retain_triggers(id::oid, one.relation_id::oid, held_by, 'cold');
-        PERFORM modak.put_delta(m.table_id, m.pk, m.op, m.tier_key, m.payload)
-           FROM (SELECT * FROM modak.mirror_captured c
-                  WHERE c.table_id = id AND c.partition_id = held_by AND c.version > coalesce(one.captured_after, -1)
-                  ORDER BY c.version) m;
+        -- As put_delta() does it, of all at once: writers wait meanwhile.
+        INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
+        SELECT m.table_id, m.pk, m.op, m.tier_key, nextval('modak.delta_version'), m.payload
+          FROM (SELECT * FROM modak.mirror_captured c
+                 WHERE c.table_id = id AND c.partition_id = held_by AND c.version > coalesce(one.captured_after, -1)
+                 ORDER BY c.version) m
+        ON CONFLICT (table_id, pk) DO UPDATE
+           SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
+               payload = excluded.payload, updated_at = now(), folded_sequence = NULL;
     END IF;
     DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
     UPDATE modak.partitions

@@ -71,6 +71,12 @@ UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, reason = %(reason)
        tier_key_lo = %(lo)s, tier_key_hi = %(hi)s
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
+-- name: crowded
+-- The same for one of which too much was captured; more and more is let by, so that T passes it some time.
+UPDATE modak.partitions p
+   SET state = 'hot', sealed_lsn = NULL, capture_limit = 2 * capture_limit, updated_at = now()
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'sealing' AND modak.captured_too_many(p);
+
 -- name: seal
 SELECT modak.seal(%(table_id)s::bigint, %(partition_id)s::text);
 

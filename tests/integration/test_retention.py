@@ -211,6 +211,31 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) ->
         shedding.assert_exact()
 
 
+def test_t_passes_a_partition_that_never_rests(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each seal more changes are captured than T should wait for; it is sealed anew, but not for ever."""
+    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000")
+    with mirror.pumping():
+        shedding.await_state(p0="hot")
+    mirror.database.execute("UPDATE modak.partitions SET capture_limit = 2")
+    change_retention(mirror.settings, "events", "heap_retention", "100")
+    run, seals = source.run, 0
+
+    def sealing(connection: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any]) -> int:
+        nonlocal seals
+        if statement == "sealed":
+            seals += 1
+            mirror.database.execute(
+                "UPDATE events SET n = n + 1 WHERE at < 50", "UPDATE model SET n = n + 1 WHERE at < 50"
+            )
+        return run(connection, statement, parameters)
+
+    monkeypatch.setattr(source, "run", sealing)
+    with mirror.pumping():
+        shedding.await_state(p0="dropped")
+    assert seals == 3, "up to 2, 4 and 8 changes"
+    shedding.assert_exact()
+
+
 def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from mirror_pump.source import retention as source
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
@@ -444,6 +445,41 @@ def test_t_passes_partitions_in_their_order_and_only_where_f_is(heap: Heap) -> N
     assert heap.value("SELECT tier_key_hi FROM modak.cutline") == 200
 
 
+def test_t_waits_for_a_new_seal_if_much_was_captured(heap: Heap) -> None:
+    """Writers wait while captured changes become corrections: all at once, and never more than so many."""
+    heap.database.execute("UPDATE modak.partitions SET capture_limit = 2")
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11), (12, 12), (13, 13)")
+    assert heap.advance("ev0", 100) == "more than 2 changes of partition ev0 were captured"
+    with heap.database.connect() as connection:
+        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0"}
+        assert source.run(connection, "crowded", where) == 1
+        heap.seal("ev0")
+        assert source.run(connection, "crowded", where) == 0, "what was captured before is void"
+        heap.database.execute(
+            "INSERT INTO ev (id, at) VALUES (21, 21), (22, 22)",
+            "UPDATE ev SET v = 'again' WHERE id IN (13, 21)",
+            # Somebody else was there first.
+            "INSERT INTO modak.delta SELECT table_id, pk, 1, 1, 21, 0, payload, now(), 3 FROM modak.mirror_captured"
+            " WHERE tier_key = 21",
+        )
+        assert source.run(connection, "crowded", where) == 0, "the limit has doubled: it ends some time"
+        connection.execute("SET track_functions = 'all'")
+        with connection.transaction():
+            connection.execute(
+                "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, %s)", (heap.database.lsn(),)
+            )
+            one_by_one = connection.execute("SELECT pg_stat_get_xact_function_calls('modak.put_delta'::regproc)")
+            assert one_by_one.fetchone() == (None,)
+    assert {key: (op, payload["v"]) for key, (op, _, payload) in heap.delta().items()} == {
+        "13 13": (0, "again"),
+        "21 21": (0, "again"),
+        "22 22": (0, "none"),
+    }
+    assert heap.database.rows("SELECT old_tier_key, folded_sequence FROM modak.delta") == [(None, None)] * 3
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+
+
 def test_t_passes_a_partition_that_its_owner_dropped(heap: Heap) -> None:
     heap.seal("ev0")
     heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)", "DROP TABLE ev0")
@@ -550,12 +586,34 @@ def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(heap: 
         "CREATE TABLE child (id int, at bigint, FOREIGN KEY (id, at) REFERENCES ev)", "INSERT INTO child VALUES (1, 50)"
     )
     heap.pass_by("ev0", 100)
-    with pytest.raises(psycopg.errors.ForeignKeyViolation, match="still referenced"):
-        heap.drop("ev0")
-    assert heap.value("SELECT count(*) FROM ev0") == 1
+    heap.prove()
+    with heap.database.connect(autocommit=False) as connection:
+        answer = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, 'ev0')").fetchone()
+        assert answer == ("rows of public.child refer to rows of it, by the foreign key child_id_at_fkey",)
+        held = connection.execute(
+            "SELECT DISTINCT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = ANY"
+            " ('{ev,ev0,evd,child,modak.read_pins}'::regclass[]::oid[])"
+        ).fetchall()
+        assert held == [("AccessShareLock",)], "nobody waits while the rows are looked for"
     heap.database.execute("UPDATE child SET id = 3, at = 250")
     assert heap.drop("ev0") is None
     assert heap.value("SELECT to_regclass('ev0')::text") is None
+
+
+@pytest.mark.parametrize("columns", ["id int, at bigint", "id bigint, at int"])
+def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    """Postgres looks through a table that refers to this one while it keeps everybody out."""
+    with heap.database.connect() as connection:
+        connection.execute(f"CREATE TABLE child ({columns}, FOREIGN KEY (id, at) REFERENCES ev)".encode())
+        connection.execute("INSERT INTO child SELECT 3, 250 FROM generate_series(1, 1000)")
+        heap.pass_by("ev0", 100)
+        heap.prove()
+        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0"}
+        monkeypatch.setattr(source, "DROP_TIMEOUT", "1ms")
+        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where))
+        monkeypatch.undo()
+        assert source.attempt(connection, "drop", where) is None
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
 
 def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -16,7 +17,7 @@ from mirror_pump.source.connect import connect
 from mirror_pump.source.seam import Locks, Moment, mirrored_ids
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
-from tests.integration.pipeline_support import runner
+from tests.integration.pipeline_support import in_thread, runner
 
 __all__ = ["runner"]
 
@@ -121,6 +122,24 @@ def test_a_reader_gives_up_on_a_lock_that_it_does_not_get(
         with Moment(mirror.database.dsn, [table], locks=Locks.NONE):
             pass
     assert pins(mirror) == []
+
+
+def test_a_partition_that_is_dropped_just_now_holds_up_a_reader_and_no_more(mirror: Mirror, table: TableId) -> None:
+    counted = []
+
+    def read(_: threading.Event) -> None:
+        with Moment(mirror.database.dsn, [table], locks=Locks.ALL) as moment:
+            counted.append(moment.connection.execute("SELECT count(*) FROM public.t").fetchone())
+            assert [pin for pin, _, _ in pins(mirror)] == list(moment.pins)
+
+    with mirror.database.connect(autocommit=False) as owner:
+        owner.execute("DROP TABLE public.low")
+        with in_thread(read, "reader"):
+            waiting: LiteralString = "SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+            pid = owner.info.backend_pid
+            await_true(lambda: mirror.database.rows(waiting, (pid,)), 20, "the reader waits")
+            owner.commit()
+    assert counted == [(0,)]
 
 
 def test_tables_that_are_not_there_are_refused_by_name(mirror: Mirror) -> None:
