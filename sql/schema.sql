@@ -604,6 +604,40 @@ BEGIN
            format(' CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, i.payload) p', relation::regclass) END;
 END $$;
 
+-- The condition under which row `t` of `leaf` has the key of $1, by the operators of the key's index: those of an
+-- extension's types are in whatever schema that has.
+CREATE FUNCTION modak.key_match(leaf oid, keys int[]) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN string_agg(format('t.%1$I OPERATOR(%2$I.%3$s) ($1).%1$I', a.attname, coalesce(o.nspname, 'pg_catalog'),
+                             coalesce(o.oprname, '=')), ' AND ')
+      FROM pg_attribute a
+      LEFT JOIN LATERAL (
+           SELECT n.nspname, o.oprname
+             FROM pg_index i CROSS JOIN unnest(i.indkey::int2[], i.indclass::oid[]) AS k(attnum, class)
+             JOIN pg_opclass c ON c.oid = k.class
+             JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
+                  AND m.amoprighttype = c.opcintype AND m.amopmethod = 403 AND m.amopstrategy = 3
+             JOIN pg_operator o ON o.oid = m.amopopr JOIN pg_namespace n ON n.oid = o.oprnamespace
+            WHERE a.atttypid >= 16384 AND i.indrelid = leaf AND i.indisunique AND i.indisvalid AND k.attnum = a.attnum
+            LIMIT 1) o ON true
+     WHERE a.attrelid = leaf AND a.attnum = ANY (keys);
+END $$;
+
+-- SQL that gives, for a row of `leaf` as $1, what the partition holds under its key now: tier value, key, op, and the payload,
+-- of a whole row (0), or of the key alone where there is none (1). A trigger's NEW may be outdated: other triggers change
+-- the row again, and what they do is captured before what they were called for.
+CREATE FUNCTION modak.held_image(leaf oid, tier int, keys int[]) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN format('SELECT k.tier, k.pk, CASE WHEN h.pk = k.pk THEN 0 ELSE 1 END::smallint AS op,'
+                  ' CASE WHEN h.pk = k.pk THEN h.image ELSE k.image END AS image FROM (%s OFFSET 0) AS k(tier, pk, image)'
+                  ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image)'
+                  ' WHERE %s OFFSET 0) h ON true',
+                  modak.row_image(leaf, tier, keys, false), leaf::regclass,
+                  replace(modak.row_image(leaf, tier, keys, true), '($1).*', 't.*'), modak.key_match(leaf, keys));
+END $$;
+
 CREATE FUNCTION modak.put_delta(id bigint, key text, what smallint, tier bigint, image jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 -- The version is drawn under the row's lock, so that versions order the writes of a key.
@@ -624,63 +658,62 @@ ON CONFLICT (table_id, pk) DO UPDATE
 $$;
 
 -- The triggers' arguments: table_id, partition_id, and the partition's attribute numbers of tier key and key columns.
--- Attribute numbers survive renames. A partition that was detached has no part in the table any more. Every value is printed under these settings, as the mirror's own connections do.
+-- Attribute numbers survive renames. A partition that was detached has no part in the table any more. Every value is printed
+-- under these settings, as the mirror's own connections do. Where row security would hide rows, they fail.
 CREATE FUNCTION modak.capture_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
-    keys int[] := TG_ARGV[3]::int[];
-    tier bigint;
+    held text;
+    former record;
+    one record;
     key text;
-    image jsonb;
-    former_tier bigint;
-    former_key text;
-    former jsonb;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true) INTO tier, key, image USING NEW;
+        EXECUTE held INTO one USING NEW;
+        key := one.pk;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, false) INTO former_tier, former_key, former USING OLD;
-        IF key IS DISTINCT FROM former_key THEN
-            PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], former_key, 1::smallint, former_tier, former);
+        EXECUTE held INTO former USING OLD;
+        IF key IS DISTINCT FROM former.pk THEN
+            PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], former.pk, former.op, former.tier, former.image);
         END IF;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], key, 0::smallint, tier, image);
+        PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], one.pk, one.op, one.tier, one.image);
     END IF;
     RETURN NULL;
 END $$;
 
 CREATE FUNCTION modak.cold_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
-    keys int[] := TG_ARGV[3]::int[];
-    tier bigint;
+    held text;
+    former record;
+    one record;
     key text;
-    image jsonb;
-    former_tier bigint;
-    former_key text;
-    former jsonb;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true) INTO tier, key, image USING NEW;
+        EXECUTE held INTO one USING NEW;
+        key := one.pk;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, false) INTO former_tier, former_key, former USING OLD;
-        IF key IS DISTINCT FROM former_key THEN
-            PERFORM modak.put_delta(TG_ARGV[0]::bigint, former_key, 1::smallint, former_tier, former);
+        EXECUTE held INTO former USING OLD;
+        IF key IS DISTINCT FROM former.pk THEN
+            PERFORM modak.put_delta(TG_ARGV[0]::bigint, former.pk, former.op, former.tier, former.image);
         END IF;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        PERFORM modak.put_delta(TG_ARGV[0]::bigint, key, 0::smallint, tier, image);
+        PERFORM modak.put_delta(TG_ARGV[0]::bigint, one.pk, one.op, one.tier, one.image);
     END IF;
     RETURN NULL;
 END $$;
@@ -709,24 +742,43 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- On the DEFAULT partition: a row below T goes to modak.delta, any other belongs nowhere.
+-- On the DEFAULT partition: a row below T goes to modak.delta, as other triggers leave it, any other belongs nowhere.
 CREATE FUNCTION modak.route_old_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
     keys int[] := TG_ARGV[3]::int[];
+    matched text := modak.key_match(TG_RELID, keys);
     tier bigint;
     key text;
     image jsonb;
-    cut bigint;
-    matched text;
+    kept boolean;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
-    EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true) INTO tier, key, image USING NEW;
-    SELECT tier_key_hi INTO cut FROM modak.cutline WHERE table_id = TG_ARGV[0]::bigint;
-    IF cut IS NULL OR tier >= cut THEN
+    IF TG_OP = 'UPDATE' AND NOT EXISTS (
+            SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum = ANY (keys)
+               AND to_jsonb(OLD) -> a.attname::text IS DISTINCT FROM to_jsonb(NEW) -> a.attname::text) THEN
+        -- By a trigger that the INSERT fired before this one, which is still to come.
+        RETURN NULL;
+    END IF;
+    EXECUTE format('WITH gone AS (DELETE FROM ONLY %s t WHERE %s RETURNING t.*)'
+                   ' SELECT i.tier, i.pk, i.image FROM gone g CROSS JOIN LATERAL (%s) AS i(tier, pk, image)', TG_RELID::regclass,
+                   matched, replace(modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true), '($1).*', 'g.*'))
+       INTO tier, key, image USING NEW;
+    IF tier IS NULL THEN
+        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s t WHERE %s)', TG_RELID::regclass, matched)
+           INTO kept USING NEW;
+        IF kept THEN
+            RAISE EXCEPTION USING ERRCODE = 'triggered_data_change_violation',
+                MESSAGE = format('the row is below T, and a DELETE trigger keeps it in %s', TG_RELID::regclass),
+                HINT = 'create that trigger with WHEN (pg_trigger_depth() = 0): rows leave the DEFAULT partition by a DELETE',
+                SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
+        END IF;
+        RETURN NULL;
+    END IF;
+    IF tier < (SELECT c.tier_key_hi FROM modak.cutline c WHERE c.table_id = TG_ARGV[0]::bigint) IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
             MESSAGE = format('no partition of relation "%s" found for row',
                              (SELECT relname FROM pg_class WHERE oid = pg_partition_root(TG_RELID))),
@@ -735,9 +787,6 @@ BEGIN
             SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
     END IF;
     PERFORM modak.put_delta(TG_ARGV[0]::bigint, key, 0::smallint, tier, image);
-    SELECT string_agg(format('d.%I = ($1).%1$I', a.attname), ' AND ') INTO matched
-      FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum = ANY (keys);
-    EXECUTE format('DELETE FROM ONLY %s d WHERE %s', TG_RELID::regclass, matched) USING NEW;
     RETURN NULL;
 END $$;
 
@@ -760,7 +809,7 @@ BEGIN
                      JOIN pg_attribute a ON a.attrelid = leaf AND a.attname = k.name))
       INTO arguments FROM modak.tables t WHERE t.table_id = root::bigint;
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_row AFTER %s ON %s FOR EACH ROW EXECUTE FUNCTION modak.%I(%s)',
-                   CASE kind WHEN 'default' THEN 'INSERT' ELSE 'INSERT OR UPDATE OR DELETE' END, leaf::regclass,
+                   CASE kind WHEN 'default' THEN 'INSERT OR UPDATE' ELSE 'INSERT OR UPDATE OR DELETE' END, leaf::regclass,
                    row_function, arguments);
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT'
                    ' EXECUTE FUNCTION modak.%I(%s)', leaf::regclass, truncate_function, arguments);
@@ -912,7 +961,7 @@ BEGIN
       JOIN pg_attribute a ON a.attrelid = leaf AND a.attname = k.name
      WHERE t.table_id = root::bigint GROUP BY t.tier_key_col;
     RETURN QUERY EXECUTE format(
-        'SELECT d.pk, ARRAY[%s], CASE WHEN d.op = 1 AND h.pk IS NOT NULL THEN ''extra'' WHEN d.op = 0 AND h.pk IS NULL'
+        'SELECT d.pk, ARRAY[%s], CASE WHEN d.op = 1 AND h.pk = d.pk THEN ''extra'' WHEN d.op = 0 AND h.pk IS NULL'
         ' THEN ''missing'' WHEN d.op = 0 AND (h.pk <> d.pk OR h.image::text <> d.payload::text) THEN ''different'' END'
         ' FROM modak.delta d CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, d.payload) k'
         ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %2$s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image) WHERE %s) h'

@@ -56,7 +56,10 @@ class Heap:
             connection.execute(
                 "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
                 " lake_table, location, next_field_id, retention)"
-                " VALUES ('ev'::regclass::oid::bigint, 's', 'live', 0, 1, '[]', '{id,at}', 'ev', 'l', 9, '{}')"
+                " SELECT attrelid::bigint, 's', 'live', 0, 1,"
+                " jsonb_agg(jsonb_build_object('attnum', attnum, 'name', attname)), '{id,at}', 'ev', 'l', 9, '{}'"
+                " FROM pg_attribute WHERE attrelid = 'ev'::regclass AND attnum > 0 AND NOT attisdropped"
+                " GROUP BY attrelid"
             )
             for name, lo in (("ev0", 0), ("ev1", 100), ("ev2", 200)):
                 connection.execute(
@@ -263,6 +266,95 @@ def test_a_row_may_cross_t_in_both_directions(heap: Heap) -> None:
     heap.database.execute("UPDATE ev SET at = 30 WHERE id = 2")
     assert heap.delta()["2 30"][0] == 0
     assert heap.database.rows("SELECT id, at FROM ev ORDER BY id") == [(1, 250)]
+
+
+TOUCH = (
+    "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v IS DISTINCT FROM 'touched' THEN"
+    " UPDATE ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
+    "CREATE TRIGGER touch AFTER INSERT OR UPDATE ON ev FOR EACH ROW EXECUTE FUNCTION touch()",
+)
+
+
+def test_a_correction_is_what_other_triggers_leave_of_a_row(heap: Heap) -> None:
+    heap.database.execute(*TOUCH)
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (8, 80)")
+    assert heap.advance("ev0", 100) is None
+    heap.database.execute("UPDATE ev SET n = 8 WHERE id = 1")
+    assert {key: row[2]["v"] for key, row in heap.delta().items()} == {"1 50": "touched", "8 80": "touched"}
+    heap.database.execute(
+        "CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF TG_OP = 'DELETE' THEN INSERT INTO ev (id, at, v) VALUES (OLD.id, OLD.at, 'touched');"
+        " ELSE DELETE FROM ev WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
+        "CREATE TRIGGER undelete AFTER DELETE ON ev0 FOR EACH ROW EXECUTE FUNCTION undo()",
+        "DELETE FROM ev WHERE id = 1",
+        "DROP TRIGGER undelete ON ev0",
+        "CREATE TRIGGER unkeep AFTER UPDATE ON ev0 FOR EACH ROW WHEN (NEW.n = 9) EXECUTE FUNCTION undo()",
+        "UPDATE ev SET n = 9 WHERE id = 8",
+        "DROP TRIGGER unkeep ON ev0",
+    )
+    assert {key: row[0] for key, row in heap.delta().items()} == {"1 50": 0, "8 80": 1}
+    assert heap.drop("ev0") is None
+    # The DEFAULT partition lets go of the row as it is in the end.
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
+    assert heap.delta()["9 20"] == (0, 20, {"id": 9, "at": 20, "v": "touched", "n": 7})
+    assert heap.value("SELECT count(*) FROM evd") == 0
+
+
+def test_a_correction_is_what_cascades_leave_of_a_row(heap: Heap) -> None:
+    heap.database.execute(
+        "ALTER TABLE ev ADD COLUMN parent int",
+        "ALTER TABLE ev ADD FOREIGN KEY (parent, at) REFERENCES ev (id, at) ON UPDATE CASCADE",
+        "INSERT INTO ev (id, at, parent) VALUES (2, 50, 1)",
+    )
+    heap.pass_by("ev0", 100)
+    heap.database.execute("UPDATE ev SET id = id + 10 WHERE at = 50")
+    assert {key: (row[0], row[2].get("parent")) for key, row in heap.delta().items()} == {
+        "1 50": (1, None), "2 50": (1, None), "11 50": (0, None), "12 50": (0, 11),
+    }  # fmt: skip
+
+
+def test_keys_that_are_equal_and_printed_otherwise_are_two(heap: Heap) -> None:
+    """As in the lake: a numeric's scale is part of its text, and so of the key."""
+    heap.database.execute("ALTER TABLE ev ALTER id TYPE numeric")
+    heap.pass_by("ev0", 100)
+    heap.database.execute("UPDATE ev SET id = 1.0 WHERE id = 1")
+    assert {key: row[0] for key, row in heap.delta().items()} == {"1 50": 1, "1.0 50": 0}
+    against: LiteralString = "SELECT difference FROM modak.delta_against('ev'::regclass, 'ev0'::regclass, 0, 100)"
+    assert heap.database.rows(against) == [(None,), (None,)]
+
+
+def test_a_late_row_whose_key_a_trigger_changes_stays_nowhere(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    heap.database.execute(
+        "CREATE FUNCTION moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " UPDATE ev SET id = id + 1000 WHERE id = NEW.id AND at = NEW.at; RETURN NULL; END $$",
+        "CREATE TRIGGER moved AFTER INSERT ON ev FOR EACH ROW EXECUTE FUNCTION moved()",
+        "INSERT INTO ev (id, at) VALUES (9, 20)",
+    )
+    assert heap.delta().keys() == {"1009 20"}
+    assert heap.value("SELECT count(*) FROM evd") == 0
+
+
+def test_a_delete_trigger_that_keeps_late_rows_is_told_of_them(heap: Heap) -> None:
+    heap.database.execute(
+        "CREATE FUNCTION softly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " UPDATE public.ev SET v = 'deleted' WHERE id = OLD.id AND at = OLD.at; RETURN NULL; END $$",
+        "CREATE TRIGGER softly BEFORE DELETE ON ev FOR EACH ROW EXECUTE FUNCTION softly()",
+    )
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    with pytest.raises(psycopg.errors.TriggeredDataChangeViolation, match="a DELETE trigger keeps it in public.evd"):
+        heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
+    heap.database.execute(
+        "DROP TRIGGER softly ON ev",
+        "CREATE TRIGGER softly BEFORE DELETE ON ev FOR EACH ROW WHEN (pg_trigger_depth() = 0)"
+        " EXECUTE FUNCTION softly()",
+        "INSERT INTO ev (id, at) VALUES (9, 20)",
+    )
+    assert heap.delta()["9 20"][2]["v"] == "none"
+    assert heap.value("SELECT count(*) FROM evd") == 0
 
 
 def test_an_insert_below_t_is_an_insert_like_any_other(heap: Heap) -> None:
