@@ -604,6 +604,24 @@ BEGIN
            format(' CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, i.payload) p', relation::regclass) END;
 END $$;
 
+-- The attribute numbers of the tier key and of the key's columns, in the key's order, in `leaf`: a partition of `root`, or
+-- that itself. The catalog has names as of F; the columns may have got others since, but keep their numbers.
+CREATE FUNCTION modak.key_numbers(root oid, leaf oid, OUT tier int, OUT keys int[])
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    SELECT min(l.attnum) FILTER (WHERE k.name = t.tier_key_col), array_agg(l.attnum ORDER BY k.place) INTO tier, keys
+      FROM modak.tables t JOIN modak.mirror_tables m USING (table_id)
+     CROSS JOIN unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
+      LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, name text) ON c.name = k.name
+      LEFT JOIN pg_attribute r ON r.attrelid = root AND r.attnum = c.attnum AND NOT r.attisdropped
+      LEFT JOIN pg_attribute l ON l.attrelid = leaf AND l.attname = r.attname AND NOT l.attisdropped
+     WHERE t.table_id = root::bigint;
+    IF tier IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('the mirror has not followed a change of the key of %s yet', root::regclass);
+    END IF;
+END $$;
+
 -- The condition under which row `t` of `leaf` has the key of $1, by the operators of the key's index: those of an
 -- extension's types are in whatever schema that has.
 CREATE FUNCTION modak.key_match(leaf oid, keys int[]) RETURNS text
@@ -802,12 +820,7 @@ DECLARE
     truncate_function text := CASE kind WHEN 'capture' THEN 'capture_truncate' ELSE 'cold_truncate' END;
     name text;
 BEGIN
-    SELECT format('%L, %L, %L, %L', t.table_id, held_by,
-                  (SELECT attnum FROM pg_attribute WHERE attrelid = leaf AND attname = t.tier_key_col),
-                  (SELECT array_agg(a.attnum ORDER BY k.place)
-                     FROM unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
-                     JOIN pg_attribute a ON a.attrelid = leaf AND a.attname = k.name))
-      INTO arguments FROM modak.tables t WHERE t.table_id = root::bigint;
+    SELECT format('%L, %L, %L, %L', root::bigint, held_by, n.tier, n.keys) INTO arguments FROM modak.key_numbers(root, leaf) n;
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_row AFTER %s ON %s FOR EACH ROW EXECUTE FUNCTION modak.%I(%s)',
                    CASE kind WHEN 'default' THEN 'INSERT OR UPDATE' ELSE 'INSERT OR UPDATE OR DELETE' END, leaf::regclass,
                    row_function, arguments);
@@ -953,13 +966,11 @@ DECLARE
     texts text;
     matched text;
 BEGIN
-    SELECT (SELECT attnum FROM pg_attribute WHERE attrelid = leaf AND attname = t.tier_key_col),
-           array_agg(a.attnum ORDER BY k.place), string_agg(format('format(''%%s'', k.%I)', a.attname), ', ' ORDER BY k.place),
+    SELECT n.tier, n.keys INTO tier, keys FROM modak.key_numbers(root, leaf) n;
+    SELECT string_agg(format('format(''%%s'', k.%I)', a.attname), ', ' ORDER BY n.place),
            string_agg(format('t.%I = k.%1$I', a.attname), ' AND ')
-      INTO tier, keys, texts, matched
-      FROM modak.tables t CROSS JOIN LATERAL unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
-      JOIN pg_attribute a ON a.attrelid = leaf AND a.attname = k.name
-     WHERE t.table_id = root::bigint GROUP BY t.tier_key_col;
+      INTO texts, matched
+      FROM unnest(keys) WITH ORDINALITY AS n(attnum, place) JOIN pg_attribute a ON a.attrelid = leaf AND a.attnum = n.attnum;
     RETURN QUERY EXECUTE format(
         'SELECT d.pk, ARRAY[%s], CASE WHEN d.op = 1 AND h.pk = d.pk THEN ''extra'' WHEN d.op = 0 AND h.pk IS NULL'
         ' THEN ''missing'' WHEN d.op = 0 AND (h.pk <> d.pk OR h.image::text <> d.payload::text) THEN ''different'' END'
@@ -1060,31 +1071,34 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('row security of %s cannot be applied to rows that the heap no longer holds', relation);
     END IF;
-    SELECT c.tier_key_hi, (SELECT attnum FROM pg_attribute WHERE attrelid = relation AND attname = t.tier_key_col),
-           (SELECT array_agg(a.attnum ORDER BY k.place)
-              FROM unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
-              JOIN pg_attribute a ON a.attrelid = relation AND a.attname = k.name)
-      INTO cut, tier_number, numbers
-      FROM modak.tables t JOIN modak.cutline c USING (table_id)
-     WHERE t.table_id = relation::oid::bigint AND c.tier_key_hi > -9223372036854775808;
+    SELECT c.tier_key_hi INTO cut FROM modak.cutline c
+     WHERE c.table_id = relation::oid::bigint AND c.tier_key_hi > -9223372036854775808;
     IF cut IS NULL THEN
         RETURN false;
+    END IF;
+    SELECT n.tier, n.keys INTO tier_number, numbers FROM modak.key_numbers(relation, relation) n;
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum = ANY (numbers)
+                  AND coalesce(key -> a.attname::text, 'null') = 'null') THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('the mirror has not followed a change of the key of %s yet', relation);
     END IF;
     EXECUTE replace(modak.row_image(relation, tier_number, numbers, false), '($1).*',
                     format('(jsonb_populate_record(NULL::%s, $1)).*', relation))
        INTO tier, canonical, image USING key;
-    IF tier IS NULL OR tier >= cut THEN
+    IF tier >= cut THEN
         RETURN false;
     END IF;
     PERFORM modak.put_delta(relation::oid::bigint, canonical, 1::smallint, tier, image);
     RETURN true;
 END $$;
 
--- What callers of upsert() and delete() need of the catalog, whose tables they may not read: the tier key and T. T is NULL
--- where no row can be below it, the row is missing for a table that is not mirrored.
+-- What callers of upsert() and delete() need of the catalog, whose tables they may not read: the tier key's column as the
+-- heap has it, and T. T is NULL where no row can be below it, the row is missing for a table that is not mirrored.
 CREATE FUNCTION modak.tier_of(relation regclass) RETURNS TABLE (tier_column text, cut bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-SELECT t.tier_key_col, nullif(c.tier_key_hi, -9223372036854775808)
+SELECT (SELECT a.attname::text FROM modak.mirror_tables m CROSS JOIN jsonb_to_recordset(m.columns) AS c(attnum int, name text)
+          JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = c.attnum
+         WHERE m.table_id = t.table_id AND c.name = t.tier_key_col), nullif(c.tier_key_hi, -9223372036854775808)
   FROM modak.tables t JOIN modak.cutline c USING (table_id) WHERE t.table_id = relation::oid::bigint
 $$;
 

@@ -357,6 +357,34 @@ def test_a_delete_trigger_that_keeps_late_rows_is_told_of_them(heap: Heap) -> No
     assert heap.value("SELECT count(*) FROM evd") == 0
 
 
+def test_a_renamed_key_is_the_key_before_the_mirror_has_followed(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    heap.database.execute("ALTER TABLE ev RENAME id TO ident")
+    assert heap.value("""SELECT modak.delete('ev', '{"ident": 1, "at": 50}')""") == "delta"
+    assert heap.delta() == {"1 50": (1, 50, {"ident": 1, "at": 50})}
+    heap.database.execute("ALTER TABLE ev RENAME at TO moment")
+    heap.pass_by("ev1", 200)
+    heap.database.execute("UPDATE ev SET v = 'changed' WHERE ident = 2")
+    assert heap.value("""SELECT modak.upsert('ev', '{"ident": 9, "moment": 20}')""") == "delta"
+    assert heap.delta().keys() == {"1 50", "2 150", "9 20"}
+    against: LiteralString = (
+        "SELECT key, difference FROM modak.delta_against('ev'::regclass, 'ev1'::regclass, 100, 200)"
+    )
+    assert heap.database.rows(against) == [(["2", "150"], None)]
+
+
+def test_another_key_waits_until_the_mirror_has_followed(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    heap.database.execute("ALTER TABLE ev DROP CONSTRAINT ev_pkey", "ALTER TABLE ev ADD PRIMARY KEY (n, at)")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not followed"):
+        heap.value("""SELECT modak.delete('ev', '{"n": 1, "at": 50}')""")
+    heap.database.execute("ALTER TABLE ev DROP COLUMN id")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not followed"):
+        heap.seal("ev1")
+    assert heap.delta() == {}
+
+
 def test_an_insert_below_t_is_an_insert_like_any_other(heap: Heap) -> None:
     heap.database.execute("CREATE TABLE parent (id int PRIMARY KEY)", "INSERT INTO parent VALUES (1), (2), (3), (9)")
     heap.database.execute("ALTER TABLE ev ADD CONSTRAINT known FOREIGN KEY (id) REFERENCES parent")
