@@ -544,6 +544,23 @@ SELECT CASE value WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN
             ELSE (value - date '1970-01-01')::bigint END
 $$;
 
+-- T, or NULL as long as no row can be below it: T of a time key begins with the year 1 (mirror_pump.model.Tier.moved).
+CREATE FUNCTION modak.moved_cut(id bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
+ WHERE c.table_id = id
+   AND c.tier_key_hi > CASE WHEN t.tier_key_type = 'date' THEN -719162
+                            WHEN t.tier_key_type LIKE 'timestamp%' THEN -62135596800000000
+                            ELSE -9223372036854775808 END
+$$;
+
+-- Whether a tier value is infinity's, which the lake cannot hold. Above T the stream finds that out.
+CREATE FUNCTION modak.is_infinite(id bigint, tier bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT tier = -9223372036854775808
+       AND EXISTS (SELECT FROM modak.tables t WHERE t.table_id = id AND t.tier_key_type <> 'bigint')
+$$;
+
 -- The seam protocol's key: one part as it is, several joined by chr(31).
 CREATE FUNCTION modak.canonical_pk(VARIADIC parts text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -723,6 +740,10 @@ BEGIN
     IF TG_OP <> 'DELETE' THEN
         EXECUTE held INTO one USING NEW;
         key := one.pk;
+        IF one.op = 0 AND modak.is_infinite(TG_ARGV[0]::bigint, one.tier) THEN
+            RAISE EXCEPTION USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+                MESSAGE = format('a row of "%s" below T has a finite tier key', TG_TABLE_NAME);
+        END IF;
     END IF;
     IF TG_OP <> 'INSERT' THEN
         EXECUTE held INTO former USING OLD;
@@ -796,7 +817,7 @@ BEGIN
         END IF;
         RETURN NULL;
     END IF;
-    IF tier < (SELECT c.tier_key_hi FROM modak.cutline c WHERE c.table_id = TG_ARGV[0]::bigint) IS NOT TRUE THEN
+    IF modak.is_infinite(TG_ARGV[0]::bigint, tier) OR tier < modak.moved_cut(TG_ARGV[0]::bigint) IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
             MESSAGE = format('no partition of relation "%s" found for row',
                              (SELECT relname FROM pg_class WHERE oid = pg_partition_root(TG_RELID))),
@@ -1071,8 +1092,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('row security of %s cannot be applied to rows that the heap no longer holds', relation);
     END IF;
-    SELECT c.tier_key_hi INTO cut FROM modak.cutline c
-     WHERE c.table_id = relation::oid::bigint AND c.tier_key_hi > -9223372036854775808;
+    SELECT modak.moved_cut(relation::oid::bigint) INTO cut;
     IF cut IS NULL THEN
         RETURN false;
     END IF;
@@ -1085,7 +1105,7 @@ BEGIN
     EXECUTE replace(modak.row_image(relation, tier_number, numbers, false), '($1).*',
                     format('(jsonb_populate_record(NULL::%s, $1)).*', relation))
        INTO tier, canonical, image USING key;
-    IF tier >= cut THEN
+    IF tier >= cut OR modak.is_infinite(relation::oid::bigint, tier) THEN
         RETURN false;
     END IF;
     PERFORM modak.put_delta(relation::oid::bigint, canonical, 1::smallint, tier, image);
@@ -1098,8 +1118,8 @@ CREATE FUNCTION modak.tier_of(relation regclass) RETURNS TABLE (tier_column text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 SELECT (SELECT a.attname::text FROM modak.mirror_tables m CROSS JOIN jsonb_to_recordset(m.columns) AS c(attnum int, name text)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = c.attnum
-         WHERE m.table_id = t.table_id AND c.name = t.tier_key_col), nullif(c.tier_key_hi, -9223372036854775808)
-  FROM modak.tables t JOIN modak.cutline c USING (table_id) WHERE t.table_id = relation::oid::bigint
+         WHERE m.table_id = t.table_id AND c.name = t.tier_key_col), modak.moved_cut(t.table_id)
+  FROM modak.tables t WHERE t.table_id = relation::oid::bigint
 $$;
 
 -- Checks the columns that a caller names, and says how each one's value comes out of the object $1.

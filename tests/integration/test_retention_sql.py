@@ -385,6 +385,64 @@ def test_another_key_waits_until_the_mirror_has_followed(heap: Heap) -> None:
     assert heap.delta() == {}
 
 
+@pytest.mark.parametrize(
+    ("kind", "years"),
+    [
+        ("timestamptz", ("2026-01-01 00:00:00+00", "2027-01-01 00:00:00+00")),
+        ("date", ("2026-01-01", "2027-01-01")),
+    ],
+)
+def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
+    database: Database, kind: str, years: tuple[str, str]
+) -> None:
+    """Infinity is nothing the lake can hold, and before T has moved nothing is below it."""
+    first, second = years
+    with database.connect() as connection:
+        migrate(connection)
+        for statement in (
+            f"CREATE TABLE timed (at {kind} PRIMARY KEY) PARTITION BY RANGE (at)",
+            f"CREATE TABLE year PARTITION OF timed FOR VALUES FROM ('{first}') TO ('{second}')",
+            "CREATE TABLE other PARTITION OF timed DEFAULT",
+            "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
+            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, heap_retention_lag)"
+            " VALUES ('timed'::regclass::oid::bigint, 'public', 'timed', '{at}', 'at',"
+            f" '{kind}', '{{}}', 'iceberg', 'public.timed', 'mirrored', 0)",
+            "INSERT INTO modak.cutline VALUES ('timed'::regclass::oid::bigint,"
+            f" modak.tier_value({kind} '0001-01-01 00:00:00+00'), 5, 10, NULL, '{{}}')",
+            "INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)",
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
+            " lake_table, location, next_field_id, retention) VALUES ('timed'::regclass::oid::bigint, 's', 'live', 0, 1,"
+            """ '[{"attnum": 1, "name": "at"}]', '{at}', 'timed', 'l', 9, '{}')""",
+            "SELECT modak.retain_triggers('timed'::regclass, 'other'::regclass, 'other', 'default')",
+        ):
+            connection.execute(statement.encode())
+        connection.execute("SET TimeZone = 'UTC'")
+        found = []
+        for moved in (False, True):
+            for value in ("-infinity", "0044-03-15 BC", "2020-01-01"):
+                try:
+                    connection.execute("INSERT INTO timed VALUES (%s)", (value,))
+                    inserted = True
+                except psycopg.errors.CheckViolation:
+                    inserted = False
+                buried = connection.execute(
+                    "SELECT modak.delete('timed', jsonb_build_object('at', %s::text))", (value,)
+                ).fetchone()
+                assert buried is not None
+                assert buried[0] == ("delta" if inserted else "nothing")
+                found.append((moved, value, inserted))
+            connection.execute(f"UPDATE modak.cutline SET tier_key_hi = modak.tier_value({kind} '{first}')".encode())
+    assert [(moved, value) for moved, value, inserted in found if inserted] == [
+        (True, "0044-03-15 BC"),
+        (True, "2020-01-01"),
+    ]
+    with database.connect() as connection:
+        connection.execute(f"CREATE TABLE first PARTITION OF timed FOR VALUES FROM (MINVALUE) TO ('{first}')".encode())
+        connection.execute("SELECT modak.retain_triggers('timed'::regclass, 'first'::regclass, 'first', 'cold')")
+        with pytest.raises(psycopg.errors.CheckViolation, match="finite"):
+            connection.execute("INSERT INTO timed VALUES ('-infinity')")
+
+
 def test_an_insert_below_t_is_an_insert_like_any_other(heap: Heap) -> None:
     heap.database.execute("CREATE TABLE parent (id int PRIMARY KEY)", "INSERT INTO parent VALUES (1), (2), (3), (9)")
     heap.database.execute("ALTER TABLE ev ADD CONSTRAINT known FOREIGN KEY (id) REFERENCES parent")
