@@ -268,15 +268,12 @@ def test_a_row_may_cross_t_in_both_directions(heap: Heap) -> None:
     assert heap.database.rows("SELECT id, at FROM ev ORDER BY id") == [(1, 250)]
 
 
-TOUCH = (
-    "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v IS DISTINCT FROM 'touched' THEN"
-    " UPDATE ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
-    "CREATE TRIGGER touch AFTER INSERT OR UPDATE ON ev FOR EACH ROW EXECUTE FUNCTION touch()",
-)
-
-
 def test_a_correction_is_what_other_triggers_leave_of_a_row(heap: Heap) -> None:
-    heap.database.execute(*TOUCH)
+    heap.database.execute(
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v IS DISTINCT FROM 'touched' THEN"
+        " UPDATE ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
+        "CREATE TRIGGER touch AFTER INSERT OR UPDATE ON ev FOR EACH ROW EXECUTE FUNCTION touch()",
+    )
     heap.seal("ev0")
     heap.database.execute("INSERT INTO ev (id, at) VALUES (8, 80)")
     assert heap.advance("ev0", 100) is None
@@ -345,7 +342,7 @@ def test_a_delete_trigger_that_keeps_late_rows_is_told_of_them(heap: Heap) -> No
     )
     heap.pass_by("ev0", 100)
     assert heap.drop("ev0") is None
-    with pytest.raises(psycopg.errors.TriggeredDataChangeViolation, match="a DELETE trigger keeps it in public.evd"):
+    with pytest.raises(psycopg.errors.TriggeredDataChangeViolation, match="a DELETE trigger keeps it"):
         heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
     heap.database.execute(
         "DROP TRIGGER softly ON ev",
