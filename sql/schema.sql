@@ -554,6 +554,23 @@ SELECT CASE value WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN
             ELSE (value - date '1970-01-01')::bigint END
 $$;
 
+-- T, or NULL as long as no row can be below it: T of a time key begins with the year 1 (mirror_pump.model.Tier.moved).
+CREATE FUNCTION modak.moved_cut(id bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
+ WHERE c.table_id = id
+   AND c.tier_key_hi > CASE WHEN t.tier_key_type = 'date' THEN -719162
+                            WHEN t.tier_key_type LIKE 'timestamp%' THEN -62135596800000000
+                            ELSE -9223372036854775808 END
+$$;
+
+-- Whether a tier value is infinity's, which the lake cannot hold. Above T the stream finds that out.
+CREATE FUNCTION modak.is_infinite(id bigint, tier bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT tier = -9223372036854775808
+       AND EXISTS (SELECT FROM modak.tables t WHERE t.table_id = id AND t.tier_key_type <> 'bigint')
+$$;
+
 -- The seam protocol's key: one part as it is, several joined by chr(31).
 CREATE FUNCTION modak.canonical_pk(VARIADIC parts text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -614,6 +631,58 @@ BEGIN
            format(' CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, i.payload) p', relation::regclass) END;
 END $$;
 
+-- The attribute numbers of the tier key and of the key's columns, in the key's order, in `leaf`: a partition of `root`, or
+-- that itself. The catalog has names as of F; the columns may have got others since, but keep their numbers.
+CREATE FUNCTION modak.key_numbers(root oid, leaf oid, OUT tier int, OUT keys int[])
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    SELECT min(l.attnum) FILTER (WHERE k.name = t.tier_key_col), array_agg(l.attnum ORDER BY k.place) INTO tier, keys
+      FROM modak.tables t JOIN modak.mirror_tables m USING (table_id)
+     CROSS JOIN unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
+      LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, name text) ON c.name = k.name
+      LEFT JOIN pg_attribute r ON r.attrelid = root AND r.attnum = c.attnum AND NOT r.attisdropped
+      LEFT JOIN pg_attribute l ON l.attrelid = leaf AND l.attname = r.attname AND NOT l.attisdropped
+     WHERE t.table_id = root::bigint;
+    IF tier IS NULL OR array_position(keys, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('the mirror has not followed a change of the key of %s yet', root::regclass);
+    END IF;
+END $$;
+
+-- The condition under which row `t` of `leaf` has the key of $1, by the operators of the key's index: those of an
+-- extension's types are in whatever schema that has.
+CREATE FUNCTION modak.key_match(leaf oid, keys int[]) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN string_agg(format('t.%1$I OPERATOR(%2$I.%3$s) ($1).%1$I', a.attname, coalesce(o.nspname, 'pg_catalog'),
+                             coalesce(o.oprname, '=')), ' AND ')
+      FROM pg_attribute a
+      LEFT JOIN LATERAL (
+           SELECT n.nspname, o.oprname
+             FROM pg_index i CROSS JOIN unnest(i.indkey::int2[], i.indclass::oid[]) AS k(attnum, class)
+             JOIN pg_opclass c ON c.oid = k.class
+             JOIN pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
+                  AND m.amoprighttype = c.opcintype AND m.amopmethod = 403 AND m.amopstrategy = 3
+             JOIN pg_operator o ON o.oid = m.amopopr JOIN pg_namespace n ON n.oid = o.oprnamespace
+            WHERE a.atttypid >= 16384 AND i.indrelid = leaf AND i.indisunique AND i.indisvalid AND k.attnum = a.attnum
+            LIMIT 1) o ON true
+     WHERE a.attrelid = leaf AND a.attnum = ANY (keys);
+END $$;
+
+-- SQL that gives, for a row of `leaf` as $1, what the partition holds under its key now: tier value, key, op, and the payload,
+-- of a whole row (0), or of the key alone where there is none (1). A trigger's NEW may be outdated: other triggers change
+-- the row again, and what they do is captured before what they were called for.
+CREATE FUNCTION modak.held_image(leaf oid, tier int, keys int[]) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN format('SELECT k.tier, k.pk, CASE WHEN h.pk = k.pk THEN 0 ELSE 1 END::smallint AS op,'
+                  ' CASE WHEN h.pk = k.pk THEN h.image ELSE k.image END AS image FROM (%s OFFSET 0) AS k(tier, pk, image)'
+                  ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image)'
+                  ' WHERE %s OFFSET 0) h ON true',
+                  modak.row_image(leaf, tier, keys, false), leaf::regclass,
+                  replace(modak.row_image(leaf, tier, keys, true), '($1).*', 't.*'), modak.key_match(leaf, keys));
+END $$;
+
 CREATE FUNCTION modak.put_delta(id bigint, key text, what smallint, tier bigint, image jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 -- The version is drawn under the row's lock, so that versions order the writes of a key.
@@ -634,63 +703,66 @@ ON CONFLICT (table_id, pk) DO UPDATE
 $$;
 
 -- The triggers' arguments: table_id, partition_id, and the partition's attribute numbers of tier key and key columns.
--- Attribute numbers survive renames. A partition that was detached has no part in the table any more. Every value is printed under these settings, as the mirror's own connections do.
+-- Attribute numbers survive renames. A partition that was detached has no part in the table any more. Every value is printed
+-- under these settings, as the mirror's own connections do. Where row security would hide rows, they fail.
 CREATE FUNCTION modak.capture_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
-    keys int[] := TG_ARGV[3]::int[];
-    tier bigint;
+    held text;
+    former record;
+    one record;
     key text;
-    image jsonb;
-    former_tier bigint;
-    former_key text;
-    former jsonb;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true) INTO tier, key, image USING NEW;
+        EXECUTE held INTO one USING NEW;
+        key := one.pk;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, false) INTO former_tier, former_key, former USING OLD;
-        IF key IS DISTINCT FROM former_key THEN
-            PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], former_key, 1::smallint, former_tier, former);
+        EXECUTE held INTO former USING OLD;
+        IF key IS DISTINCT FROM former.pk THEN
+            PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], former.pk, former.op, former.tier, former.image);
         END IF;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], key, 0::smallint, tier, image);
+        PERFORM modak.put_captured(TG_ARGV[0]::bigint, TG_ARGV[1], one.pk, one.op, one.tier, one.image);
     END IF;
     RETURN NULL;
 END $$;
 
 CREATE FUNCTION modak.cold_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
-    keys int[] := TG_ARGV[3]::int[];
-    tier bigint;
+    held text;
+    former record;
+    one record;
     key text;
-    image jsonb;
-    former_tier bigint;
-    former_key text;
-    former jsonb;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true) INTO tier, key, image USING NEW;
+        EXECUTE held INTO one USING NEW;
+        key := one.pk;
+        IF one.op = 0 AND modak.is_infinite(TG_ARGV[0]::bigint, one.tier) THEN
+            RAISE EXCEPTION USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+                MESSAGE = format('a row of "%s" below T has a finite tier key', TG_TABLE_NAME);
+        END IF;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, false) INTO former_tier, former_key, former USING OLD;
-        IF key IS DISTINCT FROM former_key THEN
-            PERFORM modak.put_delta(TG_ARGV[0]::bigint, former_key, 1::smallint, former_tier, former);
+        EXECUTE held INTO former USING OLD;
+        IF key IS DISTINCT FROM former.pk THEN
+            PERFORM modak.put_delta(TG_ARGV[0]::bigint, former.pk, former.op, former.tier, former.image);
         END IF;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        PERFORM modak.put_delta(TG_ARGV[0]::bigint, key, 0::smallint, tier, image);
+        PERFORM modak.put_delta(TG_ARGV[0]::bigint, one.pk, one.op, one.tier, one.image);
     END IF;
     RETURN NULL;
 END $$;
@@ -719,24 +791,43 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- On the DEFAULT partition: a row below T goes to modak.delta, any other belongs nowhere.
+-- On the DEFAULT partition: a row below T goes to modak.delta, as other triggers leave it, any other belongs nowhere.
 CREATE FUNCTION modak.route_old_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
     keys int[] := TG_ARGV[3]::int[];
+    matched text := modak.key_match(TG_RELID, keys);
     tier bigint;
     key text;
     image jsonb;
-    cut bigint;
-    matched text;
+    kept boolean;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
-    EXECUTE modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true) INTO tier, key, image USING NEW;
-    SELECT tier_key_hi INTO cut FROM modak.cutline WHERE table_id = TG_ARGV[0]::bigint;
-    IF cut IS NULL OR tier >= cut THEN
+    IF TG_OP = 'UPDATE' AND NOT EXISTS (
+            SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum = ANY (keys)
+               AND to_jsonb(OLD) -> a.attname::text IS DISTINCT FROM to_jsonb(NEW) -> a.attname::text) THEN
+        -- By a trigger that the INSERT fired before this one, which is still to come.
+        RETURN NULL;
+    END IF;
+    EXECUTE format('WITH gone AS (DELETE FROM ONLY %s t WHERE %s RETURNING t.*)'
+                   ' SELECT i.tier, i.pk, i.image FROM gone g CROSS JOIN LATERAL (%s) AS i(tier, pk, image)', TG_RELID::regclass,
+                   matched, replace(modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true), '($1).*', 'g.*'))
+       INTO tier, key, image USING NEW;
+    IF tier IS NULL THEN
+        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s t WHERE %s)', TG_RELID::regclass, matched)
+           INTO kept USING NEW;
+        IF kept THEN
+            RAISE EXCEPTION USING ERRCODE = 'triggered_data_change_violation',
+                MESSAGE = format('the row is below T, and a DELETE trigger keeps it in %s', TG_RELID::regclass),
+                HINT = 'create that trigger with WHEN (pg_trigger_depth() = 0): rows leave the DEFAULT partition by a DELETE',
+                SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
+        END IF;
+        RETURN NULL;
+    END IF;
+    IF modak.is_infinite(TG_ARGV[0]::bigint, tier) OR tier < modak.moved_cut(TG_ARGV[0]::bigint) IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
             MESSAGE = format('no partition of relation "%s" found for row',
                              (SELECT relname FROM pg_class WHERE oid = pg_partition_root(TG_RELID))),
@@ -745,9 +836,6 @@ BEGIN
             SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
     END IF;
     PERFORM modak.put_delta(TG_ARGV[0]::bigint, key, 0::smallint, tier, image);
-    SELECT string_agg(format('d.%I = ($1).%1$I', a.attname), ' AND ') INTO matched
-      FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum = ANY (keys);
-    EXECUTE format('DELETE FROM ONLY %s d WHERE %s', TG_RELID::regclass, matched) USING NEW;
     RETURN NULL;
 END $$;
 
@@ -763,14 +851,9 @@ DECLARE
     truncate_function text := CASE kind WHEN 'capture' THEN 'capture_truncate' ELSE 'cold_truncate' END;
     name text;
 BEGIN
-    SELECT format('%L, %L, %L, %L', t.table_id, held_by,
-                  (SELECT attnum FROM pg_attribute WHERE attrelid = leaf AND attname = t.tier_key_col),
-                  (SELECT array_agg(a.attnum ORDER BY k.place)
-                     FROM unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
-                     JOIN pg_attribute a ON a.attrelid = leaf AND a.attname = k.name))
-      INTO arguments FROM modak.tables t WHERE t.table_id = root::bigint;
+    SELECT format('%L, %L, %L, %L', root::bigint, held_by, n.tier, n.keys) INTO arguments FROM modak.key_numbers(root, leaf) n;
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_row AFTER %s ON %s FOR EACH ROW EXECUTE FUNCTION modak.%I(%s)',
-                   CASE kind WHEN 'default' THEN 'INSERT' ELSE 'INSERT OR UPDATE OR DELETE' END, leaf::regclass,
+                   CASE kind WHEN 'default' THEN 'INSERT OR UPDATE' ELSE 'INSERT OR UPDATE OR DELETE' END, leaf::regclass,
                    row_function, arguments);
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT'
                    ' EXECUTE FUNCTION modak.%I(%s)', leaf::regclass, truncate_function, arguments);
@@ -968,15 +1051,13 @@ DECLARE
     texts text;
     matched text;
 BEGIN
-    SELECT (SELECT attnum FROM pg_attribute WHERE attrelid = leaf AND attname = t.tier_key_col),
-           array_agg(a.attnum ORDER BY k.place), string_agg(format('format(''%%s'', k.%I)', a.attname), ', ' ORDER BY k.place),
+    SELECT n.tier, n.keys INTO tier, keys FROM modak.key_numbers(root, leaf) n;
+    SELECT string_agg(format('format(''%%s'', k.%I)', a.attname), ', ' ORDER BY n.place),
            string_agg(format('t.%I = k.%1$I', a.attname), ' AND ')
-      INTO tier, keys, texts, matched
-      FROM modak.tables t CROSS JOIN LATERAL unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
-      JOIN pg_attribute a ON a.attrelid = leaf AND a.attname = k.name
-     WHERE t.table_id = root::bigint GROUP BY t.tier_key_col;
+      INTO texts, matched
+      FROM unnest(keys) WITH ORDINALITY AS n(attnum, place) JOIN pg_attribute a ON a.attrelid = leaf AND a.attnum = n.attnum;
     RETURN QUERY EXECUTE format(
-        'SELECT d.pk, ARRAY[%s], CASE WHEN d.op = 1 AND h.pk IS NOT NULL THEN ''extra'' WHEN d.op = 0 AND h.pk IS NULL'
+        'SELECT d.pk, ARRAY[%s], CASE WHEN d.op = 1 AND h.pk = d.pk THEN ''extra'' WHEN d.op = 0 AND h.pk IS NULL'
         ' THEN ''missing'' WHEN d.op = 0 AND (h.pk <> d.pk OR h.image::text <> d.payload::text) THEN ''different'' END'
         ' FROM modak.delta d CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, d.payload) k'
         ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %2$s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image) WHERE %s) h'
@@ -1091,32 +1172,34 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('row security of %s cannot be applied to rows that the heap no longer holds', relation);
     END IF;
-    SELECT c.tier_key_hi, (SELECT attnum FROM pg_attribute WHERE attrelid = relation AND attname = t.tier_key_col),
-           (SELECT array_agg(a.attnum ORDER BY k.place)
-              FROM unnest(t.primary_key_cols) WITH ORDINALITY AS k(name, place)
-              JOIN pg_attribute a ON a.attrelid = relation AND a.attname = k.name)
-      INTO cut, tier_number, numbers
-      FROM modak.tables t JOIN modak.cutline c USING (table_id)
-     WHERE t.table_id = relation::oid::bigint AND c.tier_key_hi > -9223372036854775808;
+    SELECT modak.moved_cut(relation::oid::bigint) INTO cut;
     IF cut IS NULL THEN
         RETURN false;
+    END IF;
+    SELECT n.tier, n.keys INTO tier_number, numbers FROM modak.key_numbers(relation, relation) n;
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum = ANY (numbers)
+                  AND coalesce(key -> a.attname::text, 'null') = 'null') THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('the mirror has not followed a change of the key of %s yet', relation);
     END IF;
     EXECUTE replace(modak.row_image(relation, tier_number, numbers, false), '($1).*',
                     format('(jsonb_populate_record(NULL::%s, $1)).*', relation))
        INTO tier, canonical, image USING key;
-    IF tier IS NULL OR tier >= cut THEN
+    IF tier >= cut OR modak.is_infinite(relation::oid::bigint, tier) THEN
         RETURN false;
     END IF;
     PERFORM modak.put_delta(relation::oid::bigint, canonical, 1::smallint, tier, image);
     RETURN true;
 END $$;
 
--- What callers of upsert() and delete() need of the catalog, whose tables they may not read: the tier key and T. T is NULL
--- where no row can be below it, the row is missing for a table that is not mirrored.
+-- What callers of upsert() and delete() need of the catalog, whose tables they may not read: the tier key's column as the
+-- heap has it, and T. T is NULL where no row can be below it, the row is missing for a table that is not mirrored.
 CREATE FUNCTION modak.tier_of(relation regclass) RETURNS TABLE (tier_column text, cut bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-SELECT t.tier_key_col, nullif(c.tier_key_hi, -9223372036854775808)
-  FROM modak.tables t JOIN modak.cutline c USING (table_id) WHERE t.table_id = relation::oid::bigint
+SELECT (SELECT a.attname::text FROM modak.mirror_tables m CROSS JOIN jsonb_to_recordset(m.columns) AS c(attnum int, name text)
+          JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = c.attnum
+         WHERE m.table_id = t.table_id AND c.name = t.tier_key_col), modak.moved_cut(t.table_id)
+  FROM modak.tables t WHERE t.table_id = relation::oid::bigint
 $$;
 
 -- Checks the columns that a caller names, and says how each one's value comes out of the object $1.

@@ -108,13 +108,11 @@ UPDATE modak.mirror_slots
 
 -- name: swap_in
 -- A table that was copied again shows its new content in the publish that makes it live. S of a table with heap retention
--- is what it was: nothing below T was copied (mirror_pump.model.Tier.moved says when rows may be below T).
+-- is what it was: nothing below T was copied (modak.moved_cut() says when rows may be below T).
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_location, m.staged_snapshot_id,
-           (t.heap_retention_lag IS NOT NULL OR c.tier_key_hi >
-             CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
-                  ELSE -9223372036854775808 END) AS divided
-      FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
+           (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS divided
+      FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
      WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn <= %(frontier)s
        AND m.staged_location IS NOT NULL),
 pointer AS (

@@ -58,7 +58,10 @@ class Heap:
             connection.execute(
                 "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
                 " lake_table, location, next_field_id, retention)"
-                " VALUES ('ev'::regclass::oid::bigint, 's', 'live', 0, 1, '[]', '{id,at}', 'ev', 'l', 9, '{}')"
+                " SELECT attrelid::bigint, 's', 'live', 0, 1,"
+                " jsonb_agg(jsonb_build_object('attnum', attnum, 'name', attname)), '{id,at}', 'ev', 'l', 9, '{}'"
+                " FROM pg_attribute WHERE attrelid = 'ev'::regclass AND attnum > 0 AND NOT attisdropped"
+                " GROUP BY attrelid"
             )
             for name, lo in (("ev0", 0), ("ev1", 100), ("ev2", 200)):
                 connection.execute(
@@ -275,6 +278,178 @@ def test_a_row_may_cross_t_in_both_directions(heap: Heap) -> None:
     heap.database.execute("UPDATE ev SET at = 30 WHERE id = 2")
     assert heap.delta()["2 30"][0] == 0
     assert heap.database.rows("SELECT id, at FROM ev ORDER BY id") == [(1, 250)]
+
+
+def test_a_correction_is_what_other_triggers_leave_of_a_row(heap: Heap) -> None:
+    heap.database.execute(
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v IS DISTINCT FROM 'touched' THEN"
+        " UPDATE ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
+        "CREATE TRIGGER touch AFTER INSERT OR UPDATE ON ev FOR EACH ROW EXECUTE FUNCTION touch()",
+    )
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (8, 80)")
+    assert heap.advance("ev0", 100) is None
+    heap.database.execute("UPDATE ev SET n = 8 WHERE id = 1")
+    assert {key: row[2]["v"] for key, row in heap.delta().items()} == {"1 50": "touched", "8 80": "touched"}
+    heap.database.execute(
+        "CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF TG_OP = 'DELETE' THEN INSERT INTO ev (id, at, v) VALUES (OLD.id, OLD.at, 'touched');"
+        " ELSE DELETE FROM ev WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
+        "CREATE TRIGGER undelete AFTER DELETE ON ev0 FOR EACH ROW EXECUTE FUNCTION undo()",
+        "DELETE FROM ev WHERE id = 1",
+        "DROP TRIGGER undelete ON ev0",
+        "CREATE TRIGGER unkeep AFTER UPDATE ON ev0 FOR EACH ROW WHEN (NEW.n = 9) EXECUTE FUNCTION undo()",
+        "UPDATE ev SET n = 9 WHERE id = 8",
+        "DROP TRIGGER unkeep ON ev0",
+    )
+    assert {key: row[0] for key, row in heap.delta().items()} == {"1 50": 0, "8 80": 1}
+    assert heap.drop("ev0") is None
+    # The DEFAULT partition lets go of the row as it is in the end.
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
+    assert heap.delta()["9 20"] == (0, 20, {"id": 9, "at": 20, "v": "touched", "n": 7})
+    assert heap.value("SELECT count(*) FROM evd") == 0
+
+
+def test_a_correction_is_what_cascades_leave_of_a_row(heap: Heap) -> None:
+    heap.database.execute(
+        "ALTER TABLE ev ADD COLUMN parent int",
+        "ALTER TABLE ev ADD FOREIGN KEY (parent, at) REFERENCES ev (id, at) ON UPDATE CASCADE",
+        "INSERT INTO ev (id, at, parent) VALUES (2, 50, 1)",
+    )
+    heap.pass_by("ev0", 100)
+    heap.database.execute("UPDATE ev SET id = id + 10 WHERE at = 50")
+    assert {key: (row[0], row[2].get("parent")) for key, row in heap.delta().items()} == {
+        "1 50": (1, None), "2 50": (1, None), "11 50": (0, None), "12 50": (0, 11),
+    }  # fmt: skip
+
+
+def test_keys_that_are_equal_and_printed_otherwise_are_two(heap: Heap) -> None:
+    """As in the lake: a numeric's scale is part of its text, and so of the key."""
+    heap.database.execute("ALTER TABLE ev ALTER id TYPE numeric")
+    heap.pass_by("ev0", 100)
+    heap.database.execute("UPDATE ev SET id = 1.0 WHERE id = 1")
+    assert {key: row[0] for key, row in heap.delta().items()} == {"1 50": 1, "1.0 50": 0}
+    against: LiteralString = "SELECT difference FROM modak.delta_against('ev'::regclass, 'ev0'::regclass, 0, 100)"
+    assert heap.database.rows(against) == [(None,), (None,)]
+
+
+def test_a_late_row_whose_key_a_trigger_changes_stays_nowhere(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    heap.database.execute(
+        "CREATE FUNCTION moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " UPDATE ev SET id = id + 1000 WHERE id = NEW.id AND at = NEW.at; RETURN NULL; END $$",
+        "CREATE TRIGGER moved AFTER INSERT ON ev FOR EACH ROW EXECUTE FUNCTION moved()",
+        "INSERT INTO ev (id, at) VALUES (9, 20)",
+    )
+    assert heap.delta().keys() == {"1009 20"}
+    assert heap.value("SELECT count(*) FROM evd") == 0
+
+
+def test_a_delete_trigger_that_keeps_late_rows_is_told_of_them(heap: Heap) -> None:
+    heap.database.execute(
+        "CREATE FUNCTION softly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " UPDATE public.ev SET v = 'deleted' WHERE id = OLD.id AND at = OLD.at; RETURN NULL; END $$",
+        "CREATE TRIGGER softly BEFORE DELETE ON ev FOR EACH ROW EXECUTE FUNCTION softly()",
+    )
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    with pytest.raises(psycopg.errors.TriggeredDataChangeViolation, match="a DELETE trigger keeps it"):
+        heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
+    heap.database.execute(
+        "DROP TRIGGER softly ON ev",
+        "CREATE TRIGGER softly BEFORE DELETE ON ev FOR EACH ROW WHEN (pg_trigger_depth() = 0)"
+        " EXECUTE FUNCTION softly()",
+        "INSERT INTO ev (id, at) VALUES (9, 20)",
+    )
+    assert heap.delta()["9 20"][2]["v"] == "none"
+    assert heap.value("SELECT count(*) FROM evd") == 0
+
+
+def test_a_renamed_key_is_the_key_before_the_mirror_has_followed(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    heap.database.execute("ALTER TABLE ev RENAME id TO ident")
+    assert heap.value("""SELECT modak.delete('ev', '{"ident": 1, "at": 50}')""") == "delta"
+    assert heap.delta() == {"1 50": (1, 50, {"ident": 1, "at": 50})}
+    heap.database.execute("ALTER TABLE ev RENAME at TO moment")
+    heap.pass_by("ev1", 200)
+    heap.database.execute("UPDATE ev SET v = 'changed' WHERE ident = 2")
+    assert heap.value("""SELECT modak.upsert('ev', '{"ident": 9, "moment": 20}')""") == "delta"
+    assert heap.delta().keys() == {"1 50", "2 150", "9 20"}
+    against: LiteralString = (
+        "SELECT key, difference FROM modak.delta_against('ev'::regclass, 'ev1'::regclass, 100, 200)"
+    )
+    assert heap.database.rows(against) == [(["2", "150"], None)]
+
+
+def test_another_key_waits_until_the_mirror_has_followed(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    heap.database.execute("ALTER TABLE ev DROP CONSTRAINT ev_pkey", "ALTER TABLE ev ADD PRIMARY KEY (n, at)")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not followed"):
+        heap.value("""SELECT modak.delete('ev', '{"n": 1, "at": 50}')""")
+    heap.database.execute("ALTER TABLE ev DROP COLUMN id")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not followed"):
+        heap.seal("ev1")
+    assert heap.delta() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "years"),
+    [
+        ("timestamptz", ("2026-01-01 00:00:00+00", "2027-01-01 00:00:00+00")),
+        ("date", ("2026-01-01", "2027-01-01")),
+    ],
+)
+def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
+    database: Database, kind: str, years: tuple[str, str]
+) -> None:
+    """Infinity is nothing the lake can hold, and before T has moved nothing is below it."""
+    first, second = years
+    with database.connect() as connection:
+        migrate(connection)
+        for statement in (
+            f"CREATE TABLE timed (at {kind} PRIMARY KEY) PARTITION BY RANGE (at)",
+            f"CREATE TABLE year PARTITION OF timed FOR VALUES FROM ('{first}') TO ('{second}')",
+            "CREATE TABLE other PARTITION OF timed DEFAULT",
+            "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
+            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, heap_retention_lag)"
+            " VALUES ('timed'::regclass::oid::bigint, 'public', 'timed', '{at}', 'at',"
+            f" '{kind}', '{{}}', 'iceberg', 'public.timed', 'mirrored', 0)",
+            "INSERT INTO modak.cutline VALUES ('timed'::regclass::oid::bigint,"
+            f" modak.tier_value({kind} '0001-01-01 00:00:00+00'), 5, 10, NULL, '{{}}')",
+            "INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)",
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
+            " lake_table, location, next_field_id, retention) VALUES ('timed'::regclass::oid::bigint, 's', 'live', 0, 1,"
+            """ '[{"attnum": 1, "name": "at"}]', '{at}', 'timed', 'l', 9, '{}')""",
+            "SELECT modak.retain_triggers('timed'::regclass, 'other'::regclass, 'other', 'default')",
+        ):
+            connection.execute(statement.encode())
+        connection.execute("SET TimeZone = 'UTC'")
+        found = []
+        for moved in (False, True):
+            for value in ("-infinity", "0044-03-15 BC", "2020-01-01"):
+                try:
+                    connection.execute("INSERT INTO timed VALUES (%s)", (value,))
+                    inserted = True
+                except psycopg.errors.CheckViolation:
+                    inserted = False
+                buried = connection.execute(
+                    "SELECT modak.delete('timed', jsonb_build_object('at', %s::text))", (value,)
+                ).fetchone()
+                assert buried is not None
+                assert buried[0] == ("delta" if inserted else "nothing")
+                found.append((moved, value, inserted))
+            connection.execute(f"UPDATE modak.cutline SET tier_key_hi = modak.tier_value({kind} '{first}')".encode())
+    assert [(moved, value) for moved, value, inserted in found if inserted] == [
+        (True, "0044-03-15 BC"),
+        (True, "2020-01-01"),
+    ]
+    with database.connect() as connection:
+        connection.execute(f"CREATE TABLE first PARTITION OF timed FOR VALUES FROM (MINVALUE) TO ('{first}')".encode())
+        connection.execute("SELECT modak.retain_triggers('timed'::regclass, 'first'::regclass, 'first', 'cold')")
+        with pytest.raises(psycopg.errors.CheckViolation, match="finite"):
+            connection.execute("INSERT INTO timed VALUES ('-infinity')")
 
 
 def test_an_insert_below_t_is_an_insert_like_any_other(heap: Heap) -> None:
