@@ -64,9 +64,13 @@ class BatchApplier:
     def _apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
-        failures = {failure.table.table_id: failure for failure in end.failures}
         # A table that was registered anew within the batch: what belongs to the former registration does not count.
         present = _present(end, tables)
+        failures = {
+            failure.table.table_id: failure
+            for failure in end.failures
+            if failure.table.start_lsn == present.get(failure.table.table_id, failure.table).start_lsn
+        }
         by_table: dict[TableId, dict[int, TableResult]] = {}
         for number, (segment, result) in enumerate(zip(tables, results, strict=True)):
             counted = {table.table_id for table in segment if table.start_lsn == present[table.table_id].start_lsn}
@@ -92,7 +96,7 @@ class BatchApplier:
             try:
                 delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
             except TableError as error:
-                failures[table_id] = Failure(present[table_id], f"{error} {error.remedy}".strip())
+                failures[table_id] = Failure.of(present[table_id], error)
             else:
                 deltas.append(delta)
         return AppliedBatch(tuple(deltas), tuple(_as_published(failure, changes) for failure in failures.values()))

@@ -203,11 +203,17 @@ class Assembler:
                 # Its columns may be further than what was published.
                 self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
 
-    def drop(self, table_id: TableId) -> None:
-        """Ignore the table's changes from here on, until a Relation message finds it registered again."""
-        if table_id in self._active:
+    def drop(self, table: MirroredTable) -> None:
+        """Ignore the table's changes from here on, until a Relation message finds it registered again. Not if that has
+        happened already: what failed is the former registration, whose files were in another place."""
+        active = self._active.get(table.table_id)
+        if active is not None and active.location == table.location:
+            self._ignore(table.table_id)
+
+    def _ignore(self, relation_id: int) -> None:
+        if relation_id in self._active:
             self._cut()
-            self._set_active({known: table for known, table in self._active.items() if known != table_id})
+            self._set_active({known: table for known, table in self._active.items() if known != relation_id})
 
     def close(self) -> BatchEnd:
         """End the batch; must not be called inside a transaction."""
@@ -373,10 +379,10 @@ class Assembler:
 
     def _stall(self, table: MirroredTable, reason: str) -> None:
         self._change(replace(self._copied_again(table), stalled=True), table, reason)
-        self.drop(table.table_id)
+        self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str) -> None:
-        self.drop(table.table_id)
+        self._ignore(table.table_id)
         self._set_aside[table.table_id] = table.start_lsn
         self._batch.failures.append(Failure(table, f"{table.name}: {reason}"))
 
@@ -414,7 +420,7 @@ class Assembler:
         table = self._present(relation.relation_id)
         known = self._active.get(relation.relation_id)
         if table is None or table.stalled:
-            self.drop(TableId(relation.relation_id))
+            self._ignore(relation.relation_id)
             return
         difference = difference_from(table, relation)
         if difference:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from mirror_pump.errors import TableError
 from mirror_pump.model import Lsn, MirroredTable, TableId
 
 
@@ -56,6 +58,11 @@ class Failure:
 
     table: MirroredTable
     error: str
+
+    @classmethod
+    def of(cls, table: MirroredTable, error: TableError) -> Self:
+        """What happened, and what to do about it."""
+        return cls(table, ". ".join(part.rstrip(".") for part in (str(error), error.remedy) if part))
 
 
 @dataclass(frozen=True)

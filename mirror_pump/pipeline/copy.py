@@ -24,7 +24,7 @@ from mirror_pump.engine.copying import ChunkResult, ChunkTask, copy_chunk
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import MirroredTable, TableId, TableState
 from mirror_pump.pipeline.requests import CopiedChunk
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import reporting
@@ -175,7 +175,8 @@ class Copier:
                 self._inbox.put(CopyInvalid(table))
                 return
             self._slots.acquire()
-            if self._stopping.is_set():
+            if self._stopping.is_set() or not _same_copy(table, load_table(connection, table.table_id)):
+                self._slots.release()
                 return
             self._reported.add(identity)
             chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
@@ -207,3 +208,12 @@ class Copier:
             self._observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
             self._inbox.put(ChunkCopied(table, copied))
+
+
+def _same_copy(table: MirroredTable, present: MirroredTable | None) -> bool:
+    """Whether this copy of the table is still wanted: it was not set aside, registered anew, or begun once more."""
+    return (
+        present is not None
+        and present.state is TableState.COPYING
+        and (present.start_lsn, present.generation) == (table.start_lsn, table.generation)
+    )

@@ -40,7 +40,7 @@ from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.changing import rename, store_change
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.requests import PublishRequest, TierAdvance
-from mirror_pump.pipeline.staging import AdvanceRefused, StagedDelta, Stager
+from mirror_pump.pipeline.staging import AdvanceRefused, StagedDelta, Stager, lake_table_gone
 from mirror_pump.pipeline.standing import Standing, standing_of
 from mirror_pump.source.connect import PgConnection
 from sql import queries
@@ -67,7 +67,8 @@ class LandedPublish:
     refused: tuple[TableId, ...] = ()
     """Tables whose resolution was left out: it does not fit their present state."""
     failures: tuple[Failure, ...] = ()
-    """Tables that it set aside: those that it was asked to, and those whose lake table cannot take their columns."""
+    """Tables that it set aside: those that it was asked to, and those whose lake table cannot take their columns. Not
+    those that are not registered any more, or anew."""
     tables: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
     """The tables that it committed to, as they are now."""
     snapshots: int = 0
@@ -86,6 +87,14 @@ class RetryPolicy:
     attempts: int = 16
     longest_pause: float = 10.0
     """Seconds; pauses grow exponentially from 50 ms, with jitter."""
+
+
+@dataclass(frozen=True)
+class _Landed:
+    """What became of tables in a publish that landed."""
+
+    live: tuple[TableId, ...]
+    failures: tuple[Failure, ...]
 
 
 class Publisher:
@@ -121,10 +130,12 @@ class Publisher:
         self._connection.close()
 
     def load(self, table: MirroredTable) -> LakeTable:
-        """The table's present state in the lake. TableError when it is not registered (any more)."""
+        """The table's present state in the lake. TableError when this registration is no more, or its lake table."""
         row = self._read_registrations([table.table_id]).get(table.table_id)
-        if row is None:
+        if row is None or row.start_lsn != table.start_lsn:
             raise TableError(f"{table.name} is not registered any more")
+        if row.lost:
+            raise lake_table_gone(table)
         return self._stager.known(table.table_id, row)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
@@ -150,24 +161,24 @@ class Publisher:
         try:
             self._staged(request)
             request = replace(request, failures=(*request.failures, *staged.failures))
-            live = self._transaction(request, staged.accepted, registered)
+            landed = self._transaction(request, staged.accepted, registered)
         except (LakeError, NotLeader, AdvanceRefused):
             # None of these comes after COMMIT was sent.
             self._stager.discard(staged.accepted)
             raise
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
-                live = self._resolve(error)
+                landed = self._resolve(error, request)
             except ConnectionLost:
                 self._stager.discard(staged.accepted)
                 raise
         committed = self._stager.landed(staged.accepted)
         return LandedPublish(
             frontier=self._applied,
-            live=live,
+            live=landed.live,
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
-            failures=request.failures,
+            failures=landed.failures,
             tables=committed,
             snapshots=len(committed),
             seal=_MADE_HERE,
@@ -189,8 +200,8 @@ class Publisher:
         request: PublishRequest,
         accepted: Sequence[StagedDelta],
         registered: dict[TableId, Standing],
-    ) -> tuple[TableId, ...]:
-        """All of it in one transaction; returns the tables that went live. CommitConflict: nothing was done."""
+    ) -> _Landed:
+        """All of it in one transaction. CommitConflict: nothing was done."""
         self._in_commit = False
         self._publish_id = random.getrandbits(63)
         connection = self._open()
@@ -206,15 +217,7 @@ class Publisher:
             self._applied = Lsn(max(applied, request.frontier or 0))
             for one in accepted:
                 self._apply(cursor, one, registered[one.delta.table.table_id], request.written_since)
-            for failure in request.failures:
-                cursor.execute(
-                    _SQL["fail"],
-                    {
-                        "table_id": failure.table.table_id,
-                        "start_lsn": failure.table.start_lsn,
-                        "error": failure.error,
-                    },
-                )
+            failures = tuple(failure for failure in request.failures if _set_aside(cursor, failure))
             cursor.execute(
                 _SQL["advance"],
                 {
@@ -231,7 +234,7 @@ class Publisher:
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             self._in_commit = True
         self._in_commit = False
-        return live
+        return _Landed(live, failures)
 
     def _apply(
         self,
@@ -353,11 +356,11 @@ class Publisher:
         if row is None or row[0] is not None:
             raise AdvanceRefused(str(row[0] if row else "the table is not registered any more"))
 
-    def _resolve(self, error: psycopg.Error) -> tuple[TableId, ...]:
+    def _resolve(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
         """The connection broke. Before COMMIT was sent, the publish failed; after that, ask the database.
 
-        Every publish leaves a random number in the slot's row, and nobody but the leader writes that row: it holds
-        our number if and only if our COMMIT happened.
+        Every publish leaves a random number in the slot's row, and nobody but the leader writes that row: while we
+        lead, it holds our number if and only if our COMMIT happened. Another pump may have replaced it since.
         """
         if not self._in_commit:
             raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
@@ -366,16 +369,21 @@ class Publisher:
             with connection.transaction(), connection.cursor() as cursor:
                 cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
                 slot = cursor.fetchone()
-                landed = slot is not None and slot[2] == self._publish_id
         except (psycopg.OperationalError, psycopg.InterfaceError, ConnectionLost) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",
                 "The pump reads it back when it reconnects; no file of this publish was deleted.",
             ) from again
+        landed = slot is not None and slot[2] == self._publish_id
+        if not landed and (slot is None or slot[0] != self._epoch):
+            raise OutcomeUnknown(
+                "the connection was lost during COMMIT, and another pump took over before its outcome was read",
+                "No file of this publish was deleted; what the other pump publishes is right either way.",
+            ) from error
         if not landed:
             raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
         # Which tables went live is read from the catalog when the pump starts over; here it is only an optimisation.
-        return ()
+        return _Landed((), request.failures)
 
     def _open(self) -> PgConnection:
         if self._connection.closed or self._connection.broken:
@@ -388,6 +396,13 @@ class Publisher:
                 return list(cursor.execute(query, parameters))
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
+
+
+def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> bool:
+    """False if the registration that failed is no more."""
+    table = failure.table
+    where = {"table_id": table.table_id, "start_lsn": table.start_lsn, "error": failure.error}
+    return cursor.execute(_SQL["fail"], where).rowcount == 1
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:

@@ -134,9 +134,9 @@ class Receiver:
         """Use these descriptions from the next segment on."""
         self._commands.append(lambda: self._assembler.refresh(tables))
 
-    def drop(self, table_id: TableId) -> None:
-        """Ignore the table's changes from the next segment on."""
-        self._commands.append(lambda: self._assembler.drop(table_id))
+    def drop(self, table: MirroredTable) -> None:
+        """Ignore the changes of this registration from the next segment on."""
+        self._commands.append(lambda: self._assembler.drop(table))
 
     def want_position(self) -> None:
         """Ask the server how far it has sent; the answer comes as CaughtUp, after everything before it."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import MirrorPumpError, NotLeader, SourceError, TableError, UsageError
+from mirror_pump.errors import ConnectionLost, MirrorPumpError, NotLeader, SourceError, TableError, UsageError
 from mirror_pump.lake.catalog import ENGINE_PROPERTIES, delete_pointer, ensure_namespace, insert_pointer, load_pointer
 from mirror_pump.lake.commit import LakeTable, StagedCommit
 from mirror_pump.lake.cutline import CutLine
@@ -166,7 +166,10 @@ def _register_one(
         with_lock_retries(
             settings, table_name, lambda: _enter(connection, settings, description, table, staged, choices, plan)
         )
-    except BaseException:
+    except ConnectionLost:
+        # The COMMIT may have happened: then the table is registered, and these are its files.
+        raise
+    except MirrorPumpError:
         for path in staged.files:
             delete(path, storage)
         raise

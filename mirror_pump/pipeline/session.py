@@ -14,6 +14,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
+import psycopg
+
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
@@ -331,7 +333,9 @@ class PumpSession:
                 self._caught_up = max(self._caught_up, lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
-                self._want(lsn)
+                # Anybody may ask for anything: a position that WAL has not reached is nothing that others should have
+                # to wait behind. Whoever means it asks again.
+                self._want(min(lsn, self._wal_end()))
                 self._publish_idle()
                 if self._wanted > self._frontier:
                     self._receiver.want_position()
@@ -399,11 +403,14 @@ class PumpSession:
         """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
         their being published what makes it refuse their updates."""
         rows = self._connection.execute(_SQL["failed"], {"slot": self._settings.slot}).fetchall()
-        for publication, schema, name in rows:
+        for table_id, publication, schema, name in rows:
             # One that somebody holds a lock on stays until there is time; of a lost connection the loop hears soon.
-            with suppress(SourceError), self._connection.transaction():
+            with suppress(SourceError), self._connection.transaction() as transaction:
                 self._connection.execute("SELECT set_config('lock_timeout', '1s', true)")
                 remove_from_publication(self._connection, publication, TableName(schema, name))
+                # It holds a lock now that registering needs: what is registered anew by now has to stay.
+                if self._connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
+                    raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
@@ -488,7 +495,7 @@ class PumpSession:
         self._receiver.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)
         for failure in landed.failures:
-            self._receiver.drop(failure.table.table_id)
+            self._receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
             self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
         if landed.failures:
@@ -534,6 +541,11 @@ class PumpSession:
         self._want(Lsn(row[0]))
         self._receiver.want_position()
         return False
+
+    def _wal_end(self) -> Lsn:
+        row = self._connection.execute(_SQL["wal_end"]).fetchone()
+        assert row is not None
+        return Lsn(row[0])
 
     def _want(self, lsn: Lsn) -> None:
         if lsn > self._wanted:

@@ -19,7 +19,7 @@ from mirror_pump.lake.resolution import Superseded
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import sidecars, with_sidecars, without_sidecars
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, SequenceNumber, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
 from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
@@ -73,6 +73,14 @@ class Staged:
     """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
 
 
+def lake_table_gone(table: MirroredTable) -> TableError:
+    """Its changes have nowhere to go; were they left out, they would be missing once it is back."""
+    return TableError(
+        f"{table.name}: its lake table is not in the Iceberg catalog any more: another engine dropped or renamed it",
+        "Unregister the table and register it: it is copied again.",
+    )
+
+
 class Stager:
     """Stages commits. One thread at a time; keeps the tables' metadata in memory."""
 
@@ -97,14 +105,17 @@ class Stager:
         """Writes what the request asks for. Raises LakeError, AdvanceRefused and ConnectionLost: then nothing of it is
         left."""
         staged = Staged()
-        failing = {failure.table.table_id for failure in request.failures}
+        failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         try:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
                 known_as = delta.table.start_lsn if delta.change is None else delta.change.former_lsn
                 if row is None or row.start_lsn != known_as or row.state is TableState.FAILED:
                     staged.dropped.append(delta.table.table_id)
-                elif delta.table.table_id not in failing:
+                elif row.lost:
+                    known = replace(delta.table, start_lsn=row.start_lsn)
+                    staged.failures.append(Failure.of(known, lake_table_gone(known)))
+                elif (delta.table.table_id, known_as) not in failing:
                     _refuse_swept(delta, row, request)
                     self._stage_or_fail(delta, row, request.frontier, staged)
         except (LakeError, AdvanceRefused, ConnectionLost):

@@ -32,6 +32,8 @@ class Standing:
     """What the next commit builds on: the staged one while the table is copied again."""
     staged: bool
     """The table is being copied again: commits go to metadata that nobody sees before the copy is complete."""
+    lost: bool
+    """The catalog does not name the lake table any more: another engine dropped or renamed it."""
     pinned: frozenset[int]
     rewrite_since: int | None
     """Where a rewrite of its files began that is under way (mirror_pump.source.maintenance)."""
@@ -72,7 +74,7 @@ class Standing:
 
 def standing_of(row: tuple[Any, ...]) -> Standing:
     """From a row of the query `registrations`, without the table_id."""
-    state, start, generation, namespace, name, location, staged, pins, *others = row[:-_TIER]
+    state, start, generation, namespace, name, location, staged, lost, pins, *others = row[:-_TIER]
     rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id = others
     return Standing(
         state=TableState(state),
@@ -82,6 +84,7 @@ def standing_of(row: tuple[Any, ...]) -> Standing:
         lake_table=name,
         metadata_location=location,
         staged=staged,
+        lost=lost,
         pinned=frozenset(pins),
         rewrite_since=rewrite_since,
         swept_before=swept_before,

@@ -39,17 +39,21 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
             with source_errors(f"unregistering {table.name}"), connection.transaction():
                 limit_lock(connection, settings)
                 # By its present name: it may have been renamed since, and its former name be another table's.
-                present = published_tables(connection, settings.publication).get(table.table_id)
-                if present is not None:
-                    remove_from_publication(connection, settings.publication, present)
+                published = published_tables(connection, settings.publication).get(table.table_id)
+                if published is not None:
+                    remove_from_publication(connection, settings.publication, published)
                 # Whether it is published or not: a trigger that is left would fail for want of the table's row.
                 leave_partitions(connection, table)
                 connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})
                 # Publishes and plans of copies hold this row too, so that none of them loses the table halfway.
                 connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+                present = load_table(connection, table.table_id)
+                if present is None or present.location != table.location:
+                    raise TableError(f"{table.name} was unregistered by somebody else meanwhile")
                 delete_table(connection, table.table_id)
                 if drop_lake:
-                    delete_pointer(connection, table.name.schema, table.lake_table)
+                    # As the catalog names it now: a publish before us may have renamed it.
+                    delete_pointer(connection, present.name.schema, present.lake_table)
 
         with_lock_retries(settings, table.name, take_out)
     if not drop_lake:

@@ -1,11 +1,11 @@
 -- The statements of the publish transaction (mirror_pump/pipeline/publish.py), in the order in which they run.
 
 -- name: registrations
--- Where each table stands, its Iceberg pointer, the snapshots that readers have pinned, the sequence number from which
+-- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have pinned, the sequence number from which
 -- on a rewrite under way needs the history, before when unreferenced files may have been removed, the time, the policy; then
 -- where copied files are born, S, and what tells T.
-SELECT m.table_id, m.state, m.start_lsn, m.generation, i.table_namespace, i.table_name,
-       coalesce(m.staged_location, i.metadata_location), m.staged_location IS NOT NULL,
+SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_table,
+       coalesce(m.staged_location, i.metadata_location, ''), m.staged_location IS NOT NULL, i.metadata_location IS NULL,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
                   WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}'),
@@ -17,7 +17,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, i.table_namespace, i.tabl
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
-  JOIN modak.iceberg_tables i
+  LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
 

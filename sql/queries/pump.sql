@@ -27,9 +27,12 @@ SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s A
 -- name: not_failed
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'failed' ORDER BY table_id;
 
+-- name: set_aside
+SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s AND state = 'failed';
+
 -- name: failed
 -- Tables that were set aside and are published still, with their publication and present names.
-SELECT p.pubname, n.nspname, c.relname
+SELECT m.table_id, p.pubname, n.nspname, c.relname
   FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
   JOIN pg_publication p ON p.pubname = s.publication_name
   JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = m.table_id::oid
