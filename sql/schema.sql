@@ -85,6 +85,7 @@ CREATE TABLE modak.partitions (
     truncated       boolean     NOT NULL DEFAULT false,
     proven_at       timestamptz,
     proven_as       text,
+    disproved_at    timestamptz,
     reason          text,
     attempts        int         NOT NULL DEFAULT 0,
     PRIMARY KEY (table_id, partition_id)

@@ -191,6 +191,9 @@ class Retention:
         if one.name is None:
             return ""
         if one.state == TIERING:
+            if one.attached_late and one.disproved:
+                # Comparing reads all of it, and it is not likely to be another one soon.
+                return ""
             return self._prove(connection, table, one)
         if one.state == TIERED:
             refused = source.attempt(connection, "drop", where)
@@ -240,14 +243,12 @@ class Retention:
     def _disproved(self, connection: PgConnection, table: MirroredTable, one: Partition, proof: Proof) -> None:
         """Nothing is dropped, and somebody has to look."""
         reason = "heap and lake differ: " + "; ".join(proof.differing)
-        state = {"table_id": table.table_id, "partition_id": one.partition_id, "state": one.state}
-        source.run(connection, "reason", {**state, "reason": reason})
+        where = {"table_id": table.table_id, "partition_id": one.partition_id, "reason": reason}
+        source.run(connection, "disproved", where)
         details = {"kind": "prove", "partition": one.partition_id, "rows": proof.rows, "differing": [*proof.differing]}
         source.journal(connection, table.table_id, "failed", details, proof.snapshot_id)
-        if one.attached_late:
-            # Its rows were never ours; the others are none the worse for it.
-            self._put_off(table.table_id, one.partition_id)
-        else:
+        if not one.attached_late:
+            # Rows of one that was attached late were never ours; the others are none the worse for it.
             self._stop_table(connection, table, f"partition {one.partition_id}: {reason}")
 
     def _stop_table(self, connection: PgConnection, table: MirroredTable, reason: str) -> None:

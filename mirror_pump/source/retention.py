@@ -60,6 +60,8 @@ class Partition:
     """Its changes are being captured."""
     corrected: bool
     """Its changes become corrections."""
+    disproved: bool
+    """It was found to differ from the lake, less than a day ago."""
 
     @property
     def attached_late(self) -> bool:
@@ -142,6 +144,7 @@ def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partit
             bounds=None if row[11] is None else (row[11], row[12]),
             captured=bool(row[13]),
             corrected=bool(row[14]),
+            disproved=row[15],
         )
         for row in rows
     )

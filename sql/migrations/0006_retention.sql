@@ -10,6 +10,7 @@ ALTER TABLE modak.partitions
     ADD COLUMN truncated boolean NOT NULL DEFAULT false,
     ADD COLUMN proven_at timestamptz,
     ADD COLUMN proven_as text,
+    ADD COLUMN disproved_at timestamptz,
     ADD COLUMN reason text,
     ADD COLUMN attempts int NOT NULL DEFAULT 0;
 

@@ -18,7 +18,8 @@ SELECT m.retention, m.state = 'live' AND NOT m.stalled, t.heap_retention_lag, c.
 
 -- name: partitions
 SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.sealed_lsn, p.truncated, p.reason, p.attempts,
-       n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture_row'), modak.retained_by(c.oid, 'cold_row')
+       n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture_row'), modak.retained_by(c.oid, 'cold_row'),
+       coalesce(p.disproved_at > now() - interval '1 day', false)
   FROM modak.partitions p
   LEFT JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid AND NOT a.is_default
   LEFT JOIN pg_class c ON c.oid = a.relation
@@ -53,7 +54,8 @@ SELECT %(table_id)s,
        CASE WHEN %(state)s = 'tiering' THEN pg_current_xact_id()::text::bigint END
 ON CONFLICT (table_id, partition_id) DO UPDATE
    SET tier_key_lo = excluded.tier_key_lo, tier_key_hi = excluded.tier_key_hi, state = excluded.state,
-       relation_id = excluded.relation_id, reason = excluded.reason, sealed_lsn = NULL, updated_at = now()
+       relation_id = excluded.relation_id, reason = excluded.reason, sealed_lsn = NULL, disproved_at = NULL,
+       updated_at = now()
 RETURNING partition_id;
 
 -- name: gone
@@ -102,11 +104,17 @@ SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text);
 UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = %(state)s;
 
+-- name: disproved
+UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1, disproved_at = now()
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering';
+
 -- name: stop
 UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stopped', %(reason)s::text)
  WHERE table_id = %(table_id)s;
 
 -- name: resume
+WITH again AS (
+    UPDATE modak.partitions SET disproved_at = NULL WHERE table_id = ANY (%(table_ids)s) AND disproved_at IS NOT NULL)
 UPDATE modak.mirror_tables SET retention = retention - 'stopped' WHERE table_id = ANY (%(table_ids)s) AND retention IS NOT NULL;
 
 -- name: seam

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.retaining import change_retention, look, resume, show_retention
+from mirror_pump.pipeline import backoff
+from mirror_pump.pipeline.proving import Proof, Prover
+from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source import retention as source
+from mirror_pump.source.connect import connect
 from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.source.tables import load_table
 from mirror_pump.testing.database import Database
@@ -23,6 +30,7 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.pipeline_support import writing
 from tests.integration.retention_support import WIDTH, Shedding
+from tests.integration.test_retention_sql import Heap
 
 
 @pytest.fixture
@@ -307,6 +315,76 @@ def test_what_owners_do_with_partitions(mirror: Mirror) -> None:
         shedding.await_state(p6="hot")
         assert mirror.database.rows("SELECT retention_stopped FROM modak.status") == [(None,)]
     assert steps.count(Step.TABLE_FAILED) == 0
+
+
+def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once a minute, nor by every session: that reads all of it, and its part of the lake."""
+    looks, proofs = 0, 0
+    tables = source.retained_tables
+
+    def looking(*arguments: Any) -> tuple[TableId, ...]:
+        nonlocal looks
+        looks += 1
+        return tables(*arguments)
+
+    def proving(*_: Any) -> Proof:
+        nonlocal proofs
+        proofs += 1
+        return Proof(1, 5, "as it was", ("1, 50: not in the lake",))
+
+    def wait_for_looks() -> None:
+        wanted = looks + 3
+        await_true(lambda: looks >= wanted, 20, "it looks again")
+
+    def later(interval: str) -> None:
+        heap.database.rows(
+            "UPDATE modak.partitions SET disproved_at = disproved_at - %s::interval RETURNING 1", (interval,)
+        )
+
+    @contextmanager
+    def session() -> Iterator[Retention]:
+        connecting = partial(connect, database.dsn, autocommit=True)
+        tasks, inbox = ThreadTaskRunner(1), SimpleQueue[Any]()
+        retention = Retention(connecting, tasks, StorageOptions(), inbox, "s", database.dsn, Steps(), 0.01)
+        retention.start()
+        try:
+            yield retention
+        finally:
+            retention.stop()
+        assert inbox.empty(), "it failed"
+
+    monkeypatch.setattr(source, "retained_tables", looking)
+    monkeypatch.setattr(Prover, "prove", proving)
+    monkeypatch.setattr(backoff, "LONGEST_PAUSE", 0.0)
+    heap = Heap(database)
+    heap.pass_by("ev0", 100)
+    assert heap.drop("ev0") is None
+    heap.database.execute(
+        "UPDATE modak.tables SET heap_retention_lag = 1000000",
+        "CREATE TABLE late (LIKE ev INCLUDING ALL)",
+        "INSERT INTO late (id, at) VALUES (1, 50)",
+        "ALTER TABLE ev ATTACH PARTITION late FOR VALUES FROM (0) TO (100)",
+    )
+    with session():
+        await_true(lambda: proofs, 20, "it is compared")
+        for _ in range(3):
+            wait_for_looks()
+            later("10 minutes")
+    assert proofs == 1
+    with session() as retention:
+        wait_for_looks()
+        assert proofs == 1
+        later("1 day")
+        await_true(lambda: proofs == 2, 20, "a day later")
+        wait_for_looks()
+        assert proofs == 2
+        with heap.database.connect() as connection:
+            source.run(connection, "resume", {"table_ids": [heap.value("SELECT 'ev'::regclass::oid::bigint")]})
+        retention.wake()
+        await_true(lambda: proofs == 3, 20, "somebody asks")
+    assert "1, 50: not in the lake" in heap.value("SELECT reason FROM modak.partitions WHERE state = 'tiering'")
 
 
 def test_partitions_are_made_ahead(mirror: Mirror) -> None:
