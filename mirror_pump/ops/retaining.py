@@ -60,6 +60,8 @@ class TableOutlook:
     newest: str | None
     """The high-water mark: the newest key, of times no later than the present."""
     stopped: str | None
+    not_made: str | None
+    """Why a partition could not be made ahead."""
     partitions: tuple[PartitionOutlook, ...]
 
     @property
@@ -75,6 +77,7 @@ class TableOutlook:
             "heap_retention": self.lag,
             "newest": self.newest,
             "stopped": self.stopped,
+            "not_made": self.not_made,
             "partitions": [one.to_json() for one in self.partitions],
         }
 
@@ -174,6 +177,7 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
         lag="everything" if choices.lag == NEVER else span_text(tier.kind, choices.lag),
         newest=None if newest is None else shown(tier.kind, newest),
         stopped=choices.stopped,
+        not_made=choices.not_made,
         partitions=tuple(
             PartitionOutlook(
                 one.partition_id,

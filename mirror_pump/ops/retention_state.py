@@ -13,7 +13,8 @@ from mirror_pump.source.tier_keys import NEVER, shown, span_text
 _STATES = """
 SELECT s.table_id, t.tier_key_type, s.cutline_t, s.heap_retention_lag, s.retention_line,
        coalesce(s.partition_states, '{}'),
-       s.retention_stopped, s.delta_backlog, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8,
+       s.retention_stopped, m.retention ->> 'not_made',
+       s.delta_backlog, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8,
        s.read_pins - s.expired_pins, s.expired_pins, extract(epoch FROM now() - s.oldest_pin)::float8
   FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %s AND (m.retention IS NOT NULL OR s.read_pins > 0)
@@ -32,6 +33,8 @@ class RetentionState:
     partitions: Mapping[str, int]
     """How many are in each state."""
     stopped: str | None
+    not_made: str | None
+    """Why a partition could not be made ahead."""
     delta_rows: int
     delta_unfolded: int
     delta_age: float | None
@@ -48,6 +51,7 @@ class RetentionState:
             "retention_line": self.retention_line,
             "partitions": dict(self.partitions),
             "stopped": self.stopped,
+            "not_made": self.not_made,
             "delta_rows": self.delta_rows,
             "delta_unfolded": self.delta_unfolded,
             "delta_age": self.delta_age,

@@ -42,13 +42,6 @@ def reconcile(connection: PgConnection, table: MirroredTable, choices: Choices, 
             return True
         for partition in known.values():
             moved |= _known(connection, table, partition)
-        newest = None
-        if choices.premake and table.tier.kind == "bigint":
-            newest = source.newest_key(connection, table.tier, attached)
-        for lo, hi in source.wanted_partitions(table.tier, newest, attached, choices):
-            if source.make_partition(connection, table.name, table.tier.kind, lo, hi) is not None:
-                break
-            moved = True
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         # Sessions that use the table now: the next look is soon.
         return moved

@@ -26,6 +26,8 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import Tasks, outcome
+from mirror_pump.pipeline.newest_keys import NewestKeys
+from mirror_pump.pipeline.premaking import Premaker
 from mirror_pump.pipeline.proving import Proof, Prover
 from mirror_pump.pipeline.reconciling import reconcile
 from mirror_pump.pipeline.requests import TierAdvance
@@ -39,8 +41,6 @@ from mirror_pump.source.tables import load_table
 
 _SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps of expired pins and of what the journal says of long ago."""
-_FIRST_PAUSE = 0.5
-"""Seconds before a refused step is tried again."""
 
 
 class Retention:
@@ -69,6 +69,8 @@ class Retention:
         self._prover = Prover(connect, Tasks(runner, self._stopping.is_set), storage, dsn)
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
         """By table and partition."""
+        self._newest = NewestKeys()
+        self._premaker = Premaker(self._newest, observer)
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
 
     def start(self) -> None:
@@ -88,6 +90,8 @@ class Retention:
     def wake(self) -> None:
         """Somebody asks for another try of everything that was put off."""
         self._pauses.clear()
+        self._premaker.forget_pauses()
+        self._newest.forget()
         self._changed.set()
 
     def _run(self) -> None:
@@ -130,6 +134,7 @@ class Retention:
                 moved = reconcile(
                     connection, table, choices, lambda reason: self._stop_table(connection, table, reason)
                 )
+                moved |= self._premaker.make(connection, table, choices)
                 # Whatever reconcile() found may have stopped it.
                 choices = source.read_choices(connection, table_id)
                 if choices is None or choices.stopped is not None:
@@ -146,14 +151,19 @@ class Retention:
 
     def _steps(self, connection: PgConnection, table: MirroredTable, choices: Choices) -> bool:
         """One step for each partition that can take one, the oldest first."""
-        assert table.tier is not None
+        tier = table.tier
+        assert tier is not None
+
+        def newest() -> int | None:
+            return self._newest.of(connection, table.table_id, tier, source.read_attached(connection, table.table_id))
+
         moved, first, all_due = False, True, True
         for one in source.read_partitions(connection, table.table_id):
             if self._stopping.is_set():
                 raise Stopped
             waits = one.state in (HOT, SEALING)
             if waits and one.name is not None:
-                all_due = all_due and source.is_due(connection, table.name, table.tier, one.hi, choices.lag)
+                all_due = all_due and source.is_due(tier, one.hi, choices.lag, newest)
                 if not all_due:
                     first = False
                     continue
@@ -277,4 +287,4 @@ class Retention:
         return former is None or former.due
 
     def _put_off(self, table_id: TableId, partition_id: str) -> None:
-        self._pauses.setdefault((table_id, partition_id), Backoff(_FIRST_PAUSE)).put_off()
+        self._pauses.setdefault((table_id, partition_id), Backoff(source.FIRST_PAUSE)).put_off()

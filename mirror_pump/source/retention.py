@@ -6,7 +6,7 @@ with a time limit: sessions of others queue behind a waiting request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,8 @@ command must never be the victim of a deadlock with us."""
 DROP_TIMEOUT = "1s"
 """How long the statement that drops a partition may take. It locks everybody out, and with a foreign key to the table
 Postgres meanwhile looks through the table that refers."""
+FIRST_PAUSE = 0.5
+"""Seconds before a refused step is tried again."""
 
 HOT, SEALING, TIERING, TIERED, DROPPED = "hot", "sealing", "tiering", "tiered", "dropped"
 """modak.partitions.state."""
@@ -93,6 +95,8 @@ class Choices:
     """Of each, in tier values."""
     stopped: str | None
     """Why retention does not go on by itself."""
+    not_made: str | None
+    """Why a partition could not be made ahead."""
     live: bool
     lag: int
     cut: int
@@ -111,6 +115,7 @@ def read_choices(connection: PgConnection, table_id: TableId) -> Choices | None:
         int(stored.get("premake", 0)),
         stored.get("width"),
         stored.get("stopped"),
+        stored.get("not_made"),
         bool(live),
         NEVER if lag is None else lag,
         cut,
@@ -239,23 +244,24 @@ def journal(
     )
 
 
-def is_due(connection: PgConnection, table: TableName, tier: Tier, hi: int, lag: int) -> bool:
+def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> bool:
     """Whether the newest key is `lag` or more above `hi`; of times, the present too: rows dated in the future do not
-    push others out. Looks at partitions above that point only."""
+    push others out. `newest` is asked only if it matters."""
     if lag == NEVER or hi + lag >= END:
         return False
     if tier.kind is not TierKind.BIGINT:
         present = now_value(tier.kind, datetime.now(UTC))
         if present is not None and hi + lag > present:
             return False
-    bound = literal(tier.kind, hi + lag)
-    if bound is None:
-        return hi + lag < 0
-    column = identifier(tier.column)
-    row = connection.execute(
-        f"SELECT EXISTS (SELECT FROM {table.quoted} WHERE {column} >= {bound})".encode()
-    ).fetchone()
-    return row is not None and bool(row[0])
+    key = newest()
+    return key is not None and key >= hi + lag
+
+
+def written(connection: PgConnection, attached: Sequence[Attached]) -> tuple[tuple[int, int], ...]:
+    """The partitions' OIDs and how many rows the server has counted as inserted there or updated, which it does within
+    seconds. Where they are equal to those of another time nothing was written in between."""
+    rows = connection.execute(_SQL["written"], {"relation_ids": [one.relation_id for one in attached]}).fetchall()
+    return tuple((row[0], row[1]) for row in rows)
 
 
 def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
@@ -306,20 +312,26 @@ def wanted_partitions(
     return bounds
 
 
-def make_partition(connection: PgConnection, table: TableName, kind: TierKind, lo: int, hi: int) -> str | None:
-    """CREATE TABLE ... PARTITION OF; why not, or None."""
+def premade_name(table: TableName, kind: TierKind, lo: int) -> TableName:
+    """What a partition is called that is made ahead."""
     token = "_p" + name_token(kind, lo)
     stem = table.name.encode()[: _NAME_BYTES - len(token)].decode(errors="ignore")
-    name = TableName(table.schema, stem + token)
+    return TableName(table.schema, stem + token)
+
+
+def make_partition(
+    connection: PgConnection, table: TableName, name: TableName, kind: TierKind, lo: int, hi: int
+) -> str | None:
+    """CREATE TABLE ... PARTITION OF; why not, or None."""
     low, high = literal(kind, lo), literal(kind, hi)
     if low is None or high is None:
-        return f"no partition can be named for {lo}"
+        return f"its bounds {lo} and {hi} lie outside of the years 1 to 9999"
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
         with limited(connection):
             connection.execute(statement.encode())
     except psycopg.Error as error:
-        return f"partition {name} was not made: {refusal(error)}"
+        return refusal(error)
     return None
 
 

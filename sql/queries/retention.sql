@@ -112,6 +112,17 @@ UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1, dispro
 UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stopped', %(reason)s::text)
  WHERE table_id = %(table_id)s;
 
+-- name: not_made
+-- Why a partition could not be made ahead; NULL: all are there.
+UPDATE modak.mirror_tables
+   SET retention = retention - 'not_made' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
+                                                  ELSE jsonb_build_object('not_made', %(reason)s::text) END
+ WHERE table_id = %(table_id)s AND retention ->> 'not_made' IS DISTINCT FROM %(reason)s;
+
+-- name: written
+SELECT relation_id, coalesce(pg_stat_get_tuples_inserted(relation_id::oid) + pg_stat_get_tuples_updated(relation_id::oid), 0)
+  FROM unnest(%(relation_ids)s::bigint[]) AS r(relation_id) ORDER BY relation_id;
+
 -- name: resume
 WITH again AS (
     UPDATE modak.partitions SET disproved_at = NULL WHERE table_id = ANY (%(table_ids)s) AND disproved_at IS NOT NULL)

@@ -16,6 +16,7 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.retaining import change_retention, look, resume, show_retention
+from mirror_pump.ops.status import StatusReader
 from mirror_pump.pipeline import backoff
 from mirror_pump.pipeline.proving import Proof, Prover
 from mirror_pump.pipeline.retention import Retention
@@ -397,6 +398,54 @@ def test_partitions_are_made_ahead(mirror: Mirror) -> None:
         await_true(lambda: len(shedding.states()) == 6, 30, "two more above the newest")
         mirror.await_frontier()
     mirror.assert_equal("public.events")
+
+
+def test_a_partition_that_cannot_be_made_ahead_is_told_of(mirror: Mirror) -> None:
+    shedding = Shedding.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+    mirror.database.execute("CREATE TABLE events_p300 ()")
+    steps = Steps()
+    with mirror.pumping(steps):
+        await_true(lambda: steps.count(Step.RETENTION_REFUSED), 30, "it cannot be made")
+        told = next(details for step, details in steps.seen if step is Step.RETENTION_REFUSED)
+        assert (told["table"], told["partition"]) == ("public.events", "public.events_p300")
+        assert "already exists" in str(told["reason"])
+        assert "public.events_p300 was not made" in str(look(mirror.settings, ["events"])[0].not_made)
+        with StatusReader(mirror.settings) as reader:
+            (retention,) = (table.retention for table in reader.read().tables if table.table == "public.events")
+        assert retention is not None
+        assert "public.events_p300 was not made" in str(retention.not_made)
+        mirror.database.execute("DROP TABLE events_p300")
+        resume(mirror.settings, [])
+        await_true(lambda: len(shedding.states()) == 4, 30, "both are made")
+        await_true(lambda: look(mirror.settings, ["events"])[0].not_made is None, 10, "all is well")
+
+
+def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> None:
+    """Without an index that begins with it the look-up reads the whole partition that everybody writes to."""
+    # What is due is decided by rows of p2, which also holds the newest.
+    Shedding.create(mirror, partitions=3, rows=10, lag="95", premake=1)
+
+    def scans() -> tuple[int, int]:
+        """Of p2, and of a table that every look reads."""
+        rows = mirror.database.rows(
+            "SELECT relid = 'p2'::regclass, seq_scan + coalesce(idx_scan, 0) FROM pg_stat_all_tables"
+            " WHERE relid IN ('p2'::regclass, 'modak.partitions'::regclass) ORDER BY 1 DESC"
+        )
+        return rows[0][1], rows[1][1]
+
+    with mirror.pumping():
+        await_true(lambda: mirror.database.rows("SELECT to_regclass('events_p300')::text") != [(None,)], 30, "made")
+        mirror.await_frontier()
+        former = scans()
+
+        def idle() -> bool:
+            nonlocal former
+            now = scans()
+            if now[0] != former[0]:
+                former = now
+            return now[1] >= former[1] + 30
+
+        await_true(idle, 60, "thirty looks, and none at p2")
 
 
 def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:

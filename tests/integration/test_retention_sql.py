@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from mirror_pump.model import FIRST_YEAR, TierKind
 from mirror_pump.source import retention as source
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.testing.database import Database
@@ -408,23 +409,30 @@ def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
     first, second = years
     with database.connect() as connection:
         migrate(connection)
-        for statement in (
+        for made in (
             f"CREATE TABLE timed (at {kind} PRIMARY KEY) PARTITION BY RANGE (at)",
             f"CREATE TABLE year PARTITION OF timed FOR VALUES FROM ('{first}') TO ('{second}')",
             "CREATE TABLE other PARTITION OF timed DEFAULT",
+        ):
+            connection.execute(made.encode())
+        connection.execute(
             "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
             " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, heap_retention_lag)"
-            " VALUES ('timed'::regclass::oid::bigint, 'public', 'timed', '{at}', 'at',"
-            f" '{kind}', '{{}}', 'iceberg', 'public.timed', 'mirrored', 0)",
-            "INSERT INTO modak.cutline VALUES ('timed'::regclass::oid::bigint,"
-            f" modak.tier_value({kind} '0001-01-01 00:00:00+00'), 5, 10, NULL, '{{}}')",
-            "INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)",
+            " VALUES ('timed'::regclass::oid::bigint, 'public', 'timed', '{at}', 'at', %s, '{}', 'iceberg',"
+            " 'public.timed', 'mirrored', 0)",
+            (kind,),
+        )
+        cut = FIRST_YEAR[TierKind(kind)]
+        connection.execute(
+            "INSERT INTO modak.cutline VALUES ('timed'::regclass::oid::bigint, %s, 5, 10, NULL, '{}')", (cut,)
+        )
+        connection.execute("INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)")
+        connection.execute(
             "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
-            " lake_table, location, next_field_id, retention) VALUES ('timed'::regclass::oid::bigint, 's', 'live', 0, 1,"
-            """ '[{"attnum": 1, "name": "at"}]', '{at}', 'timed', 'l', 9, '{}')""",
-            "SELECT modak.retain_triggers('timed'::regclass, 'other'::regclass, 'other', 'default')",
-        ):
-            connection.execute(statement.encode())
+            " lake_table, location, next_field_id, retention) VALUES ('timed'::regclass::oid::bigint, 's', 'live', 0,"
+            """ 1, '[{"attnum": 1, "name": "at"}]', '{at}', 'timed', 'l', 9, '{}')"""
+        )
+        connection.execute("SELECT modak.retain_triggers('timed'::regclass, 'other'::regclass, 'other', 'default')")
         connection.execute("SET TimeZone = 'UTC'")
         found = []
         for moved in (False, True):

@@ -42,5 +42,7 @@ def add(app: typer.Typer) -> None:
             say("no table has heap retention: mirror-pump register TABLE --heap-retention N")
         for report in reports:
             say(f"{report.table}: {report.summary}")
+            if report.not_made is not None:
+                say(f"  {report.not_made}")
             for one in report.partitions:
                 say(f"  {one.partition} [{one.lo}, {one.hi}): {one.state}; {one.outlook}")
