@@ -288,7 +288,12 @@ def note_changes(connection: PgConnection, slot: str, settled: Iterable[Waiting]
                     is not None
                 ]
                 told = connection.execute(_SQL["note"], {"settled": forced}).fetchone()
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UndefinedTable):
+        except (
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.InvalidSchemaName,
+        ):
             return 0
     assert told is not None
     return int(told[0])
