@@ -388,8 +388,9 @@ BEGIN
 END $$;
 
 -- Looks for tables that are not what the stream was told, and tells it. Outside the transaction of the change, a lock
--- makes sure that no other change of the table is under way. `forced` ones are told in any case, as `settled`: every
--- transaction that wrote to them before the last note has ended.
+-- makes sure that no other change of the table is under way. One that we may not lock cannot be mirrored any more, and is
+-- set aside for what is told. `forced` ones are told in any case, as `settled`: every transaction that wrote to them before
+-- the last note has ended.
 CREATE FUNCTION modak.mirror_note(exact boolean, only_ids bigint[], forced bigint[]) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -403,7 +404,8 @@ BEGIN
     LOOP
         CONTINUE WHEN one.former IS NOT DISTINCT FROM one.present AND NOT one.table_id = ANY (forced);
         present := one.present;
-        IF present IS NOT NULL AND NOT exact THEN
+        IF present IS NOT NULL AND NOT exact AND has_schema_privilege(present ->> 'schema', 'USAGE')
+           AND has_table_privilege(one.table_id::oid, 'SELECT') THEN
             EXECUTE format('LOCK TABLE %I.%I IN ACCESS SHARE MODE', present ->> 'schema', present ->> 'name');
             SELECT modak.mirror_shape(one.table_id::oid) INTO present;
         END IF;

@@ -12,7 +12,7 @@ from mirror_pump.pipeline.evolution import Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import Work
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.shape import Note, Waiting, describe_note, note_changes, waiting_tables
+from mirror_pump.source.shape import NONSENSE, Note, Waiting, describe_note, note_changes, waiting_tables
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
@@ -23,11 +23,11 @@ _SHARE = 0.02
 def judge(connection: PgConnection, table: MirroredTable, note: Note) -> Verdict:
     """What to do about a table after a note; asks the database for the types that the note names."""
     try:
-        seen = describe_note(connection, note)
-    except KeyError:
-        # The catalogs are further than the stream: a later note describes the table without that type.
-        return Verdict(Course.WAIT, table, "a type of it does not exist any more")
-    return follow(table, note, seen)
+        return follow(table, note, describe_note(connection, note))
+    except NONSENSE:
+        # Of a type, the catalogs are further than the stream: a later note describes the table without it. And what
+        # somebody else emitted must not end the pump, nor be believed: our own next note says what the table is like.
+        return Verdict(Course.WAIT, table, "a type of it does not exist any more, or the note of it was none of ours")
 
 
 class Watcher:

@@ -55,6 +55,17 @@ _TRIGGERS = {
         "CREATE EVENT TRIGGER mirror_pump_rewrite ON table_rewrite EXECUTE FUNCTION modak.mirror_rewrite()"
     ),
 }
+NONSENSE = (
+    AttributeError,
+    LookupError,
+    RecursionError,
+    StopIteration,
+    TypeError,
+    ValueError,
+    psycopg.DataError,
+    psycopg.ProgrammingError,
+)
+"""What comes of a note whose shape is not one: values of other types than modak.mirror_shape() gives, or none."""
 LOCK_TIMEOUT = "200ms"
 """How long the pump waits for a table that somebody is altering; then it is left for the next time. Less than a usual
 deadlock_timeout: a user's command must never be the victim of a deadlock with us."""
@@ -118,7 +129,7 @@ def parse_note(content: bytes) -> Note | None:
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -176,9 +187,14 @@ def described(
 
 
 def describe_note(connection: PgConnection, note: Note) -> RelationDescription | None:
-    """What the note says of the table; None if it is gone. KeyError if a type of it does not exist any more."""
+    """What the note says of the table; None if it is gone. KeyError if a type of it does not exist any more.
+
+    Anybody may emit a note, so any of NONSENSE is raised for one that Postgres would not have made.
+    """
     if note.shape is None:
         return None
+    # The catalog is to hold it: no NUL, no NaN, no half of a surrogate pair.
+    connection.execute("SELECT %s::jsonb", (json.dumps(note.shape),))
     published = [one for one in note.shape["columns"] or () if not one["generated"]]
     types = resolve_types(connection, ((one["type"], one["modifier"]) for one in published))
     seen = described(note.shape, note.table_id, types)
@@ -272,7 +288,12 @@ def note_changes(connection: PgConnection, slot: str, settled: Iterable[Waiting]
                     is not None
                 ]
                 told = connection.execute(_SQL["note"], {"settled": forced}).fetchone()
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UndefinedTable):
+        except (
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.InvalidSchemaName,
+        ):
             return 0
     assert told is not None
     return int(told[0])

@@ -341,6 +341,43 @@ def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database
             connection.execute(f'DROP ROLE "{role}"'.encode())
 
 
+def test_a_table_that_another_role_owns_now_is_set_aside_alone(database: Database, warehouse: str) -> None:
+    """Nor can the pump lock it then."""
+    role = f"r_{database.name}"[:60]
+    with database.connect() as connection:
+
+        def run(*statements: str) -> None:
+            for statement in statements:
+                connection.execute(statement.replace("pump_role", f'"{role}"').encode())
+
+        run(
+            "CREATE ROLE pump_role LOGIN REPLICATION PASSWORD 'x'",
+            f'GRANT CREATE ON DATABASE "{database.name}" TO pump_role',
+        )
+        try:
+            for name in ("a", "b"):
+                run(f"CREATE TABLE {name} (id int PRIMARY KEY)", f"ALTER TABLE {name} OWNER TO pump_role")
+            dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role, password="x")
+            mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), dsn=dsn)
+            run("GRANT ALL ON SCHEMA audit TO pump_role", "GRANT ALL ON ALL TABLES IN SCHEMA audit TO pump_role")
+            run("GRANT ALL ON ALL SEQUENCES IN SCHEMA audit TO pump_role")
+            assert database.rows("SELECT count(*) FROM pg_event_trigger") == [(0,)]
+            with mirror.pumping():
+                mirror.register("a", "b")
+                mirror.await_live("public.a", "public.b")
+                run("ALTER TABLE a OWNER TO postgres", "INSERT INTO b VALUES (1)")
+                await_true(lambda: mirror.state("public.a") == "failed", 20, "set aside")
+                assert "does not own public.a" in mirror.error("public.a")
+            # Nor is a later start in the way of the other.
+            with mirror.pumping():
+                run("INSERT INTO b VALUES (2)")
+                mirror.await_frontier()
+                mirror.assert_equal("public.b")
+            mirror.assert_sound()
+        finally:
+            run("DROP OWNED BY pump_role CASCADE", "DROP ROLE pump_role")
+
+
 def test_a_lake_table_that_another_engine_gave_columns_is_set_aside_alone(
     database: Database, warehouse: str, spark: SparkSession
 ) -> None:

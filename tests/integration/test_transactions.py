@@ -306,3 +306,37 @@ def test_messages_of_others_are_ignored(database: Database, warehouse: str, task
         assert mirror.state("public.t") == before == "live"
         assert pump.steps.count(Step.RETRYING) == pump.steps.count(Step.TABLE_COPIED_AGAIN) == 0
         assert_same(mirror.heap("t"), lake_rows(mirror.location("public.t")), "t")
+
+
+_NONSENSE = (
+    '{"table": 1e999}',
+    "[" * 100_000,
+    '{"table": %(id)s, "shape": "x"}',
+    '{"table": %(id)s, "shape": {}}',
+    '{"table": %(id)s, "shape": {"columns": 5}}',
+    '{"table": %(id)s, "shape":{"columns": [{"type": 1.5, "modifier": -1, "generated": 0, "attnum": 1, "filled": 0}]}}',
+    '{"table": %(id)s, "exact": true, "shape": %(shape)s}',
+)
+
+
+def test_nonsense_under_our_prefix_stops_nothing(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Every role may emit messages. At worst the table that one names is copied again."""
+    database.execute(_TABLE, _ROWS)
+    mirror = Mirror.create(database, warehouse, tasks)
+    with mirror.pumping() as pump:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        ((table_id, shape),) = database.rows("SELECT table_id, shape::text FROM modak.mirror_shapes")
+        # What jsonb cannot hold.
+        unstorable = shape[:-1] + ', "more": "\\u0000"}'
+        with database.connect() as connection:
+            for content in _NONSENSE:
+                told = content.replace("%(id)s", str(table_id)).replace("%(shape)s", unstorable)
+                connection.execute("SELECT pg_logical_emit_message(true, 'mirror-pump', %s)", (told,))
+                connection.execute("UPDATE t SET n = n + 1 WHERE id < 9")
+        mirror.await_frontier()
+        mirror.await_live("public.t")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+        assert pump.steps.count(Step.RETRYING) == pump.steps.count(Step.TABLE_FAILED) == 0
+    mirror.assert_sound()

@@ -413,7 +413,16 @@ def test_a_truncated_partition_makes_its_table_be_copied_again_unless_the_whole_
     assert [one.copy_again for one in fed.assembler.close().changed_tables] == [True]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'{"table": "x"}', b'{"table": null}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"7", b'{"table": "x"}', b'{"table": null}', b"\xff", b'{"table": 1e999}', b'{"table": NaN}',
+        b'{"table": 7, "rewritten": 1e999}', b'{"table": 7, "shape": "x"}', b'{"table": 7, "shape": []}',
+        b'{"table": 7, "shape": {"leaves": 5}}', b'{"table": 7, "shape": {"columns": [{"filled": true}]}}',
+        b"[" * 100_000,
+    ],
+    ids=lambda content: content[:40].decode(errors="replace"),
+)  # fmt: skip
 def test_messages_of_others_under_our_prefix_are_ignored(content: bytes) -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
