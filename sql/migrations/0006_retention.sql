@@ -156,14 +156,19 @@ BEGIN
     END IF;
 END $$;
 
--- The condition under which row `t` of `leaf` has the key of $1, by the operators of the key's index: those of an
--- extension's types are in whatever schema that has.
-CREATE FUNCTION modak.key_match(leaf oid, keys int[]) RETURNS text
+-- The condition under which row `t` of `leaf` has the key of the row `other`, by the operators of the key's index: those of
+-- an extension's types are in whatever schema that has. Those of enums and composites take no domains.
+CREATE FUNCTION modak.key_match(leaf oid, keys int[], other text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN string_agg(format('t.%1$I OPERATOR(%2$I.%3$s) ($1).%1$I', a.attname, coalesce(o.nspname, 'pg_catalog'),
-                             coalesce(o.oprname, '=')), ' AND ')
+    RETURN string_agg(format('t.%1$I%2$s OPERATOR(%3$I.%4$s) %5$s.%1$I%2$s', a.attname, '::' || b.name,
+                             coalesce(o.nspname, 'pg_catalog'), coalesce(o.oprname, '='), other), ' AND ')
       FROM pg_attribute a
+      LEFT JOIN LATERAL (
+           WITH RECURSIVE reduced(type, base) AS (
+               SELECT t.oid, t.typbasetype FROM pg_type t WHERE a.atttypid >= 16384 AND t.oid = a.atttypid AND t.typtype = 'd'
+               UNION ALL SELECT t.oid, t.typbasetype FROM reduced r JOIN pg_type t ON t.oid = r.base)
+           SELECT format_type(r.type, -1) AS name FROM reduced r WHERE r.base = 0) b ON true
       LEFT JOIN LATERAL (
            SELECT n.nspname, o.oprname
              FROM pg_index i CROSS JOIN unnest(i.indkey::int2[], i.indclass::oid[]) AS k(attnum, class)
@@ -187,7 +192,7 @@ BEGIN
                   ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image)'
                   ' WHERE %s OFFSET 0) h ON true',
                   modak.row_image(leaf, tier, keys, false), leaf::regclass,
-                  replace(modak.row_image(leaf, tier, keys, true), '($1).*', 't.*'), modak.key_match(leaf, keys));
+                  replace(modak.row_image(leaf, tier, keys, true), '($1).*', 't.*'), modak.key_match(leaf, keys, '($1)'));
 END $$;
 
 CREATE FUNCTION modak.put_delta(id bigint, key text, what smallint, tier bigint, image jsonb) RETURNS void
@@ -304,7 +309,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET date
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
     keys int[] := TG_ARGV[3]::int[];
-    matched text := modak.key_match(TG_RELID, keys);
+    matched text := modak.key_match(TG_RELID, keys, '($1)');
     tier bigint;
     key text;
     image jsonb;
@@ -556,12 +561,9 @@ DECLARE
     tier int;
     keys int[];
     texts text;
-    matched text;
 BEGIN
     SELECT n.tier, n.keys INTO tier, keys FROM modak.key_numbers(root, leaf) n;
-    SELECT string_agg(format('format(''%%s'', k.%I)', a.attname), ', ' ORDER BY n.place),
-           string_agg(format('t.%I = k.%1$I', a.attname), ' AND ')
-      INTO texts, matched
+    SELECT string_agg(format('format(''%%s'', k.%I)', a.attname), ', ' ORDER BY n.place) INTO texts
       FROM unnest(keys) WITH ORDINALITY AS n(attnum, place) JOIN pg_attribute a ON a.attrelid = leaf AND a.attnum = n.attnum;
     RETURN QUERY EXECUTE format(
         'SELECT d.pk, ARRAY[%s], CASE WHEN d.op = 1 AND h.pk = d.pk THEN ''extra'' WHEN d.op = 0 AND h.pk IS NULL'
@@ -569,7 +571,8 @@ BEGIN
         ' FROM modak.delta d CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, d.payload) k'
         ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %2$s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image) WHERE %s) h'
         ' ON true WHERE d.table_id = $1 AND d.tier_key >= $2 AND d.tier_key < $3',
-        texts, leaf::regclass, replace(modak.row_image(leaf, tier, keys, true), '($1).*', 't.*'), matched)
+        texts, leaf::regclass, replace(modak.row_image(leaf, tier, keys, true), '($1).*', 't.*'),
+        modak.key_match(leaf, keys, 'k'))
       USING root::bigint, lo, hi;
 END $$;
 

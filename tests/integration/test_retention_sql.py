@@ -324,6 +324,40 @@ def test_a_correction_is_what_cascades_leave_of_a_row(heap: Heap) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("ext.ltree", "id::text::ext.ltree"),
+        ("moody", "id::text::moody"),
+        ("pair", "ROW(id)::pair"),
+        ("int[]", "ARRAY[id]"),
+    ],
+)
+def test_keys_are_compared_by_the_operators_of_their_index(heap: Heap, kind: str, value: str) -> None:
+    """Which need not be on anybody's search_path."""
+    with heap.database.connect() as connection:
+        for made in (
+            "CREATE SCHEMA ext",
+            "CREATE EXTENSION ltree SCHEMA ext",
+            "CREATE TYPE mood AS ENUM ('1', '2', '3')",
+            "CREATE DOMAIN moody AS mood",
+            "CREATE TYPE pair AS (a int)",
+            f"ALTER TABLE ev ALTER id TYPE {kind} USING {value}",
+        ):
+            connection.execute(made.encode())
+    heap.pass_by("ev0", 100)
+    heap.database.execute("UPDATE ev SET v = 'sealed' WHERE at = 50")
+    assert [(row[0], row[2]["v"]) for row in heap.delta().values()] == [(0, "sealed")]
+    against: LiteralString = "SELECT difference FROM modak.delta_against('ev'::regclass, 'ev0'::regclass, 0, 100)"
+    assert heap.database.rows(against) == [(None,)]
+    heap.database.execute("DELETE FROM ev WHERE at = 50")
+    assert [row[0] for row in heap.delta().values()] == [1]
+    assert heap.drop("ev0") is None
+    heap.database.execute("INSERT INTO ev (id, at, v) SELECT id, 20, 'late' FROM ev WHERE at = 150")
+    assert [row[2]["v"] for row in heap.delta().values() if row[0] == 0] == ["late"]
+    assert heap.value("SELECT count(*) FROM evd") == 0
+
+
 def test_keys_that_are_equal_and_printed_otherwise_are_two(heap: Heap) -> None:
     """As in the lake: a numeric's scale is part of its text, and so of the key."""
     heap.database.execute("ALTER TABLE ev ALTER id TYPE numeric")
