@@ -99,15 +99,15 @@ def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: S
     with mirror.pumping(steps):
         mirror.await_live("public.t")
         write(t, 1)
-        await_true(done.is_set, 60, "files are merged")
+        await_true(done.is_set, 120, "files are merged")
         expected = Step.MERGED if what == "delete" else Step.MERGE_REFUSED
-        await_true(lambda: steps.count(expected), 30, "the merge is published, or refused")
+        await_true(lambda: steps.count(expected), 120, "the merge is published, or refused")
         t.execute("UPDATE modak.op_log SET phase = 'done' WHERE phase = 'rewriting'")
         mirror.await_frontier()
         mirror.assert_equal("public.t")
         write(t, 2)
         write(t, 3)
-        await_true(lambda: steps.count(Step.MERGED), 60, "a later merge lands")
+        await_true(lambda: steps.count(Step.MERGED), 120, "a later merge lands")
         mirror.await_frontier()
     mirror.assert_equal("public.t")
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
