@@ -11,6 +11,10 @@ visible there: the stream is ahead of that, and until then the row may be under 
 own. What the heap holds may be newer than the update; in that case the stream brings the newer value later, so the
 table is exact once F has passed the position at which the heap was read, and it is not promised to readers before that.
 A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
+
+What was read so is right for its key only: when the row had left the key by then, it is another row's. So until the
+table is live, a row that an update moves to another key takes its values from the heap, under its new key, and from no
+previous version.
 """
 
 from __future__ import annotations
@@ -89,21 +93,24 @@ def complete_rows(
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
         one = incomplete[segment]
-        sources = [versions.newest(key, before=segment) for key in keys_of(one.lookup_keys, table.key)]
+        former, own = keys_of(one.lookup_keys, table.key), keys_of(one.rows, table.key)
+        sources = [
+            versions.newest(before, before=segment) if before == now or table.state is TableState.LIVE else None
+            for before, now in zip(former, own, strict=True)
+        ]
         absent = [row for row, source in enumerate(sources) if source is None]
         if absent:
             if table.state is TableState.LIVE:
-                (key,) = keys_of(one.lookup_keys.slice(absent[0], 1), table.key)
                 raise TableError(
-                    f"{table.name}: the previous version of row {key} is not in the lake, so its unchanged large "
-                    "values are unknown",
+                    f"{table.name}: the previous version of row {former[absent[0]]} is not in the lake, so its"
+                    " unchanged large values are unknown",
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
             wanted = [column for column in table.columns if column.name in columns]
             heap, heap_read_at = _read_heap(connect, table, wanted, one.rows.take(pa.array(absent)), xids)
             versions.add(-1, heap)
-            for row, key in zip(absent, keys_of(one.rows.take(pa.array(absent)), table.key), strict=True):
-                sources[row] = versions.at(key, order=-1)
+            for row in absent:
+                sources[row] = versions.at(own[row], order=-1)
         rows = versions.fill(one, sources)
         completed[segment] = rows
         versions.add(segment, rows)

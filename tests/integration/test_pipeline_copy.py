@@ -113,12 +113,16 @@ def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Da
     mirror.assert_sound()
 
 
+@pytest.mark.parametrize("reused", [False, True])
 @pytest.mark.parametrize("together", [True, False])
-def test_a_large_value_is_never_that_of_a_row_long_gone(database: Database, warehouse: str, together: bool) -> None:
+def test_a_large_value_is_never_that_of_another_row(
+    database: Database, warehouse: str, together: bool, reused: bool
+) -> None:
     """Before its row is copied, an update leaves it out of its stream; another row had the same key before.
 
     Row 1 moves to key 2 and on to key 3, and neither change sends its large value. When the pump comes to the first
-    change, neither lake nor heap has the value under key 1 or 2; the lake has a deleted row 2, which is not it.
+    change, neither lake nor heap has the value under key 1 or 2; the lake has a deleted row 2, which is not it. Nor is
+    it another row that is under key 2 by now (`reused`).
     """
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
@@ -140,7 +144,9 @@ def test_a_large_value_is_never_that_of_a_row_long_gone(database: Database, ware
         mirror.await_frontier()
     if together:
         database.execute(*gone)
-    database.execute("UPDATE t SET id = 2", "UPDATE t SET id = 3")
+    database.execute("UPDATE t SET id = 2", "UPDATE t SET n = 1", "UPDATE t SET id = 3")
+    if reused:
+        database.execute("INSERT INTO t VALUES (2, 0, repeat('other', 1000))")
     with mirror.pumping():
         mirror.await_frontier()
         gate.let_go()
