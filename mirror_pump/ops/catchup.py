@@ -27,9 +27,13 @@ def reach(settings: Settings, target: Lsn) -> None:
     deadline = time.monotonic() + _PATIENCE
     while True:
         with connect(settings.require_dsn(), autocommit=True) as connection:
-            led = is_led(connection, settings.slot)
-        if not led:
-            _pump(settings, target)
+            if not is_led(connection, settings.slot):
+                try:
+                    _pump(settings, target)
+                except SourceError:
+                    # Another pump may have begun meanwhile: then it is that one's work.
+                    if not is_led(connection, settings.slot):
+                        raise
         result = wait_for(settings, target, _LOOK_INTERVAL)
         if result.error is None:
             return

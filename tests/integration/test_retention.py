@@ -337,7 +337,7 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
 
     def wait_for_looks() -> None:
         wanted = looks + 3
-        await_true(lambda: looks >= wanted, 20, "it looks again")
+        await_true(lambda: looks >= wanted, 60, "it looks again")
 
     def later(interval: str) -> None:
         heap.database.rows(
@@ -369,7 +369,7 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
         "ALTER TABLE ev ATTACH PARTITION late FOR VALUES FROM (0) TO (100)",
     )
     with session():
-        await_true(lambda: proofs, 20, "it is compared")
+        await_true(lambda: proofs, 60, "it is compared")
         for _ in range(3):
             wait_for_looks()
             later("10 minutes")
@@ -378,7 +378,7 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
         wait_for_looks()
         assert proofs == 1
         later("1 day")
-        await_true(lambda: proofs == 2, 20, "a day later")
+        await_true(lambda: proofs == 2, 60, "a day later")
         wait_for_looks()
         assert proofs == 2
         with heap.database.connect() as connection:
