@@ -160,10 +160,18 @@ def _compare_all(
         }
         reach(settings, point.lsn)
         with _pinned(connection, tables) as (frontier, locations, cuts):
+            present = {table_id: table for table_id, table in tables.items() if table_id in locations}
             with point.stream(settings.publication) as stream:
-                overlay = read_overlay(stream, tables, point.lsn, frontier)
+                overlay = read_overlay(stream, present, point.lsn, frontier)
             reports = []
             for table_id, table in tables.items():
+                if table_id not in present:
+                    # Readers have it as of a former F until its copy is complete.
+                    problem = (
+                        "the table was set aside, or is copied again, since the comparison began: run verify again"
+                    )
+                    reports.append(TableReport(str(table.name), None, problem))
+                    continue
                 one = overlay.tables[table_id]
                 if one.altered:
                     problem = f"the table was altered while it was being compared: {one.altered}"
@@ -234,15 +242,18 @@ def _read_heap(
 def _pinned(
     connection: PgConnection, tables: Mapping[TableId, MirroredTable]
 ) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
-    """F, and of each table the metadata file that has it at that F, and T."""
+    """F, and of each table the metadata file that has it at that F, and T; nothing of tables that are not live any
+    more, or copied again since `tables` were read."""
     with source_errors("reading the frontier"):
         rows = connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
     try:
-        frontiers = {row[2] for row in rows}
+        same = [row for row in rows if row[5] and row[6] == tables[TableId(row[1])].start_lsn]
+        # Of tables that are copied again it is a former one.
+        frontiers = {row[2] for row in same} or {max((row[2] or 0 for row in rows), default=0)}
         if len(rows) != len(tables) or len(frontiers) != 1 or None in frontiers:
             raise SourceError("a table left the mirror while it was being compared", "Run verify again.")
-        locations = {TableId(row[1]): str(row[3]) for row in rows}
-        yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in rows}
+        locations = {TableId(row[1]): str(row[3]) for row in same}
+        yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in same}
     finally:
         with source_errors("releasing the pins"):
             connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})

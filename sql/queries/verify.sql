@@ -15,7 +15,7 @@ WITH pinned AS (
 SELECT p.pin_id, c.table_id, c.replicated_lsn,
        CASE WHEN t.heap_retention_lag IS NULL AND c.tier_key_hi = -9223372036854775808
             THEN c.lake_props ->> 'metadata_location' ELSE i.metadata_location END,
-       c.tier_key_hi
+       c.tier_key_hi, m.state = 'live', m.start_lsn
   FROM pinned p JOIN modak.cutline c USING (table_id) JOIN modak.tables t USING (table_id)
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.iceberg_tables i

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import urllib.parse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.ops.verify import Engine, verify
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.program import Program
-from mirror_pump.testing.verification import assert_verified, spark_report
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.verification import assert_verified, compare_by_duckdb, spark_report
 from tests.integration.pipeline_support import change_rows, runner, writing
 
 if TYPE_CHECKING:
@@ -66,6 +70,30 @@ def test_no_false_alarm_while_writes_go_on(
     ]
     assert database.rows("SELECT * FROM modak.read_pins") == []
     assert not list(tmp_path.glob("warehouse/.verify*"))
+
+
+def test_no_false_alarm_of_a_table_that_is_copied_again_meanwhile(database: Database, warehouse: str) -> None:
+    """Readers have it as of a former F, which the heap is beyond."""
+    make_table(database, "u", 10)
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE high PARTITION OF p FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO p SELECT g FROM generate_series(0, 199) g",
+    )
+    gate = GatedCopies(ThreadTaskRunner())
+    mirror = Mirror.create(database, warehouse, gate)
+    mirror.register("p", "u")
+    mirror.catch_up()
+    gate.hold()
+    database.execute("DROP TABLE low", "UPDATE u SET n = -n")
+    with mirror.pumping(), duckdb_connection() as duckdb:
+        report = verify(mirror.settings, engine=Engine(ThreadTaskRunner(), partial(compare_by_duckdb, duckdb)))
+        reports = {table.table: table for table in report.tables}
+        assert reports["public.u"].equal
+        assert reports["public.p"].comparison is None
+        gate.let_go()
+        mirror.await_live("public.p")
 
 
 def write_in_place(rows: pa.Table, path: Path) -> None:

@@ -169,9 +169,7 @@ def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_where_s_is_younger(
 @pytest.mark.parametrize(
     "settings", [pytest.param(DEBTS, id="debts", marks=pytest.mark.soak), pytest.param(UPKEEP, id="upkeep")]
 )
-def test_compactions_succeed_while_commits_come_all_the_time(
-    maintained: Maintained, settings: dict[str, Any]
-) -> None:
+def test_compactions_succeed_while_commits_come_all_the_time(maintained: Maintained, settings: dict[str, Any]) -> None:
     mirror = maintained.mirror.with_options(**settings)
     stop = threading.Event()
     steps = Steps()
