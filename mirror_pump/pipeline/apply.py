@@ -48,6 +48,8 @@ class BatchApplier:
         self._lake_table = lake_table
         self._written: list[str] = []
         """URIs of files with completed rows, of the batch under way."""
+        self._frontier = Lsn(0)
+        """F when the batch under way began, as far as known."""
 
     def apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
@@ -56,10 +58,13 @@ class BatchApplier:
         own behind when it raises."""
         self._written = []
         try:
-            return self._apply(end, tables, results)
+            applied = self._apply(end, tables, results)
         except BaseException:
             discard(self._written, self._storage)
             raise
+        # The next batch comes when this one is published.
+        self._frontier = end.end_lsn
+        return applied
 
     def _apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
@@ -118,7 +123,7 @@ class BatchApplier:
         if incomplete:
             files = {number: one.files for number, one in changes.items()}
             versions = self._versions(table, files, in_lake=not emptied)
-            for completed in self._completer.complete(table, incomplete, versions, xids):
+            for completed in self._completer.complete(table, incomplete, versions, xids, self._frontier):
                 heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
                 for number, rows in completed.rows.items():
                     changes[number], more = self._with_rows(table, changes[number], rows)

@@ -19,9 +19,10 @@ import pyarrow as pa
 from decoders.segment import IncompleteRows
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.toast import Completed, VersionedFile, complete_rows
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.pipeline.toast import Completed, HeapFilled, VersionedFile, complete_rows
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import wal_end
 
 PART_BYTES = 64 << 20
 """Of completed rows that a part aims at."""
@@ -53,6 +54,8 @@ class Completer:
         self._storage = storage
         self._connect = connect
         self._row_bytes: dict[TableId, float] = {}
+        self._heap_filled: dict[tuple[TableId, Lsn], HeapFilled] = {}
+        """By L0, too: of tables under copy."""
 
     def complete(
         self,
@@ -60,8 +63,11 @@ class Completer:
         incomplete: Mapping[int, IncompleteRows],
         files: Sequence[VersionedFile],
         xids: Sequence[int],
+        frontier: Lsn,
     ) -> Iterator[Completed]:
-        """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises."""
+        """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises.
+        `frontier` is F before the batch."""
+        heap_filled = self._heap_filled_of(table, frontier)
         waiting = chains(incomplete, table.key)
         begin = 0
         while begin < waiting.count:
@@ -71,12 +77,23 @@ class Completer:
             end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
             rows = int(waiting.begins[end] - first)
             part = _taken(incomplete, waiting.rows[first : first + rows])
-            completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids)
+            completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
             found = sum(one.nbytes for one in completed.rows.values())
             # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.
             self._row_bytes[table.table_id] = max(found / rows, (known or 0.0) / 2, 1.0)
             yield completed
             begin = end
+
+    def _heap_filled_of(self, table: MirroredTable, frontier: Lsn) -> HeapFilled | None:
+        identity = table.table_id, table.start_lsn
+        if table.state is TableState.LIVE:
+            self._heap_filled.pop(identity, None)
+            return None
+        if identity not in self._heap_filled:
+            with self._connect() as connection:
+                self._heap_filled[identity] = HeapFilled(wal_end(connection))
+        self._heap_filled[identity].passed(frontier)
+        return self._heap_filled[identity]
 
 
 def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chains:

@@ -12,13 +12,13 @@ own. What the heap holds may be newer than the update; in that case the stream b
 table is exact once F has passed the position at which the heap was read, and it is not promised to readers before that.
 A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
 
-What was read so is right for its key only: when the row had left the key by then, it is another row's. So until the
-table is live, a row that an update moves to another key takes its values from the heap, under its new key, and from no
-previous version.
+What was read so is right for its key only: when the row had left the key by then, it is another row's. So a row that an
+update moves to another key takes no values from such a version (`HeapFilled`), but from the heap, under its new key.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ from mirror_pump.errors import TableError
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import every_sidecar, is_sidecar, sidecar_id, widened
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Column, Lsn, MirroredTable, TableState
+from mirror_pump.model import Column, Lsn, MirroredTable
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import await_visible, read_rows
+from mirror_pump.source.rows import await_visible, read_rows, wal_end
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -62,6 +62,31 @@ class VersionedFile:
     """It holds keys that had to go, instead of rows: older versions under them are of rows that are gone."""
 
 
+class HeapFilled:
+    """The keys under which rows of one table under copy have values that the heap held later than the stream, until F
+    has passed where it was read: from there on they are exact. Of former sessions, before `since`, nothing is known."""
+
+    def __init__(self, since: Lsn) -> None:
+        self._since = since
+        self._frontier = Lsn(0)
+        self._read: deque[tuple[Lsn, set[int]]] = deque()
+        """Positions and hashes of keys. Equal ones of other keys cost a look at the heap."""
+
+    def passed(self, frontier: Lsn) -> None:
+        """F has come this far."""
+        self._frontier = frontier
+        while self._read and self._read[0][0] <= frontier:
+            self._read.popleft()
+
+    def add(self, position: Lsn, keys: Iterable[Key]) -> None:
+        """The heap was read for these."""
+        self._read.append((position, {hash(key) for key in keys}))
+
+    def doubtful(self, key: Key) -> bool:
+        """Whether the newest version under the key may be of another row."""
+        return self._frontier < self._since or any(hash(key) in keys for _, keys in self._read)
+
+
 @dataclass(frozen=True)
 class Completed:
     """Rows made whole, by segment, with every sidecar; and the heap position that they depend on."""
@@ -78,9 +103,10 @@ def complete_rows(
     storage: StorageOptions,
     connect: Callable[[], PgConnection],
     xids: Sequence[int],
+    heap_filled: HeapFilled | None,
 ) -> Completed:
     """Fill in what is missing. `incomplete` is by segment number; a file of segment i has order i, older ones less.
-    `xids` are the transactions that the rows are of.
+    `xids` are the transactions that the rows are of; `heap_filled`, of a table under copy, is kept up to date.
 
     Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
     """
@@ -95,12 +121,14 @@ def complete_rows(
         one = incomplete[segment]
         former, own = keys_of(one.lookup_keys, table.key), keys_of(one.rows, table.key)
         sources = [
-            versions.newest(before, before=segment) if before == now or table.state is TableState.LIVE else None
+            None
+            if heap_filled is not None and before != now and heap_filled.doubtful(before)
+            else versions.newest(before, before=segment)
             for before, now in zip(former, own, strict=True)
         ]
         absent = [row for row, source in enumerate(sources) if source is None]
         if absent:
-            if table.state is TableState.LIVE:
+            if heap_filled is None:
                 raise TableError(
                     f"{table.name}: the previous version of row {former[absent[0]]} is not in the lake, so its"
                     " unchanged large values are unknown",
@@ -111,6 +139,7 @@ def complete_rows(
             versions.add(-1, heap)
             for row in absent:
                 sources[row] = versions.at(own[row], order=-1)
+            heap_filled.add(heap_read_at, (own[row] for row in absent))
         rows = versions.fill(one, sources)
         completed[segment] = rows
         versions.add(segment, rows)
@@ -280,10 +309,9 @@ def _read_heap(
     with connect() as connection:
         await_visible(connection, xids)
         found = read_rows(connection, table, wanted, list(zip(*key_texts, strict=True)))
-        row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
-    assert row is not None
+        position = wal_end(connection)
     heap, raw = parse_rows(found, {column.name: column.type for column in wanted})
-    return widened(pa.table(heap), raw, LakeSchema.of_table(table)), Lsn(row[0])
+    return widened(pa.table(heap), raw, LakeSchema.of_table(table)), position
 
 
 def _moment(micros: int) -> str:

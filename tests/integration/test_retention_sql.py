@@ -12,10 +12,13 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from mirror_pump.model import FIRST_YEAR, TierKind
 from mirror_pump.source import retention as source
 from mirror_pump.source.catalog_schema import migrate
+from mirror_pump.source.relations import describe, resolve_name
+from mirror_pump.source.tables import columns_to_json
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.integration.pipeline_support import in_thread
@@ -56,13 +59,12 @@ class Heap:
                 (LOW,),
             )
             connection.execute("INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)")
+            columns = describe(connection, resolve_name(connection, "ev")[1]).columns
             connection.execute(
                 "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
                 " lake_table, location, next_field_id, retention)"
-                " SELECT attrelid::bigint, 's', 'live', 0, 1,"
-                " jsonb_agg(jsonb_build_object('attnum', attnum, 'name', attname)), '{id,at}', 'ev', 'l', 9, '{}'"
-                " FROM pg_attribute WHERE attrelid = 'ev'::regclass AND attnum > 0 AND NOT attisdropped"
-                " GROUP BY attrelid"
+                " VALUES ('ev'::regclass::oid::bigint, 's', 'live', 0, 1, %s, '{id,at}', 'ev', 'l', 9, '{}')",
+                (Jsonb(columns_to_json(columns)),),
             )
             for name, lo in (("ev0", 0), ("ev1", 100), ("ev2", 200)):
                 connection.execute(
