@@ -316,7 +316,7 @@ class Maintenance:
         return {"expired_snapshots": len(ids), **counts}
 
     def _window(self, debt: Debt, *, at_once: bool = False) -> CommitWindow:
-        return CommitWindow(self._dsn, self._slot, debt.table.table_id, self._procedures().busy, at_once=at_once)
+        return CommitWindow(self._dsn, self._slot, debt.lake_name, self._procedures().busy, at_once=at_once)
 
     def _republish(self, debt: Debt) -> None:
         republish(self._connection, self._slot, debt.table.table_id, debt.table.start_lsn, self._storage)

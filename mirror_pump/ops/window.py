@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Self
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import TableId
+from mirror_pump.lake.catalog import load_pointer
+from mirror_pump.model import TableName
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.telemetry import get_logger
 from sql import queries
 
 _LOCK = queries("publish")["lock_slot"]
-_POINTER = queries("maintenance")["pointer"]
 
 _POLL = 0.02
 """Seconds between looks at what Spark does."""
@@ -38,7 +38,7 @@ _GRACE = 3.0
 
 class CommitWindow:
     """Holds publishes up whenever Spark has finished its jobs and not yet returned: then it commits. A context manager
-    around one procedure, which commits once, on this table.
+    around one procedure, which commits once, on this table of the Iceberg catalog.
 
     `busy` says whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first` are the
     seconds of the first wait.
@@ -48,7 +48,7 @@ class CommitWindow:
         self,
         dsn: str,
         slot: str,
-        table_id: TableId,
+        lake_name: TableName,
         busy: Callable[[], bool],
         *,
         at_once: bool = False,
@@ -56,7 +56,7 @@ class CommitWindow:
     ) -> None:
         self._dsn = dsn
         self._slot = slot
-        self._table_id = table_id
+        self._lake_name = lake_name
         self._busy = busy
         self._longest = first
         self._computed = at_once
@@ -102,5 +102,4 @@ class CommitWindow:
         return held
 
     def _pointer(self, connection: PgConnection) -> str | None:
-        row = connection.execute(_POINTER, {"table_id": self._table_id}).fetchone()
-        return None if row is None else str(row[0])
+        return load_pointer(connection, self._lake_name.schema, self._lake_name.name)

@@ -106,13 +106,5 @@ SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_loca
              CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
                   ELSE -9223372036854775808 END);
 
--- name: pointer
-SELECT i.metadata_location
-  FROM modak.mirror_tables m
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
- WHERE m.table_id = %(table_id)s;
-
 -- name: clock
 SELECT clock_timestamp();

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from mirror_pump.model import TableId
+from mirror_pump.model import TableName
 from mirror_pump.ops.window import CommitWindow
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -25,7 +25,9 @@ def test_a_window_grows_until_it_is_enough_and_publishes_come_in_between(databas
     waits: list[float] = []
     with (
         mirror.database.connect() as pump,
-        CommitWindow(database.dsn, mirror.settings.slot, TableId(0), committed.is_set, at_once=True, first=0.1),
+        CommitWindow(
+            database.dsn, mirror.settings.slot, TableName("public", "t"), committed.is_set, at_once=True, first=0.1
+        ),
     ):
         deadline = time.monotonic() + 60
         while max(waits, default=0.0) < 0.6 and time.monotonic() < deadline:
@@ -52,10 +54,11 @@ def test_a_window_ends_with_the_commit_that_it_is_for(database: Database, wareho
     mirror = Mirror.create(database, warehouse, tasks)
     mirror.register("t")
     mirror.catch_up()
-    table_id = TableId(int(database.rows("SELECT table_id FROM modak.mirror_tables")[0][0]))
     with (
         mirror.database.connect() as pump,
-        CommitWindow(database.dsn, mirror.settings.slot, table_id, lambda: False, at_once=True, first=30),
+        CommitWindow(
+            database.dsn, mirror.settings.slot, TableName("public", "t"), lambda: False, at_once=True, first=30
+        ),
     ):
         await_true(lambda: _waits(pump, mirror), 20, "publishes wait")
         assert _waits(pump, mirror)
