@@ -11,6 +11,7 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.profile import complete_from
 from mirror_pump.pipeline.listener import CHANNEL
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.slot import wal_end
 
 POLL_INTERVAL = 0.05
 """Seconds. One indexed query each: cheap, and small beside the batch age."""
@@ -19,9 +20,6 @@ ASK_INTERVAL = 2.0
 """Seconds between two notifications: a pump that starts while we wait must hear of us, and each one writes WAL."""
 _FIRST_ASK = 0.25
 """As ASK_INTERVAL, after the first; doubles up to that. Most that start while we wait do so as we begin."""
-
-# Insert position, not flush position: what was committed asynchronously is committed. Our NOTIFY flushes it.
-_NOW = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
 
 _FRONTIER = """
 SELECT s.applied_lsn,
@@ -57,7 +55,8 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
     ):
         slot = complete_from(connection, settings).slot
         if target is None:
-            target = _integer(connection, _NOW)
+            # Beyond what is flushed, perhaps: our NOTIFY flushes it.
+            target = wal_end(connection)
         ask_at = time.monotonic()
         patience = _FIRST_ASK
         while True:

@@ -22,7 +22,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.toast import Completed, HeapFilled, VersionedFile, complete_rows
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import wal_end
+from mirror_pump.source.slot import wal_end
 
 PART_BYTES = 64 << 20
 """Of completed rows that a part aims at."""
@@ -76,7 +76,7 @@ class Completer:
             first = waiting.begins[begin]
             end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
             rows = int(waiting.begins[end] - first)
-            part = _taken(incomplete, waiting.rows[first : first + rows])
+            part = incomplete if rows == len(waiting.rows) else _taken(incomplete, waiting.rows[first : first + rows])
             completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
             found = sum(one.nbytes for one in completed.rows.values())
             # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.

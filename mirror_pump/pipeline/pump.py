@@ -26,6 +26,7 @@ from mirror_pump.pipeline.upkeep import upkeep_tasks
 from mirror_pump.pipeline.work import StopRequested, Work
 from mirror_pump.source.connect import connect
 from mirror_pump.source.leader import Leader, refuse_if_led
+from mirror_pump.source.slot import wal_end
 from sql import queries
 
 _SQL = queries("pump")
@@ -159,6 +160,4 @@ class Pump:
     def _wal_end_unless_led(self) -> Lsn:
         with connect(self._settings.require_dsn(), autocommit=True) as connection:
             refuse_if_led(connection, self._settings.slot)
-            row = connection.execute(_SQL["wal_end"]).fetchone()
-        assert row is not None
-        return Lsn(row[0])
+            return wal_end(connection)

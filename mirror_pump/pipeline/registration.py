@@ -43,12 +43,11 @@ from mirror_pump.source.retainable import (
     plan_retention,
 )
 from mirror_pump.source.retention import read_choices
-from mirror_pump.source.slot import add_to_publication, remove_from_publication
+from mirror_pump.source.slot import add_to_publication, remove_from_publication, wal_end
 from mirror_pump.source.tables import insert_table, load_table
 from sql import queries
 
 _SQL = queries("copy")
-_PUMP_SQL = queries("pump")
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
 
@@ -250,9 +249,7 @@ def _enter(
         remove_from_publication(connection, settings.publication, table.name)
         add_to_publication(connection, settings.publication, table.name)
         connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
-        row = connection.execute(_PUMP_SQL["wal_end"]).fetchone()
-        assert row is not None
-        table = replace(table, start_lsn=Lsn(row[0]))
+        table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
         if load_pointer(connection, table.name.schema, table.lake_table) is not None:
             delete_pointer(connection, table.name.schema, table.lake_table)

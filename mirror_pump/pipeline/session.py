@@ -59,7 +59,7 @@ from mirror_pump.pipeline.work import (
 )
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.leader import Leader
-from mirror_pump.source.slot import SystemIdentity, check_slot, remove_from_publication
+from mirror_pump.source.slot import SystemIdentity, check_slot, remove_from_publication, wal_end
 from mirror_pump.source.stream import ReplicationStream
 from mirror_pump.source.tables import load_table
 from sql import queries
@@ -335,7 +335,7 @@ class PumpSession:
             case FrontierWanted(lsn):
                 # Anybody may ask for anything: a position that WAL has not reached is nothing that others should have
                 # to wait behind. Whoever means it asks again.
-                self._want(min(lsn, self._wal_end()))
+                self._want(min(lsn, wal_end(self._connection)))
                 self._publish_idle()
                 if self._wanted > self._frontier:
                     self._receiver.want_position()
@@ -541,11 +541,6 @@ class PumpSession:
         self._want(Lsn(row[0]))
         self._receiver.want_position()
         return False
-
-    def _wal_end(self) -> Lsn:
-        row = self._connection.execute(_SQL["wal_end"]).fetchone()
-        assert row is not None
-        return Lsn(row[0])
 
     def _want(self, lsn: Lsn) -> None:
         if lsn > self._wanted:

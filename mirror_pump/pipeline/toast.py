@@ -38,7 +38,8 @@ from mirror_pump.lake.sidecars import every_sidecar, is_sidecar, sidecar_id, wid
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, Lsn, MirroredTable
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import await_visible, read_rows, wal_end
+from mirror_pump.source.rows import await_visible, read_rows
+from mirror_pump.source.slot import wal_end
 
 Key: TypeAlias = tuple[object, ...]
 

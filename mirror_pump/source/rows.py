@@ -9,7 +9,7 @@ from contextlib import suppress
 import psycopg
 
 from mirror_pump.errors import ConnectionLost
-from mirror_pump.model import Column, Lsn, MirroredTable
+from mirror_pump.model import Column, MirroredTable
 from mirror_pump.quoting import identifier, in_query
 from mirror_pump.source.connect import PgConnection, source_errors
 
@@ -41,13 +41,6 @@ def await_visible(connection: PgConnection, xids: Sequence[int]) -> None:
                 " again by itself",
             )
         time.sleep(_LOOK_INTERVAL)
-
-
-def wal_end(connection: PgConnection) -> Lsn:
-    """The position up to which WAL is written: whatever was seen so far committed before it."""
-    with source_errors("asking for the WAL's end"):
-        ((position,),) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchall()
-    return Lsn(position)
 
 
 def read_rows(

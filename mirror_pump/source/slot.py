@@ -188,6 +188,14 @@ def read_slot(conn: PgConnection, name: str) -> SlotStatus | None:
     return SlotStatus(name, *row) if row is not None else None
 
 
+def wal_end(connection: PgConnection) -> Lsn:
+    """The position up to which WAL is written: whatever was seen so far committed before it. Not the flushed one, which
+    asynchronous commits are beyond."""
+    with source_errors("asking for the WAL's end"):
+        ((position,),) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchall()
+    return Lsn(position)
+
+
 def system_identity(conn: PgConnection) -> SystemIdentity:
     """Which database of which cluster `conn` is connected to, and the timeline that the cluster is on."""
     with source_errors("reading the cluster's identity"):

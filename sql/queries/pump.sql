@@ -4,9 +4,6 @@
 SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
--- name: wal_end
-SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint;
-
 -- name: copying
 -- Without those that wait for their owner to give them a key.
 SELECT count(*) FROM modak.mirror_tables m
