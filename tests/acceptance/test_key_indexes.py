@@ -92,6 +92,8 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
         mirror.await_live(*tables)
         for name, table in zip(KEYS, tables, strict=True):
             await_index(mirror, steps, table, f"UPDATE {name} SET n = n + 1 WHERE random() < 0.1")
+        # A step is told after its publish, and before the next one begins.
+        mirror.await_frontier()
         resolved = steps.count(Step.RESOLVED)
         for turn in range(3):
             for name, (_, key, expression) in KEYS.items():
