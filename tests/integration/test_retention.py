@@ -30,8 +30,8 @@ from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.pipeline_support import writing
+from tests.integration.retention_heap import Heap
 from tests.integration.retention_support import WIDTH, Shedding
-from tests.integration.test_retention_sql import Heap
 
 
 @pytest.fixture

@@ -1,0 +1,177 @@
+"""Sealing, T's way past partitions, and waiting for F, by the database alone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from mirror_pump.source import retention as source
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
+from tests.integration.retention_heap import Heap, hasty, repeatable_read
+
+
+@pytest.fixture
+def heap(database: Database) -> Heap:
+    return Heap(database)
+
+
+def test_no_change_slips_between_the_seal_and_t(heap: Heap) -> None:
+    """A writer whose transaction began before the seal, in whatever isolation, holds it up or is captured."""
+    with heap.database.connect(autocommit=False) as early:
+        early.execute("UPDATE ev SET v = 'early' WHERE id = 1")
+        with hasty(heap) as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SELECT modak.seal('ev'::regclass::oid::bigint, 'ev0')")
+        early.commit()
+    with repeatable_read(heap) as old:
+        heap.seal("ev0")
+        old.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
+        with hasty(heap) as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)")
+        old.commit()
+    assert heap.captured() == {"11 11": 0}
+    with repeatable_read(heap) as old:
+        assert heap.advance("ev0", 100) is None
+        # By its snapshot the partition is above T still.
+        old.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
+        old.execute("UPDATE ev SET v = 'late' WHERE id = 1")
+        old.commit()
+    assert {key: op for key, (op, _, _) in heap.delta().items()} == {"11 11": 0, "12 12": 0, "1 50": 0}
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+
+
+def test_what_a_truncate_took_is_not_captured_any_more(heap: Heap) -> None:
+    heap.seal("ev0")
+    with repeatable_read(heap) as old:
+        heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
+        assert heap.captured() == {"11 11": 0}
+        # This one does not see the row, nor what was captured of it.
+        old.execute("TRUNCATE ev0")
+        old.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
+        old.commit()
+    assert heap.captured() == {"12 12": 0}
+    assert heap.advance("ev0", 100) == "partition ev0 is not sealed", "F has to pass the TRUNCATE too"
+    heap.database.execute(
+        "UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint WHERE state = 'sealing'"
+    )
+    assert heap.advance("ev0", 100) is None
+    assert heap.delta().keys() == {"12 12"}
+
+
+def test_a_truncate_below_t_takes_nothing_from_the_lake(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    for truncate in ("TRUNCATE ev", "TRUNCATE ev0"):
+        heap.database.execute("INSERT INTO ev (id, at) VALUES (1, 99) ON CONFLICT DO NOTHING")
+        with heap.database.connect() as connection:
+            connection.execute(truncate.encode())
+    assert heap.value("SELECT truncated FROM modak.partitions WHERE partition_id = 'ev0'")
+    assert {key: op for key, (op, _, _) in heap.delta().items()} == {"1 99": 0}
+
+
+def test_t_passes_partitions_in_their_order_and_only_where_f_is(heap: Heap) -> None:
+    assert heap.advance("ev0", 100) == "partition ev0 is not sealed"
+    heap.seal("ev0")
+    heap.seal("ev1")
+    assert heap.advance("ev1", 200) == "partition public.ev0 comes first"
+    assert heap.advance("ev1", 150) == "partition ev1 is not waiting for T to reach 150"
+    behind = heap.value("SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 1)")
+    assert behind == "F has not passed the position at which partition ev0 was sealed"
+    # A partition that nobody has noticed yet.
+    heap.database.execute("CREATE TABLE before PARTITION OF ev FOR VALUES FROM (-100) TO (0)")
+    assert heap.advance("ev0", 100) == "partition public.before comes first"
+    heap.database.execute("ALTER TABLE ev DETACH PARTITION before")
+    heap.database.execute("UPDATE modak.mirror_tables SET state = 'copying'")
+    assert "is being copied" in str(heap.advance("ev0", 100))
+    heap.database.execute("UPDATE modak.mirror_tables SET state = 'live', start_lsn = 9223372036854775807")
+    assert "was since partition ev0 was sealed" in str(heap.advance("ev0", 100))
+    heap.database.execute("UPDATE modak.mirror_tables SET start_lsn = 0")
+    heap.database.execute("ALTER TABLE ev0 DISABLE TRIGGER zz_modak_row")
+    assert heap.advance("ev0", 100) == "changes of partition ev0 are not captured"
+    heap.database.execute("ALTER TABLE ev0 ENABLE ALWAYS TRIGGER zz_modak_row")
+    assert heap.advance("ev0", 100) is None
+    assert heap.advance("ev1", 200) is None
+    assert heap.value("SELECT tier_key_hi FROM modak.cutline") == 200
+
+
+def test_t_waits_for_a_new_seal_if_much_was_captured(heap: Heap) -> None:
+    """Writers wait while captured changes become corrections: all at once, and never more than so many."""
+    heap.database.execute("UPDATE modak.partitions SET capture_limit = 2")
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11), (12, 12), (13, 13)")
+    assert heap.advance("ev0", 100) == "more than 2 changes of partition ev0 were captured"
+    with heap.database.connect() as connection:
+        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0"}
+        assert source.run(connection, "crowded", where) == 1
+        heap.seal("ev0")
+        assert source.run(connection, "crowded", where) == 0, "what was captured before is void"
+        heap.database.execute(
+            "INSERT INTO ev (id, at) VALUES (21, 21), (22, 22)",
+            "UPDATE ev SET v = 'again' WHERE id IN (13, 21)",
+            # Somebody else was there first.
+            "INSERT INTO modak.delta SELECT table_id, pk, 1, 1, 21, 0, payload, now(), 3 FROM modak.mirror_captured"
+            " WHERE tier_key = 21",
+        )
+        assert source.run(connection, "crowded", where) == 0, "the limit has doubled: it ends some time"
+        connection.execute("SET track_functions = 'all'")
+        with connection.transaction():
+            connection.execute(
+                "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, %s)", (heap.database.lsn(),)
+            )
+            one_by_one = connection.execute("SELECT pg_stat_get_xact_function_calls('modak.put_delta'::regproc)")
+            assert one_by_one.fetchone() == (None,)
+    assert {key: (op, payload["v"]) for key, (op, _, payload) in heap.delta().items()} == {
+        "13 13": (0, "again"),
+        "21 21": (0, "again"),
+        "22 22": (0, "none"),
+    }
+    assert heap.database.rows("SELECT old_tier_key, folded_sequence FROM modak.delta") == [(None, None)] * 3
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+
+
+def test_t_passes_a_partition_that_its_owner_dropped(heap: Heap) -> None:
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)", "DROP TABLE ev0")
+    assert heap.advance("ev0", 100) is None
+    assert heap.delta() == {}, "the stream has what was captured of it"
+    assert heap.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "dropped"
+
+
+def test_triggers_survive_renames_and_leave_detached_partitions_alone(heap: Heap) -> None:
+    heap.pass_by("ev0", 100)
+    heap.database.execute(
+        "ALTER TABLE ev RENAME COLUMN at TO moment",
+        "ALTER TABLE ev0 RENAME TO first",
+        "ALTER TABLE ev ADD COLUMN w jsonb",
+        "INSERT INTO ev (id, moment, w) VALUES (21, 21, '{}')",
+    )
+    assert heap.delta()["21 21"][2] == {"id": 21, "moment": 21, "v": "none", "n": 7, "w": "{}"}
+    heap.database.execute("ALTER TABLE ev DETACH PARTITION first", "UPDATE first SET n = 0", "TRUNCATE first")
+    assert heap.delta().keys() == {"21 21"}
+    assert not heap.value("SELECT truncated FROM modak.partitions WHERE partition_id = 'ev0'")
+
+
+def test_waiting_for_f_wakes_the_pump_and_ends_in_time(heap: Heap) -> None:
+    heap.database.execute("SELECT pg_create_logical_replication_slot('watch', 'test_decoding')")
+    assert heap.value("SELECT modak.wait_for('0/A', '1 second')"), "F is there already"
+    assert not heap.value("SELECT modak.wait_for(NULL, '0.1 seconds')")
+    told = heap.database.rows(
+        "SELECT data FROM pg_logical_slot_get_changes('watch', NULL, NULL) WHERE data LIKE '%modak.wait%'"
+    )
+    heap.database.execute("SELECT pg_drop_replication_slot('watch')")
+    assert len(told) == 1
+    found: list[Any] = []
+    waiter = threading.Thread(target=lambda: found.append(heap.value("SELECT modak.wait_for('0/FFFF', '20 seconds')")))
+    waiter.start()
+    await_true(
+        lambda: heap.value("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT modak.wait_for(%20 s%'"),
+        10,
+        "it waits",
+    )
+    heap.database.execute("UPDATE modak.cutline SET replicated_lsn = 65536")
+    waiter.join(10)
+    assert found == [True]
+    with repeatable_read(heap) as reader, pytest.raises(psycopg.errors.ActiveSqlTransaction):
+        reader.execute("SELECT modak.wait_for()")
