@@ -347,6 +347,24 @@ SELECT jsonb_build_object(
  WHERE c.oid = relation
 $$;
 
+-- Anybody may put a message into the stream; ours bear a seal that takes a secret, and is good in one transaction only.
+CREATE TABLE modak.mirror_secret (
+    secret      text        NOT NULL
+);
+COMMENT ON TABLE modak.mirror_secret IS 'What notes of schema changes are sealed with: whoever reads it can tell the mirror anything';
+INSERT INTO modak.mirror_secret VALUES (gen_random_uuid()::text || gen_random_uuid()::text);
+
+-- Puts a note into the stream, at its place in this transaction.
+CREATE FUNCTION modak.mirror_message(content jsonb) RETURNS pg_lsn
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+-- The server sends a message's bytes as they are, whatever the database's encoding.
+SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
+           encode(sha256(convert_to(secret || encode(sha256(convert_to(
+               secret || pg_current_xact_id()::xid::text || ' ' || content::text, 'UTF8')), 'hex'), 'UTF8')), 'hex')
+           || content::text, 'UTF8'))
+  FROM modak.mirror_secret
+$$;
+
 -- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
 -- it, right behind the change. New partitions that hold a page are named: their rows are not in the stream.
 CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
@@ -377,14 +395,13 @@ BEGIN
                                  ELSE jsonb_build_object(one.name, payload -> one.former_name) END
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
-    -- The server sends a message's bytes as they are, whatever the database's encoding.
-    PERFORM pg_logical_emit_message(true, 'mirror-pump', convert_to(jsonb_build_object(
+    PERFORM modak.mirror_message(jsonb_build_object(
         'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                     WHERE exact
                       AND NOT coalesce(former -> 'leaves' @> jsonb_build_array(jsonb_build_object('id', l -> 'id')), false)
-                      AND pg_relation_size((l ->> 'id')::oid) > 0))::text, 'UTF8'));
+                      AND pg_relation_size((l ->> 'id')::oid) > 0)));
 END $$;
 
 -- Looks for tables that are not what the stream was told, and tells it. Outside the transaction of the change, a lock
@@ -425,8 +442,8 @@ CREATE FUNCTION modak.mirror_truncated() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = pg_partition_root(TG_RELID)::oid::bigint) THEN
-        PERFORM pg_logical_emit_message(true, 'mirror-pump', jsonb_build_object(
-            'table', pg_partition_root(TG_RELID)::oid::bigint, 'truncated', TG_RELID::bigint)::text);
+        PERFORM modak.mirror_message(jsonb_build_object(
+            'table', pg_partition_root(TG_RELID)::oid::bigint, 'truncated', TG_RELID::bigint));
     END IF;
     RETURN NULL;
 END $$;
@@ -451,7 +468,7 @@ END $$;
 -- applied any further before they were described.
 CREATE FUNCTION modak.mirror_alarm(concerned bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-SELECT count(pg_logical_emit_message(true, 'mirror-pump', jsonb_build_object('table', table_id, 'rewritten', 4)::text))
+SELECT count(modak.mirror_message(jsonb_build_object('table', table_id, 'rewritten', 4)))
   FROM modak.mirror_shapes WHERE concerned IS NULL OR table_id = ANY (concerned)
 $$;
 
@@ -506,13 +523,13 @@ DECLARE
     mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
 BEGIN
     IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = mirrored) THEN
-        PERFORM pg_logical_emit_message(true, 'mirror-pump', jsonb_build_object(
-            'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason())::text);
+        PERFORM modak.mirror_message(jsonb_build_object(
+            'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
     END IF;
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
-    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid) FROM PUBLIC;
+    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
 
 CREATE TABLE modak.mirror_captured (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,

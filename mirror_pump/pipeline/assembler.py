@@ -26,7 +26,7 @@ from decoders.messages import (
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.batches import BatchEnd, Failure, Segment, TableChange, Truncation
 from mirror_pump.pipeline.evolution import Course, Verdict
-from mirror_pump.source.shape import PREFIX, Note, parse_note
+from mirror_pump.source.shape import PREFIX, Note, NoteReader
 
 HEADER = 25
 """Bytes before the pgoutput message in a CopyData message: 'w' and three int64 (protocol docs, XLogData)."""
@@ -98,12 +98,15 @@ class Assembler:
         ),
         apart: Lsn | None = None,
         wanted: Callable[[Lsn], None] = lambda _: None,
+        *,
+        read_note: NoteReader,
     ) -> None:
         self._limits = limits
         self._lookup = lookup
         self._emit = emit
         self._judge = judge
         self._wanted = wanted
+        self._read_note = read_note
         self._barrier = barrier
         self._apart = apart
         self._applied = applied
@@ -330,7 +333,7 @@ class Assembler:
                     (reached,) = _WAL_END.unpack_from(message, 9)
                     self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))
             elif told.prefix == PREFIX and told.transactional and not self._skipping:
-                note = parse_note(told.content)
+                note = self._read_note(told.content, self._xid)
                 if note is not None:
                     self._note(note)
 

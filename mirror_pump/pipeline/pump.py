@@ -18,9 +18,10 @@ from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown, TaskFailed
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
+from mirror_pump.pipeline.demand import Goal
 from mirror_pump.pipeline.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_indexes import KeyIndexes
-from mirror_pump.pipeline.session import Abandoned, Goal, PumpSession, Totals
+from mirror_pump.pipeline.session import Abandoned, PumpSession, Totals
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.upkeep import upkeep_tasks
 from mirror_pump.pipeline.work import StopRequested, Work

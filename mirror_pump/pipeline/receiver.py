@@ -30,7 +30,7 @@ from mirror_pump.pipeline.leftovers import Leftovers
 from mirror_pump.pipeline.publish import LandedPublish
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import Batch, CaughtUp, FrontierWanted, SegmentInFlight, ThreadFailed, Work
-from mirror_pump.source.shape import Note
+from mirror_pump.source.shape import Note, NoteReader
 from mirror_pump.source.stream import ReplicationStream
 
 _READ_MESSAGES = 8192
@@ -72,6 +72,7 @@ class Receiver:
         settings: ReceiverSettings,
         start: Lsn,
         barrier: Lsn | None,
+        read_note: NoteReader,
         judge: Callable[[MirroredTable, Note], Verdict],
         apart: Lsn | None,
         mirrored: Callable[[], Sequence[TableId]],
@@ -94,6 +95,7 @@ class Receiver:
             judge,
             apart,
             lambda lsn: inbox.put(FrontierWanted(lsn)),
+            read_note=read_note,
         )
         self._apart = apart
         self._mirrored = mirrored

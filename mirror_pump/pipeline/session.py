@@ -6,7 +6,6 @@ nothing but a new session: everything left of the publish may be repeated.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -21,24 +20,16 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
 from mirror_pump.errors import ConnectionLost, LakeError, NotLeader, RowNotSent, SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableName, TableState
-from mirror_pump.pipeline.apply import BatchApplier
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableName
 from mirror_pump.pipeline.batches import Failure
-from mirror_pump.pipeline.copy import Copier, CopySettings
-from mirror_pump.pipeline.fold import Folder, FoldSettings
-from mirror_pump.pipeline.index_builder import IndexBuilder
-from mirror_pump.pipeline.jobs import MergeJob, RenewJob, ResolveJob
+from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.leftovers import Leftovers, files_of
-from mirror_pump.pipeline.listener import Listener
-from mirror_pump.pipeline.publish import LandedPublish, Publisher, RetryPolicy
-from mirror_pump.pipeline.receiver import Receiver, ReceiverSettings
+from mirror_pump.pipeline.parts import retain_live, start_parts
+from mirror_pump.pipeline.publish import LandedPublish
 from mirror_pump.pipeline.requests import CopiedChunk, PublishRequest, TableDelta
-from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.staging import AdvanceRefused
 from mirror_pump.pipeline.steps import Observer, Step
-from mirror_pump.pipeline.upkeep import Upkeep, resolve_workers
-from mirror_pump.pipeline.watching import Watcher, judge
 from mirror_pump.pipeline.work import (
     AdvanceWanted,
     Batch,
@@ -57,10 +48,8 @@ from mirror_pump.pipeline.work import (
     ThreadFailed,
     Work,
 )
-from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.leader import Leader
-from mirror_pump.source.slot import SystemIdentity, check_slot, remove_from_publication, wal_end
-from mirror_pump.source.stream import ReplicationStream
+from mirror_pump.source.slot import remove_from_publication, wal_end
 from mirror_pump.source.tables import load_table
 from sql import queries
 
@@ -68,11 +57,6 @@ _SQL = queries("pump")
 
 _POLL = 0.25
 """Seconds between looks at the stop request while a task's result is waited for."""
-_IDLE_WAIT = 1.0
-"""Seconds without any work after which the loop asks itself whether somebody still waits."""
-_FIRST_ASK = 0.02
-"""As _IDLE_WAIT, when the server's answer fell short of what is wanted: it had not read the newest WAL yet. Doubles
-with every such answer up to _IDLE_WAIT, since a server that decodes a large transaction falls short for long."""
 _RETAIN_INTERVAL = 30.0
 """Seconds between looks, when there is time, at whether tables with a key index are still mirrored, and tables that
 were set aside still published."""
@@ -97,22 +81,8 @@ class Totals:
     """Of the last lead."""
 
 
-@dataclass(frozen=True)
-class Goal:
-    """When the pump is done; with neither part, never."""
-
-    until: Lsn | None = None
-    """F has reached it."""
-    copies: bool = False
-    """No table is being copied any more."""
-
-    @property
-    def endless(self) -> bool:
-        return self.until is None and not self.copies
-
-
 class PumpSession:
-    """Owns the threads and connections of one life. `run` returns when the goal is reached or the stop requested."""
+    """Owns what `start_parts` starts. `run` returns when the goal is reached or the stop requested."""
 
     def __init__(
         self,
@@ -128,9 +98,9 @@ class PumpSession:
         leader: Leader | None = None,
     ) -> None:
         """`leader`: the lead, if a former session kept it; this one lets go of it when it is closed."""
-        self._settings = settings
+        self._slot = settings.slot
+        self._storage = storage
         self._observer = observer
-        self._goal = goal
         self._totals = totals
         self._inbox = inbox
         self._indexes = indexes
@@ -140,148 +110,51 @@ class PumpSession:
         self._begin_again = False
         """T has moved: segments that were decoded under the former T must not be published."""
         self._stop_requested = stop_requested
-        self._dsn = settings.require_dsn()
-        self._leader = Leader.acquire(self._dsn, settings.slot, totals.epoch) if leader is None else leader
+        self._leader = Leader.acquire(settings.require_dsn(), settings.slot, totals.epoch) if leader is None else leader
+        self._lead_kept = False
         totals.epoch = self._leader.epoch
         self._leftovers = Leftovers(storage)
-        self._storage = storage
         # In reverse: the threads end before what they left is removed.
-        self._closing: list[Callable[[], None]] = [self._leader.release, self._remove_leftovers]
+        self._closing = ExitStack()
+        self._closing.callback(self._release_lead)
+        self._closing.callback(self._remove_leftovers)
         try:
-            self._start(storage, runner)
+            parts = start_parts(
+                self._closing,
+                settings,
+                storage,
+                runner,
+                observer,
+                inbox,
+                indexes,
+                self._leftovers,
+                self._leader.epoch,
+                goal.until,
+                totals.apart,
+            )
         except BaseException:
             self.close()
             raise
-
-    def _start(self, storage: StorageOptions, runner: TaskRunner) -> None:
-        settings = self._settings
-        self._connection = self._connect()
-        self._closing.append(self._connection.close)
-        row = self._connection.execute(_SQL["slot"], {"slot": settings.slot}).fetchone()
-        if row is None:
-            raise SourceError(f"slot {settings.slot} is not in the catalog", "Run `mirror-pump init` first.")
-        publication, system, timeline, database, applied = row
-        check_slot(
-            self._connection,
-            settings.slot,
-            applied_lsn=applied,
-            identity=SystemIdentity(system, timeline, database),
-        )
-        self._frontier = self._totals.frontier = Lsn(applied)
-        self._publisher = Publisher(
-            self._connect,
-            settings.slot,
-            self._leader.epoch,
-            storage,
-            RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
-            self._indexes,
-            staged=lambda request: self._observer(Step.STAGED, frontier=request.frontier),
-        )
-        self._closing.append(self._publisher.close)
-        self._applier = BatchApplier(runner, storage, self._connect, self._publisher.load)
-        self._wanted = Lsn(0)
-        self._patience = _FIRST_ASK
-        self._caught_up = Lsn(applied)
-        self._idle_published_at = time.monotonic()
-        lookup_connection = self._connect()
-        self._closing.append(lookup_connection.close)
-        self._receiver = Receiver(
-            lambda lsn: ReplicationStream.start(self._dsn, settings.slot, publication, lsn),
-            lambda relation_id: self._registered(lookup_connection, relation_id),
-            self._indexes.packing,
-            runner,
-            storage,
-            self._inbox,
-            self._leftovers,
-            ReceiverSettings(
-                segment_bytes=settings.segment_bytes,
-                batch_bytes=settings.batch_bytes,
-                row_bytes=settings.max_row_bytes,
-                batch_age=settings.batch_age,
-                max_buffered_bytes=settings.max_buffered_bytes,
-                status_interval=self._status_interval(),
-            ),
-            Lsn(applied),
-            self._goal.until,
-            lambda table, note: judge(lookup_connection, table, note),
-            self._totals.apart,
-            lambda: self._mirrored(lookup_connection),
-        )
-        self._copier = Copier(
-            self._connect,
-            runner,
-            storage,
-            self._inbox,
-            CopySettings(
-                self._dsn, settings.slot, self._leader.epoch, settings.copy_chunk_bytes, settings.copy_workers
-            ),
-            self._observer,
-        )
-        workers = resolve_workers(os.cpu_count() or 1)
-        self._upkeep = Upkeep(
-            self._connect,
-            runner,
-            storage,
-            self._inbox,
-            settings.slot,
-            (
-                ResolveJob(settings.resolve_rows, settings.resolve_age, workers, self._observer),
-                MergeJob(settings.merge_bytes, self._indexes.packing, self._observer),
-                RenewJob(settings.merge_bytes, self._indexes.packing, self._observer),
-            ),
-            self._observer,
-        )
-        self._folder = Folder(
-            self._connect,
-            storage,
-            self._inbox,
-            settings.slot,
-            self._indexes.packing,
-            FoldSettings(settings.fold_age, settings.fold_rows),
-            self._observer,
-        )
-        builder = IndexBuilder(runner, self._inbox)
-        self._indexes.attach(builder, self._observer)
-        self._retain_indexes()
-        self._watcher = Watcher(self._connect, self._inbox, settings.slot)
-        self._retention = Retention(
-            self._connect,
-            runner,
-            storage,
-            self._inbox,
-            settings.slot,
-            self._dsn,
-            self._observer,
-            settings.retention_interval,
-        )
-        self._listener = Listener(self._connect, self._inbox, self._copier.wake, self._retention.wake)
-        for thread in (
-            self._receiver,
-            self._copier,
-            self._upkeep,
-            self._folder,
-            builder,
-            self._watcher,
-            self._retention,
-            self._listener,
-        ):
-            thread.start()
-            self._closing.append(thread.stop)
+        self._parts = parts
+        self._frontier = totals.frontier = parts.applied
+        self._demand = Demand(goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval)
+        self._retained_at = time.monotonic()
 
     def close(self) -> None:
         """End the threads, remove files of work that will not be published, let go of the lead."""
         # Threads may wait for an answer.
         self._empty_inbox()
         # The last first, and each of them, whatever becomes of the others.
-        with ExitStack() as closing:
-            for end in self._closing:
-                closing.callback(end)
-            self._closing.clear()
+        self._closing.close()
 
     def keep_lead(self) -> Leader:
         """The lead, for the next session: closing this one leaves it as it is."""
-        self._closing.remove(self._leader.release)
+        self._lead_kept = True
         return self._leader
+
+    def _release_lead(self) -> None:
+        if not self._lead_kept:
+            self._leader.release()
 
     def _remove_leftovers(self) -> None:
         self._leftovers.remove()
@@ -308,13 +181,13 @@ class PumpSession:
     def run(self) -> bool:
         """Take work until the goal is reached or the stop requested. True: begin again at once."""
         self._observer(Step.STREAMING, frontier=self._frontier)
-        if self._goal.until is not None:
-            self._receiver.want_position()
+        if self._demand.goal.until is not None:
+            self._parts.receiver.want_position()
         while not self._stop_requested() and not self._done():
             try:
-                work = self._inbox.get(timeout=self._patience if self._falls_short() else _IDLE_WAIT)
+                work = self._inbox.get(timeout=self._demand.patience)
             except Empty:
-                self._patience = min(2 * self._patience, _IDLE_WAIT)
+                self._demand.waited()
                 self._look_around()
                 continue
             self._take(work)
@@ -330,15 +203,15 @@ class PumpSession:
             case Batch():
                 self._apply(work)
             case CaughtUp(lsn):
-                self._caught_up = max(self._caught_up, lsn)
+                self._demand.reached(lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
                 # Anybody may ask for anything: a position that WAL has not reached is nothing that others should have
                 # to wait behind. Whoever means it asks again.
-                self._want(min(lsn, wal_end(self._connection)))
+                self._demand.want(min(lsn, wal_end(self._parts.connection)))
                 self._publish_idle()
-                if self._wanted > self._frontier:
-                    self._receiver.want_position()
+                if self._demand.unmet(self._frontier):
+                    self._parts.receiver.want_position()
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
             case CopyPlanned():
@@ -346,7 +219,7 @@ class PumpSession:
                 self._look_around()
             case CopyInvalid(table):
                 self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
-                self._copier.wake()
+                self._parts.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
             case IndexRead():
@@ -370,7 +243,7 @@ class PumpSession:
     def _apply(self, batch: Batch) -> None:
         self._observer(Step.RECEIVED, changes=batch.end.changes, segments=batch.end.segments)
         results = self._results(batch.segments)
-        applied = self._applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
+        applied = self._parts.applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
         self._observer(Step.WRITTEN, frontier=batch.end.end_lsn)
         self._leftovers.hand_over(segment.result for segment in batch.segments)
         landed = self._publish(
@@ -382,34 +255,30 @@ class PumpSession:
                 written_since=batch.written_since,
             )
         )
-        self._receiver.batch_done()
+        self._parts.receiver.batch_done()
         self._totals.changes += batch.end.changes
         changes = [delta.change for delta in applied.deltas if delta.change is not None]
         for change in changes:
             step = Step.TABLE_COPIED_AGAIN if change.copy_again else Step.TABLE_CHANGED
             self._observer(step, table=str(change.table.name), reason=change.reason)
         if changes:
-            self._watcher.wake()
+            self._parts.watcher.wake()
         if changes or any(delta.truncate for delta in applied.deltas):
-            self._copier.wake()
-        self._caught_up = max(self._caught_up, landed.frontier)
+            self._parts.copier.wake()
+        self._demand.reached(landed.frontier)
         self._publish_idle()
-
-    def _mirrored(self, connection: PgConnection) -> list[TableId]:
-        rows = connection.execute(_SQL["not_failed"], {"slot": self._settings.slot}).fetchall()
-        return [TableId(table_id) for (table_id,) in rows]
 
     def _unpublish_failed(self) -> None:
         """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
         their being published what makes it refuse their updates."""
-        rows = self._connection.execute(_SQL["failed"], {"slot": self._settings.slot}).fetchall()
+        rows = self._parts.connection.execute(_SQL["failed"], {"slot": self._slot}).fetchall()
         for table_id, publication, schema, name in rows:
             # One that somebody holds a lock on stays until there is time; of a lost connection the loop hears soon.
-            with suppress(SourceError), self._connection.transaction() as transaction:
-                self._connection.execute("SELECT set_config('lock_timeout', '1s', true)")
-                remove_from_publication(self._connection, publication, TableName(schema, name))
+            with suppress(SourceError), self._parts.connection.transaction() as transaction:
+                self._parts.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
+                remove_from_publication(self._parts.connection, publication, TableName(schema, name))
                 # It holds a lock now that registering needs: what is registered anew by now has to stay.
-                if self._connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
+                if self._parts.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
@@ -424,7 +293,7 @@ class PumpSession:
         landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
-        self._upkeep.finished(table_id, landed=accepted)
+        self._parts.upkeep.finished(table_id, landed=accepted)
 
     def _advance(self, work: AdvanceWanted) -> None:
         """Move T, in a publish of its own: what is refused here must hold up nothing else.
@@ -482,7 +351,7 @@ class PumpSession:
 
     def _publish(self, request: PublishRequest) -> LandedPublish:
         try:
-            landed = self._publisher.publish(request)
+            landed = self._parts.publisher.publish(request)
         except (LakeError, ConnectionLost, NotLeader):
             # It certainly did not happen, and these files are not offered again.
             discard(files_of(request), self._storage)
@@ -490,12 +359,12 @@ class PumpSession:
         self._frontier = self._totals.frontier = landed.frontier
         self._totals.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
-        self._upkeep.published(landed.tables)
-        self._retention.published()
-        self._receiver.acknowledge(landed)
+        self._parts.upkeep.published(landed.tables)
+        self._parts.retention.published()
+        self._parts.receiver.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)
         for failure in landed.failures:
-            self._receiver.drop(failure.table)
+            self._parts.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
             self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
         if landed.failures:
@@ -503,78 +372,55 @@ class PumpSession:
         if landed.dropped:
             self._retain_indexes()
         if landed.live:
-            tables = [load_table(self._connection, table_id) for table_id in landed.live]
-            self._receiver.refresh(tuple(table for table in tables if table is not None))
-            self._upkeep.live(landed.live)
+            tables = [load_table(self._parts.connection, table_id) for table_id in landed.live]
+            self._parts.receiver.refresh(tuple(table for table in tables if table is not None))
+            self._parts.upkeep.live(landed.live)
             for table in tables:
                 self._observer(Step.LIVE, table=str(table and table.name))
         return landed
 
     def _publish_idle(self) -> None:
-        """Move F without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of others.
-
-        A publish writes WAL itself, so it must not be a reason for the next one: others have to write
-        `idle_publish_bytes` first, and `idle_publish_interval` has to pass.
-        """
-        position = self._caught_up
+        """Move F without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of others."""
+        position = self._demand.caught_up
         if position <= self._frontier:
             return
-        until = self._goal.until
-        now = time.monotonic()
-        wanted = self._frontier < self._wanted <= position
-        goal = until is not None and self._frontier < until <= position
-        foreign = (
-            position - self._frontier >= self._settings.idle_publish_bytes
-            and now - self._idle_published_at >= self._settings.idle_publish_interval
-        )
-        if wanted or goal or foreign or self._copy_due(position):
-            self._idle_published_at = now
+        if self._demand.due(self._frontier) or self._copy_due(position):
+            self._demand.served()
             self._publish(PublishRequest(frontier=position, deltas=self._with_chunks(())))
 
     def _copy_due(self, position: Lsn) -> bool:
         """Whether a copied table may go live at `position`; if it only needs a later one, ask for that."""
-        row = self._connection.execute(_SQL["due_to_go_live"], {"slot": self._settings.slot}).fetchone()
+        row = self._parts.connection.execute(_SQL["due_to_go_live"], {"slot": self._slot}).fetchone()
         if row is None or row[0] is None:
             return False
         if row[0] <= position:
             return True
-        self._want(Lsn(row[0]))
-        self._receiver.want_position()
+        self._demand.want(Lsn(row[0]))
+        self._parts.receiver.want_position()
         return False
 
-    def _want(self, lsn: Lsn) -> None:
-        if lsn > self._wanted:
-            self._wanted = lsn
-            self._patience = _FIRST_ASK
-
-    def _falls_short(self) -> bool:
-        """Whether the server has to be asked again: what is wanted is beyond what it has said."""
-        return max(self._wanted, self._goal.until or Lsn(0)) > self._caught_up
-
     def _retain_indexes(self) -> None:
-        """Memory is for tables that are still mirrored."""
         self._retained_at = time.monotonic()
-        rows = self._connection.execute(_SQL["live"], {"slot": self._settings.slot}).fetchall()
-        self._indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
+        retain_live(self._indexes, self._parts.connection, self._slot)
 
     def _look_around(self) -> None:
         """Nothing came for a while: has F still to move for somebody?"""
-        if self._wanted > self._frontier or not self._goal.endless:
-            self._receiver.want_position()
+        if self._demand.unmet(self._frontier) or not self._demand.goal.endless:
+            self._parts.receiver.want_position()
         self._publish_idle()
-        if self._caught_up <= self._frontier:
+        if self._demand.caught_up <= self._frontier:
             self._copy_due(self._frontier)
         if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
             self._retain_indexes()
             self._unpublish_failed()
 
     def _done(self) -> bool:
-        goal = self._goal
+        goal = self._demand.goal
         if goal.endless or (goal.until is not None and self._frontier < goal.until):
             return False
         if not goal.copies:
             return True
-        row = self._connection.execute(_SQL["copying"], {"slot": self._settings.slot}).fetchone()
+        row = self._parts.connection.execute(_SQL["copying"], {"slot": self._slot}).fetchone()
         return row is not None and row[0] == 0
 
     def _results(self, segments: Iterable[SegmentInFlight]) -> list[SegmentResult]:
@@ -592,16 +438,3 @@ class PumpSession:
                         if time.monotonic() > deadline:
                             raise Abandoned from None
         return results
-
-    def _registered(self, connection: PgConnection, relation_id: int) -> MirroredTable | None:
-        table = load_table(connection, TableId(relation_id))
-        return None if table is None or table.state is TableState.FAILED else table
-
-    def _status_interval(self) -> float:
-        """Seconds between status updates: a third of the server's patience, 10 s at most."""
-        row = self._connection.execute(_SQL["sender_timeout"]).fetchone()
-        patience = row[0] / 1000 if row is not None else 0
-        return min(10.0, patience / 3) if patience else 10.0
-
-    def _connect(self) -> PgConnection:
-        return connect(self._dsn, autocommit=True)

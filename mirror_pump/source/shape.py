@@ -5,6 +5,8 @@ tell a renamed column from one that was dropped and added, nor a type change tha
 So event triggers put a transactional logical message (`pg_logical_emit_message`, prefix `mirror-pump`) behind every
 command that changes a mirrored table, with its whole present shape: columns with attribute numbers, key, partitions,
 labels of enums. Because the message is part of the transaction, it stands between the row changes of before and after.
+Any role may emit messages: ours bear a seal, made of the transaction's number, the content and a secret that only the
+catalog's owner reads. What bears none, or that of another transaction, is nobody's.
 A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite); what VACUUM FULL or CLUSTER rewrite is not,
 and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition.
 
@@ -19,10 +21,12 @@ none is missed for longer than the pause between two comparisons, and with event
 
 from __future__ import annotations
 
+import hmac
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -66,6 +70,8 @@ NONSENSE = (
     psycopg.ProgrammingError,
 )
 """What comes of a note whose shape is not one: values of other types than modak.mirror_shape() gives, or none."""
+_SEAL_LENGTH = 64
+"""Bytes: a SHA-256 in hexadecimal."""
 LOCK_TIMEOUT = "200ms"
 """How long the pump waits for a table that somebody is altering; then it is left for the next time. Less than a usual
 deadlock_timeout: a user's command must never be the victim of a deadlock with us."""
@@ -110,10 +116,35 @@ class Note:
         )
 
 
-def parse_note(content: bytes) -> Note | None:
-    """The note in a message of our prefix; None if it is none of ours: anybody may emit messages."""
+NoteReader = Callable[[bytes, int], Note | None]
+"""The note in a message of our prefix, in the transaction of this number; None if it is none of ours."""
+
+
+def note_reader(connection: PgConnection) -> NoteReader:
+    """Reads the notes of this catalog. Raises SourceError if its secret cannot be read."""
+    with source_errors("reading what notes of schema changes are sealed with"):
+        row = connection.execute(_SQL["secret"]).fetchone()
+    secret = row[0].encode() if row is not None else None
+
+    def read(message: bytes, xid: int) -> Note | None:
+        expected = None if secret is None else seal(secret, xid, message[_SEAL_LENGTH:])
+        if expected is None or not hmac.compare_digest(message[:_SEAL_LENGTH], expected):
+            return None
+        return parse_note(message)
+
+    return read
+
+
+def seal(secret: bytes, xid: int, content: bytes) -> bytes:
+    """What modak.mirror_message() puts before a note; `xid` is the transaction's number, without its epoch."""
+    inner = sha256(b"%b%d %b" % (secret, xid, content)).hexdigest().encode()
+    return sha256(secret + inner).hexdigest().encode()
+
+
+def parse_note(message: bytes) -> Note | None:
+    """The note in a message of our prefix, whoever sealed it; None if it is none."""
     try:
-        found = json.loads(content)
+        found = json.loads(message[_SEAL_LENGTH:])
         shape = found.get("shape")
         return Note(
             TableId(int(found["table"])),

@@ -930,12 +930,11 @@ BEGIN
                                  ELSE jsonb_build_object(one.name, payload -> one.former_name) END
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
-    -- The server sends a message's bytes as they are, whatever the database's encoding.
-    PERFORM pg_logical_emit_message(true, 'mirror-pump', convert_to(jsonb_build_object(
+    PERFORM modak.mirror_message(jsonb_build_object(
         'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                     WHERE exact
                       AND NOT coalesce(former -> 'leaves' @> jsonb_build_array(jsonb_build_object('id', l -> 'id')), false)
-                      AND pg_relation_size((l ->> 'id')::oid) > 0))::text, 'UTF8'));
+                      AND pg_relation_size((l ->> 'id')::oid) > 0)));
 END $$;

@@ -4,6 +4,9 @@
 SELECT evtname, evtenabled::text FROM pg_event_trigger
  WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite');
 
+-- name: secret
+SELECT secret FROM modak.mirror_secret;
+
 -- name: waiting
 -- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
 -- them.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from mirror_pump.cli.main import app
@@ -13,8 +15,9 @@ from mirror_pump.errors import ConnectionLost
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.connect import connect
 from mirror_pump.source.rows import await_visible
+from mirror_pump.source.shape import parse_note, seal
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps, assert_same, lake_rows
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
@@ -319,24 +322,85 @@ _NONSENSE = (
 )
 
 
-def test_nonsense_under_our_prefix_stops_nothing(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Every role may emit messages. At worst the table that one names is copied again."""
+def test_sealed_nonsense_stops_nothing(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Whoever may read the secret may say anything. At worst the table that it names is copied again."""
     database.execute(_TABLE, _ROWS)
     mirror = Mirror.create(database, warehouse, tasks)
     with mirror.pumping() as pump:
         mirror.register("t")
         mirror.await_live("public.t")
-        ((table_id, shape),) = database.rows("SELECT table_id, shape::text FROM modak.mirror_shapes")
+        ((table_id, shape, secret),) = database.rows(
+            "SELECT table_id, shape::text, secret FROM modak.mirror_shapes, modak.mirror_secret"
+        )
         # What jsonb cannot hold.
         unstorable = shape[:-1] + ', "more": "\\u0000"}'
         with database.connect() as connection:
             for content in _NONSENSE:
-                told = content.replace("%(id)s", str(table_id)).replace("%(shape)s", unstorable)
-                connection.execute("SELECT pg_logical_emit_message(true, 'mirror-pump', %s)", (told,))
+                told = content.replace("%(id)s", str(table_id)).replace("%(shape)s", unstorable).encode()
+                with connection.transaction():
+                    ((xid,),) = connection.execute("SELECT pg_current_xact_id()::xid::text::bigint").fetchall()
+                    message = seal(secret.encode(), xid, told) + told
+                    connection.execute("SELECT pg_logical_emit_message(true, 'mirror-pump', %s)", (message,))
                 connection.execute("UPDATE t SET n = n + 1 WHERE id < 9")
         mirror.await_frontier()
         mirror.await_live("public.t")
         mirror.await_frontier()
         mirror.assert_equal("public.t")
         assert pump.steps.count(Step.RETRYING) == pump.steps.count(Step.TABLE_FAILED) == 0
+        assert pump.steps.count(Step.TABLE_COPIED_AGAIN) > 0, "it was heard"
+    mirror.assert_sound()
+
+
+def test_nobody_else_can_tell_the_mirror_of_a_change(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    """Any role may emit messages: true to the letter, but for the seal, or one that was good in another transaction."""
+    database.execute(_TABLE, _ROWS)
+    mirror = Mirror.create(database, warehouse, tasks)
+    role = f"stranger_{os.urandom(4).hex()}"
+    with mirror.pumping() as pump:
+        mirror.register("t")
+        mirror.await_live("public.t")
+        ((table_id, shape),) = database.rows("SELECT table_id, shape::text FROM modak.mirror_shapes")
+        database.execute(
+            "SELECT pg_create_logical_replication_slot('listening', 'test_decoding')",
+            "ALTER TABLE t RENAME COLUMN n TO m",
+        )
+        overheard = database.rows(
+            "SELECT data FROM pg_logical_slot_get_changes('listening', NULL, NULL)"
+            " WHERE data LIKE '%prefix: mirror-pump,%'"
+        )
+        database.execute("SELECT pg_drop_replication_slot('listening')")
+        await_true(lambda: pump.steps.count(Step.TABLE_CHANGED) == 1, 20, "a true note is heard")
+        lies = [
+            f'{{"table": {table_id}, "exact": true, "shape": null}}',
+            f'{{"table": {table_id}, "exact": true, "shape": {shape}}}',
+            f'{{"table": {table_id}, "rewritten": 4}}',
+            f'{{"table": {table_id}, "truncated": {table_id}}}',
+        ]
+        messages = [*lies, *("0" * 64 + lie for lie in lies), overheard[0][0].partition("content:")[2]]
+        assert parse_note(messages[-1].encode()) is not None, "the message, whole"
+        with database.connect() as connection:
+            connection.execute(f"CREATE ROLE {role}".encode())
+            connection.execute(f"GRANT USAGE ON SCHEMA modak TO {role}".encode())
+            connection.execute(f"SET ROLE {role}".encode())
+            try:
+                for message in messages:
+                    connection.execute("SELECT pg_logical_emit_message(true, 'mirror-pump', %s)", (message,))
+                for forbidden in (
+                    "SELECT * FROM modak.mirror_secret",
+                    "SELECT modak.mirror_message('{}')",
+                    "SELECT modak.mirror_alarm(NULL)",
+                ):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        connection.execute(forbidden)
+            finally:
+                connection.execute("RESET ROLE")
+                connection.execute(f"DROP OWNED BY {role}".encode())
+                connection.execute(f"DROP ROLE {role}".encode())
+        database.execute("UPDATE t SET m = m + 1 WHERE id < 9")
+        mirror.await_frontier()
+        assert pump.steps.count(Step.TABLE_CHANGED) == 1
+        assert pump.steps.count(Step.TABLE_COPIED_AGAIN) == pump.steps.count(Step.TABLE_FAILED) == 0
+        mirror.assert_equal("public.t")
     mirror.assert_sound()

@@ -45,10 +45,10 @@ def logical(content: bytes, prefix: bytes = b"mirror-pump") -> bytes:
 
 
 def note(table_id: int, **told: object) -> bytes:
-    """A note of ours: with a shape (None: gone), unless it tells of a rewrite or a truncation."""
+    """A note: with a shape (None: gone), unless it tells of a rewrite or a truncation. Its seal is not looked at."""
     if not told:
         told = {"shape": {}}
-    return logical(json.dumps({"table": table_id, "exact": "shape" in told, **told}).encode())
+    return logical(b"0" * 64 + json.dumps({"table": table_id, "exact": "shape" in told, **told}).encode())
 
 
 def mirrored(table_id: int, start_lsn: int = 0) -> MirroredTable:

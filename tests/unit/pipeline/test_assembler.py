@@ -12,7 +12,7 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits
 from mirror_pump.pipeline.batches import Segment
 from mirror_pump.pipeline.evolution import Course, Verdict
-from mirror_pump.source.shape import Note
+from mirror_pump.source.shape import Note, parse_note
 
 from . import pgoutput as pg
 
@@ -42,6 +42,7 @@ class Fed:
             judge=self._judge,
             apart=None if apart is None else Lsn(apart),
             wanted=self.wanted.append,
+            read_note=lambda content, _: parse_note(content),
         )
 
     def _judge(self, _table: MirroredTable, note: Note) -> Verdict:

@@ -1,0 +1,196 @@
+"""What works for one life of the pump: the connections and threads that its loop takes work from."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+
+from mirror_pump.config import Settings
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.errors import SourceError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.pipeline.apply import BatchApplier
+from mirror_pump.pipeline.copy import Copier, CopySettings
+from mirror_pump.pipeline.fold import Folder, FoldSettings
+from mirror_pump.pipeline.index_builder import IndexBuilder
+from mirror_pump.pipeline.jobs import MergeJob, RenewJob, ResolveJob
+from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.leftovers import Leftovers
+from mirror_pump.pipeline.listener import Listener
+from mirror_pump.pipeline.publish import Publisher, RetryPolicy
+from mirror_pump.pipeline.receiver import Receiver, ReceiverSettings
+from mirror_pump.pipeline.retention import Retention
+from mirror_pump.pipeline.steps import Observer, Step
+from mirror_pump.pipeline.upkeep import Upkeep, resolve_workers
+from mirror_pump.pipeline.watching import Watcher, judge
+from mirror_pump.pipeline.work import Work
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.shape import note_reader
+from mirror_pump.source.slot import SystemIdentity, check_slot
+from mirror_pump.source.stream import ReplicationStream
+from mirror_pump.source.tables import load_table
+from sql import queries
+
+_SQL = queries("pump")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop speaks to. The threads put what they have into its inbox."""
+
+    applied: Lsn
+    """F at the start."""
+    connection: PgConnection
+    """The loop's own, for short questions."""
+    publisher: Publisher
+    applier: BatchApplier
+    receiver: Receiver
+    copier: Copier
+    upkeep: Upkeep
+    watcher: Watcher
+    retention: Retention
+
+
+def start_parts(
+    closing: ExitStack,
+    settings: Settings,
+    storage: StorageOptions,
+    runner: TaskRunner,
+    observer: Observer,
+    inbox: SimpleQueue[Work],
+    indexes: KeyIndexes,
+    leftovers: Leftovers,
+    epoch: int,
+    until: Lsn | None,
+    apart: Lsn | None,
+) -> Parts:
+    """Opens and starts all of it; `closing` ends what was begun, also after an error.
+
+    `epoch`: of the lead; `until`: where the stream may end; `apart`: the transaction (LSN of its commit) that is
+    received by itself. Raises SourceError when the slot is not what the catalog says.
+    """
+    dsn = settings.require_dsn()
+
+    def connected() -> PgConnection:
+        return connect(dsn, autocommit=True)
+
+    def opened() -> PgConnection:
+        connection = connected()
+        closing.callback(connection.close)
+        return connection
+
+    connection = opened()
+    publication, applied = _checked_slot(connection, settings.slot)
+    publisher = Publisher(
+        connected,
+        settings.slot,
+        epoch,
+        storage,
+        RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
+        indexes,
+        staged=lambda request: observer(Step.STAGED, frontier=request.frontier),
+    )
+    closing.callback(publisher.close)
+    lookups = opened()
+    receiver = Receiver(
+        lambda lsn: ReplicationStream.start(dsn, settings.slot, publication, lsn),
+        partial(_registered, lookups),
+        indexes.packing,
+        runner,
+        storage,
+        inbox,
+        leftovers,
+        ReceiverSettings(
+            segment_bytes=settings.segment_bytes,
+            batch_bytes=settings.batch_bytes,
+            row_bytes=settings.max_row_bytes,
+            batch_age=settings.batch_age,
+            max_buffered_bytes=settings.max_buffered_bytes,
+            status_interval=_status_interval(connection),
+        ),
+        applied,
+        until,
+        note_reader(connection),
+        partial(judge, lookups),
+        apart,
+        partial(_mirrored, lookups, settings.slot),
+    )
+    copier = Copier(
+        connected,
+        runner,
+        storage,
+        inbox,
+        CopySettings(dsn, settings.slot, epoch, settings.copy_chunk_bytes, settings.copy_workers),
+        observer,
+    )
+    workers = resolve_workers(os.cpu_count() or 1)
+    upkeep = Upkeep(
+        connected,
+        runner,
+        storage,
+        inbox,
+        settings.slot,
+        (
+            ResolveJob(settings.resolve_rows, settings.resolve_age, workers, observer),
+            MergeJob(settings.merge_bytes, indexes.packing, observer),
+            RenewJob(settings.merge_bytes, indexes.packing, observer),
+        ),
+        observer,
+    )
+    folder = Folder(
+        connected,
+        storage,
+        inbox,
+        settings.slot,
+        indexes.packing,
+        FoldSettings(settings.fold_age, settings.fold_rows),
+        observer,
+    )
+    builder = IndexBuilder(runner, inbox)
+    indexes.attach(builder, observer)
+    retain_live(indexes, connection, settings.slot)
+    watcher = Watcher(connected, inbox, settings.slot)
+    retention = Retention(connected, runner, storage, inbox, settings.slot, dsn, observer, settings.retention_interval)
+    listener = Listener(connected, inbox, copier.wake, retention.wake)
+    applier = BatchApplier(runner, storage, connected, publisher.load)
+    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener):
+        thread.start()
+        closing.callback(thread.stop)
+    return Parts(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)
+
+
+def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:
+    """Memory is for tables that are still mirrored."""
+    rows = connection.execute(_SQL["live"], {"slot": slot}).fetchall()
+    indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
+
+
+def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
+    """Its publication, and F."""
+    row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
+    if row is None:
+        raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
+    publication, system, timeline, database, applied = row
+    check_slot(connection, slot, applied_lsn=applied, identity=SystemIdentity(system, timeline, database))
+    return publication, Lsn(applied)
+
+
+def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
+    table = load_table(connection, TableId(relation_id))
+    return None if table is None or table.state is TableState.FAILED else table
+
+
+def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:
+    rows = connection.execute(_SQL["not_failed"], {"slot": slot}).fetchall()
+    return [TableId(table_id) for (table_id,) in rows]
+
+
+def _status_interval(connection: PgConnection) -> float:
+    """Seconds between status updates: a third of the server's patience, 10 s at most."""
+    row = connection.execute(_SQL["sender_timeout"]).fetchone()
+    patience = row[0] / 1000 if row is not None else 0
+    return min(10.0, patience / 3) if patience else 10.0
