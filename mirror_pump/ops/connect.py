@@ -14,6 +14,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from mirror_pump.config import Settings
 from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
+from mirror_pump.lake.metadata import COLD_CUT
+from mirror_pump.pipeline.staging import FRONTIER_PROPERTY
 from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
 
@@ -143,15 +145,25 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     properties |= {key: value for key, value in storage.items() if value is not None}
     return f"""\
 # Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
-# pyiceberg 0.12 refuses to scan snapshots with equality deletes, which the mirror writes for updates and deletes. A
-# running pump turns them into position deletes within seconds, so this reads the newest snapshot that has none.
+# pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index is beyond
+# --index-memory, and while a compaction runs, and turns them into position deletes. So this reads the newest snapshot
+# that has none: mostly the present one, an older one as long as such deletes keep coming.
+from datetime import datetime
+
 from pyiceberg.catalog import load_catalog
 
 catalog = load_catalog({_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
 table = catalog.load_table(({_text(namespace)}, {_text(name)}))
-snapshots = [one for one in table.snapshots() if one.summary.get("total-equality-deletes", "0") == "0"]
+snapshots = [
+    one
+    for one in table.snapshots()
+    # Those of the branch `cold` are of heap retention: they hold a part of the rows.
+    if one.summary.get("total-equality-deletes", "0") == "0" and one.summary.get("{COLD_CUT}") is None
+]
+if not snapshots:
+    raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
 newest = max(snapshots, key=lambda one: one.sequence_number)
-print(newest.summary)
+print("F =", newest.summary.get("{FRONTIER_PROPERTY}"), "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
 rows = table.scan(snapshot_id=newest.snapshot_id).to_arrow()
 print(rows.num_rows)"""
 

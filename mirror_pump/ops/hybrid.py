@@ -85,6 +85,8 @@ def hybrid_reads(
     reads = [seam_read(present, seam, storage) for seam in divided]
     if not whole:
         return reads
+    if divided:
+        warn("tables with heap retention are read as of another moment than the others (--mode lake: all of them at F)")
     try:
         return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped)]
     except (SourceError, TableError) as error:

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.metadata import COLD_CUT
 from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
 from mirror_pump.pipeline.staging import FRONTIER_PROPERTY
-
-COLD_CUT = "mirror-pump.cold-cut"
-"""Summary key of snapshots of the branch `cold`, which are no part of `main`'s history."""
 
 _NAMED = 3
 """Readable points that a refusal names."""

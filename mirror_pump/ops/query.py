@@ -212,7 +212,14 @@ def plain_reads(
     if query.mode is ReadMode.HEAP:
         return [heap_read(moment, seam, storage) for seam in seams]
     of_lake = [seam for seam in seams if query.mode is ReadMode.LAKE or not seam.divided]
-    one_frontier(of_lake)
+    frontier = one_frontier(of_lake)
+    if of_lake and len(of_lake) < len(seams):
+        names = ", ".join(str(seam.table.name) for seam in of_lake)
+        at = "" if frontier is None else f" = {format_lsn(frontier)}"
+        warn(
+            f"{names}: as of F{at}; the tables with heap retention: as of now. A transaction in between shows in these"
+            " alone (--mode lake: all of them at F)"
+        )
     reads = []
     for seam in seams:
         if seam not in of_lake:

@@ -11,11 +11,16 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.java import find_java_home
+from mirror_pump.lake.catalog import swap_pointer
+from mirror_pump.lake.cold import ColdBranch
 from mirror_pump.lake.commit import RowDelta
+from mirror_pump.lake.cutline import CutLine
+from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from tests.integration.cli_support import Run, no_settings, run, slot
-from tests.integration.lake_support import SmallTable
+from tests.integration.lake_support import STORAGE, SmallTable
 
 __all__ = ["no_settings", "run", "slot"]
 
@@ -83,11 +88,28 @@ def test_duckdb(run: Run, mirror: SmallTable, database: Database, tmp_path: Path
 
 
 def test_pyiceberg(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
-    # The present snapshot has an equality delete, which pyiceberg refuses.
-    mirror.commit(RowDelta((mirror.segment({2: "not resolved yet"}, [2]),)))
+    # The present snapshot has an equality delete, which pyiceberg refuses; a younger one is a part of the rows only.
+    mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),)))
+    below = CutLine("id", 1, ColumnType(Kind.LONG), 2)
+    mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),)))
+    cold = ColdBranch(STORAGE).stage(mirror.table, below, mirror.now_ms + 1000)
+    with connect(database.dsn, autocommit=True) as connection:
+        assert swap_pointer(connection, "public", "t", mirror.table.metadata_location, cold.new_location)
     said = execute(pasted(run, "pyiceberg") + "\nprint(rows.to_pylist())\n", database, tmp_path)
     assert "read from the lake" in said
+    assert "of the heap" in said
     assert "not resolved yet" not in said
+
+
+def test_pyiceberg_is_told_when_it_can_read_nothing(
+    run: Run, slot: str, database: Database, warehouse: str, tmp_path: Path
+) -> None:
+    assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0
+    table = SmallTable(f"{warehouse}/public/t", database.dsn)
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),)))
+    snippet = pasted(run, "pyiceberg").replace("table.snapshots()", "[table.current_snapshot()]")
+    with pytest.raises(AssertionError, match="--index-memory"):
+        execute(snippet, database, tmp_path)
 
 
 def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:

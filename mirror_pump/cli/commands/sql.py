@@ -64,7 +64,8 @@ def add(app: typer.Typer) -> None:
             Path | None, typer.Option("--output", metavar="FILE", help="Write the result here instead of stdout")
         ] = None,
     ) -> int:
-        """Query mirrored tables, each under its own name, all as of one moment, which is pinned meanwhile.
+        """Query mirrored tables, each under its own name, as of one moment (of tables with and without heap retention
+        in one statement: two, told on stderr), which is pinned meanwhile.
 
         DuckDB runs within this process: nothing but the tables that the query names is touched.
         """

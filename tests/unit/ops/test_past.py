@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.metadata import COLD_CUT
 from mirror_pump.model import Lsn, TableName, format_lsn
-from mirror_pump.ops.past import COLD_CUT, When, history, parse_when, snapshots_at
+from mirror_pump.ops.past import When, history, parse_when, snapshots_at
 
 A, B = TableName("public", "a"), TableName("public", "b")
 
