@@ -46,12 +46,20 @@ _LOOK_BYTES = 8 << 20
 
 _SLOT_BUSY_SQLSTATE = "55006"
 
+_LET_GO_SECONDS = 2.0
+"""A walsender whose client has closed the connection holds the slot until it notices."""
+_LET_GO_POLL_SECONDS = 0.02
+
 _IN_A_CHANGE = "in the change callback"
 """Part of the server's error context (output_plugin_error_callback): it was printing a row."""
 
 _ROW_SQLSTATES = ("22", "54", "XX000")
 """What a row can be the reason of: a character that UTF-8 does not have (22P05), a message beyond 1 GB (54000; XX000
 for one value whose text is longer than that, since the server only says that it cannot allocate so much)."""
+
+
+class _SlotInUse(ConnectionLost):
+    """Another walsender streams from the slot."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +103,8 @@ class ReplicationStream:
         """Connects and starts streaming transactions that end after `start_lsn`.
 
         The server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a
-        retry) when the server cannot be reached or another walsender still holds the slot, as one of a killed pump
-        does for a moment; SourceError when the slot or the publication cannot be used.
+        retry) when the server cannot be reached or another walsender holds the slot for longer than one whose pump is
+        gone, or has begun again, takes to let go; SourceError when the slot or the publication cannot be used.
         """
         connection = replication_connect(dsn)
         try:
@@ -112,9 +120,12 @@ class ReplicationStream:
         command = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, messages 'true')"
         ).format(sql.Identifier(slot), sql.SQL(format_lsn(start_lsn)), publications)
-        result = connection.exec_(command.as_bytes())
-        if result.status != pq.ExecStatus.COPY_BOTH:
-            raise _result_error(result, connection, slot)
+        deadline = time.monotonic() + _LET_GO_SECONDS
+        while (result := connection.exec_(command.as_bytes())).status != pq.ExecStatus.COPY_BOTH:
+            error = _result_error(result, connection, slot)
+            if not isinstance(error, _SlotInUse) or time.monotonic() >= deadline:
+                raise error
+            time.sleep(_LET_GO_POLL_SECONDS)
         return cls(connection, slot)
 
     def __enter__(self) -> Self:
@@ -281,7 +292,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
     detail = " ".join(message.split())
     state = sqlstate.decode() if sqlstate else None
     if state == _SLOT_BUSY_SQLSTATE:
-        return ConnectionLost(
+        return _SlotInUse(
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
         )

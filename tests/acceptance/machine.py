@@ -116,7 +116,8 @@ class MirrorMachine(RuleBasedStateMachine):
         log = CommitLog(database, f"oracle_{os.urandom(4).hex()}")
         threads = ThreadTaskRunner(3)
         self._closing.callback(threads.close)
-        self._gate = GatedCopies(self.spark_runner or threads)
+        self._tasks = self.spark_runner or threads
+        self._gate = GatedCopies(self._tasks)
         self._mirror = Mirror.create(database, Path(warehouse).as_uri(), self._gate, reconnect_backoff_max=0.3)
         self._history = History(log, {})
         self._connection = self._closing.enter_context(database.connect())
@@ -280,7 +281,8 @@ class MirrorMachine(RuleBasedStateMachine):
             self._alive()
             raise AssertionError(self._report()) from error
         self._check()
-        MirrorMachine.indexed += check_indexes(self._pump.pump, self._mirror.runner, self._database)
+        # By tasks that are not made to fail: what `fail_tasks` planted is the pump's.
+        MirrorMachine.indexed += check_indexes(self._pump.pump, self._tasks, self._database)
 
     def teardown(self) -> None:
         with self._closing:

@@ -173,7 +173,7 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
     mirror.register("a", "b")
     for number, step in enumerate(COPY_STEPS):
         write(mirror.database, number * 10 + 10)
-        die(mirror, step, 1 if step is Step.COPY_PLANNED else 2, copy_chunk_bytes=16384, copy_workers=2)
+        die(mirror, step, 1 if step is Step.COPY_PLANNED else 2, copy_chunk_bytes=8192, copy_workers=2)
         mirror.assert_sound()
     steps = Steps()
     ((planned, done),) = mirror.database.rows(
@@ -181,7 +181,9 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
     )
     assert 0 < done < planned
     write(mirror.database, 100)
-    mirror.with_options(copy_chunk_bytes=16384).catch_up(steps)
+    # A session that found the slot held would read chunks that the next one reads again.
+    await_true(lambda: not mirror.database.rows("SELECT FROM pg_replication_slots WHERE active"), 20, "nobody streams")
+    mirror.with_options(copy_chunk_bytes=8192).catch_up(steps)
     assert "public.a" not in steps.details(Step.COPY_PLANNED, "table"), "what was planned is not planned again"
     read = steps.details(Step.CHUNK_COPIED, "table").count("public.a")
     assert read == planned - done, "finished chunks are not read again"
@@ -209,7 +211,9 @@ def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> 
     steps = Steps()
     with mirror.with_options(resolve_age=0, index_memory=0).pumping(steps):
         mirror.await_frontier()
-        await_true(lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 30, "done")
+        await_true(
+            lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 120, "done"
+        )
     assert steps.count(Step.RESOLVED)
     assert not steps.count(Step.RESOLVE_FAILED)
     mirror.assert_equal("public.a", "public.b")
@@ -238,7 +242,9 @@ def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
                 break
         change(mirror.database)
         mirror.await_frontier()
-        await_true(lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 30, "done")
+        await_true(
+            lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 120, "done"
+        )
         assert check_indexes(running.pump, mirror.runner, mirror.database)
     mirror.assert_equal("public.a", "public.b")
     for table in ("public.a", "public.b"):
@@ -260,10 +266,10 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
     steps = Steps()
     with mirror.with_options(resolve_age=0, batch_bytes=1).pumping(steps):
         mirror.await_frontier()
+        await_true(lambda: steps.count(Step.MERGED), 120, "a merge lands")
         await_true(
-            lambda: data_files(mirror, "public.a") + data_files(mirror, "public.b") <= 40, 30, "files are merged"
+            lambda: data_files(mirror, "public.a") + data_files(mirror, "public.b") <= 40, 120, "files are merged"
         )
-    assert steps.count(Step.MERGED)
     assert not steps.count(Step.MERGE_FAILED)
     mirror.assert_equal("public.a", "public.b")
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())

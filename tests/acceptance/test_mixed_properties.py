@@ -26,7 +26,7 @@ from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
@@ -48,6 +48,8 @@ _STEPS = (
     Step.MERGE_WRITTEN, Step.MERGED, Step.INDEX_BUILDING, Step.INDEX_READY, Step.TABLE_CHANGED, Step.TABLE_COPIED_AGAIN,
 )  # fmt: skip
 """At which pumps are killed, or their connections lost."""
+
+_LED = "SELECT FROM pg_stat_activity WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"
 
 # At the end of the transaction: a publish moves S and F one after the other.
 _AUDIT = """
@@ -220,6 +222,8 @@ class World:
                 pump.wait(self.chance.random() * 4)
             pump.kill()
             pump.wait()
+            # The server notices a moment later; until then nobody else may lead.
+            await_true(lambda: not self.database.rows(_LED), 20, "the lead is free")
             said.seek(0)
             # 0: it had caught up before that step came.
             assert pump.returncode in (-signal.SIGKILL, 0), said.read()[-3000:]

@@ -31,7 +31,15 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
     MirrorMachine.published = MirrorMachine.resolves = MirrorMachine.merges = MirrorMachine.indexed = 0
     deadline = time.monotonic() + SECONDS
     rounds = 0
-    while rounds == 0 or time.monotonic() < deadline:
+
+    def enough() -> bool:
+        return (
+            MirrorMachine.published > 20 * EXAMPLES * rounds
+            and min(MirrorMachine.resolves, MirrorMachine.indexed, MirrorMachine.merges) > EXAMPLES * rounds // 4
+        )
+
+    # One round on a slow machine may have been too short to say anything of merges.
+    while rounds == 0 or time.monotonic() < deadline or (not enough() and time.monotonic() < deadline + 90):
         rounds += 1
         seed = seeds.randrange(2**32)
         print(f"round {rounds}, seed {seed}")
@@ -48,7 +56,5 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
                 print_blob=True,
             ),
         )
-    assert MirrorMachine.published > 20 * EXAMPLES * rounds
-    assert MirrorMachine.resolves > EXAMPLES * rounds // 4
-    assert MirrorMachine.indexed > EXAMPLES * rounds // 4
-    assert MirrorMachine.merges > EXAMPLES * rounds // 4
+    counts = (MirrorMachine.published, MirrorMachine.resolves, MirrorMachine.indexed, MirrorMachine.merges)
+    assert enough(), f"published, resolves, indexed, merges in {rounds} rounds: {counts}"

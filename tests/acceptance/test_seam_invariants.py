@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg.errors import DeadlockDetected, UniqueViolation
+from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolation
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, read_metadata
@@ -75,7 +75,10 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
                 assert str(s) == snapshot
                 if ended_by == "delete":
                     connection.commit()
-                    with suppress(UniqueViolation, DeadlockDetected), scene.database.connect(autocommit=False) as other:
+                    with (
+                        suppress(UniqueViolation, DeadlockDetected, SerializationFailure),
+                        scene.database.connect(autocommit=False) as other,
+                    ):
                         scene.shedding.write(other, random.Random(pin))
                     repeatable(connection)
                 stale += scene.seam(connection)[1] != s
@@ -197,11 +200,11 @@ def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survive
             scene.read("a row corrected in the middle of its fold")
             scene.await_folded()
             scene.read("a row that was corrected in the middle of its fold")
-            if len(survived) == 3:
+            if len(survived) >= 3:
                 break
     finally:
         scene.running.steps.on = None
-    assert len(survived) == 3
+    assert len(survived) >= 3
 
 
 def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(scene: Scene) -> None:
@@ -253,8 +256,8 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: Scene
                 "SELECT coalesce((SELECT max(version) FROM modak.delta), 0), last_value FROM modak.delta_version"
             )
             assert newest <= given, "a version that the sequence did not give"
-        logged = "SELECT count(*) FROM audit.corrections WHERE seen > %(first)s"
-        await_true(lambda: scene.rows(logged, first=first)[0][0] > 150, 60, "150 corrections")
+        logged = "SELECT count(*) > 150 AND count(DISTINCT pk) = 8 FROM audit.corrections WHERE seen > %(first)s"
+        await_true(lambda: scene.rows(logged, first=first)[0][0], 60, "150 corrections, of all eight keys")
     corrections = scene.rows(
         "SELECT pk, version, op, payload FROM audit.corrections WHERE seen > %(first)s ORDER BY seen", first=first
     )

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -152,7 +152,9 @@ def age(paths: Iterator[Path] | set[Path] | list[Path], hours: float) -> None:
     """Makes files as old as if they had been written so many hours ago."""
     moment = time.time() - hours * 3600
     for path in paths:
-        os.utime(path, (moment, moment))
+        # A pump that runs beside it removes its own.
+        with suppress(FileNotFoundError):
+            os.utime(path, (moment, moment))
 
 
 _GATE = """

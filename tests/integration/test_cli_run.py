@@ -52,7 +52,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
         program.run("run", code=1)
         pump.send_signal(signal.SIGINT)
-        assert pump.wait(20) == 0
+        assert pump.wait(40) == 0
     finally:
         program.kill(pump)
     assert f"process id {pump.pid}" in (tmp_path / "run.log").read_text()

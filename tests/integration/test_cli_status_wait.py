@@ -15,6 +15,7 @@ import pytest
 from mirror_pump.model import format_lsn, parse_lsn
 from mirror_pump.source.leader import Leader
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 from tests.integration.cli_support import Run, no_settings, register_by_hand, run, slot
 
 __all__ = ["no_settings", "run", "slot"]
@@ -237,5 +238,5 @@ def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Databas
         assert f"leader: process {os.getpid()}" in run("status").stdout
         # As if the process had been killed: the row stays, the lock goes.
         leader.connection.close()
-    assert status(run)["leader"]["alive"] is False
+    await_true(lambda: status(run)["leader"]["alive"] is False, 20, "the server has noticed")
     assert "gone" in run("status").stdout

@@ -366,7 +366,7 @@ def test_a_table_that_another_role_owns_now_is_set_aside_alone(database: Databas
                 mirror.register("a", "b")
                 mirror.await_live("public.a", "public.b")
                 run("ALTER TABLE a OWNER TO postgres", "INSERT INTO b VALUES (1)")
-                await_true(lambda: mirror.state("public.a") == "failed", 20, "set aside")
+                await_true(lambda: mirror.state("public.a") == "failed", 90, "set aside")
                 assert "does not own public.a" in mirror.error("public.a")
             # Nor is a later start in the way of the other.
             with mirror.pumping():

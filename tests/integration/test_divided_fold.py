@@ -59,9 +59,10 @@ def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Databa
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
     divided = Divided.create(mirror, partitions=2)
 
-    def correct(step: Step, _: dict[str, object]) -> None:
-        # The fold's files are written and its metadata staged: it will land with what it read.
-        if step is Step.STAGED and divided.sealed and _unfolded(database) and not again:
+    def correct(step: Step, details: dict[str, object]) -> None:
+        # The fold's files are written and its metadata staged: it will land with what it read. A batch moves F.
+        fold = step is Step.STAGED and details["frontier"] is None
+        if fold and divided.sealed and _unfolded(database) and not again:
             again.append(True)
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "second")
@@ -95,6 +96,7 @@ def test_what_a_pin_needs_is_not_cleared(database: Database, tmp_path: Path) -> 
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "corrected")
             await_true(lambda: _unfolded(database) == 0, 20, "the fold")
+            await_true(lambda: running.steps.count(Step.FOLDED), 20, "the fold is told of")
             folds = running.steps.count(Step.FOLDED)
             assert folds == 1
             pinned.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (pin,))
@@ -144,7 +146,8 @@ def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Pat
 def test_a_fold_that_nobody_took_leaves_no_file(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    # Without a key index: a fold is a data file and one of deletes by key.
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, index_memory=0)
     divided = Divided.create(mirror, partitions=2)
     armed, busy, written = threading.Event(), threading.Event(), threading.Event()
     paths: list[Path] = []

@@ -76,6 +76,18 @@ def files(directory: Path) -> set[str]:
     return {str(path) for path in directory.rglob("*") if path.is_file() and path.name != _BALLOON}
 
 
+def await_referenced(directory: Path, mirror: Mirror, *tables: str) -> None:
+    """Returns once no file is without a reference, and none missing. Tasks that a pump abandons remove theirs when they
+    end."""
+    await_true(lambda: files(directory) == referenced(mirror, *tables), 30, "what is there is what is referred to")
+
+
+def last_retry(steps: Steps) -> tuple[str, str]:
+    """Error and remedy of the pump's last new try."""
+    error, remedy = (steps.details(Step.RETRYING, name)[-1] for name in ("error", "remedy"))
+    return str(error), str(remedy)
+
+
 def referenced(mirror: Mirror, *tables: str) -> set[str]:
     """Paths of all files that a table's snapshots name."""
     found: set[str] = set()
@@ -122,7 +134,7 @@ def test_a_transaction_that_the_lake_has_no_room_for(two: Mirror, small: Path) -
             )
             connection.execute("DELETE FROM t WHERE id <= 50")
         await_true(lambda: steps.count(Step.RETRYING) >= 2, 60, "the pump has tried twice")
-        error, remedy = (steps.details(Step.RETRYING, name)[-1] for name in ("error", "remedy"))
+        error, remedy = last_retry(steps)
         assert "no room is left to write" in error
         assert str(small) in error
         assert "make room" in remedy
@@ -136,7 +148,7 @@ def test_a_transaction_that_the_lake_has_no_room_for(two: Mirror, small: Path) -
         two.await_frontier()
         two.assert_equal("public.t", "public.u")
     assert two.frontier() > at_first
-    assert files(small) == referenced(two, "public.t", "public.u"), "no file without a reference, and none missing"
+    await_referenced(small, two, "public.t", "public.u")
     two.assert_sound()
 
 
@@ -156,13 +168,13 @@ def test_a_lake_that_gets_full_between_data_and_metadata(two: Mirror, small: Pat
         "UPDATE u SET v = 'changed' WHERE id < 20",
     )
     await_true(lambda: steps.count(Step.RETRYING), 60, "the pump could not publish")
-    assert "no room is left to write" in steps.details(Step.RETRYING, "error")[0]
+    assert "no room is left to write" in last_retry(steps)[0]
     running.stop()
     (small / _BALLOON).unlink()
-    assert files(small) == referenced(two, "public.t", "public.u")
+    await_referenced(small, two, "public.t", "public.u")
     two.catch_up()
     two.assert_equal("public.t", "public.u")
-    assert files(small) == referenced(two, "public.t", "public.u")
+    await_referenced(small, two, "public.t", "public.u")
     two.assert_sound()
 
 
@@ -181,7 +193,7 @@ def test_a_copy_that_the_lake_has_no_room_for(two: Mirror, small: Path) -> None:
         two.await_live("public.w")
         two.await_frontier()
         two.assert_equal("public.t", "public.w")
-    assert files(small) == referenced(two, "public.t", "public.u", "public.w")
+    await_referenced(small, two, "public.t", "public.u", "public.w")
     two.assert_sound()
 
 
@@ -228,7 +240,7 @@ def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str,
         database.execute("INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 30000) g")
         running = mirror.start(steps)
         await_true(lambda: steps.count(Step.RETRYING) >= 2, 60, "the server has failed twice")
-        error, remedy = (steps.details(Step.RETRYING, name)[-1] for name in ("error", "remedy"))
+        error, remedy = last_retry(steps)
         assert "No space left" in error
         assert "free disk space" in remedy
         resize("64m")

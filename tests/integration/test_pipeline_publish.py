@@ -89,8 +89,8 @@ def test_two_leaders_in_turn_lose_nothing(mirror: Mirror) -> None:
     mirror.await_live("public.t")
     with mirror.database.connect() as connection:
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'mirror-pump-leader'"
-            " AND datname = current_database()"
+            "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
+            " WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"
         )
     second = mirror.start()
     await_true(lambda: second.error or second.steps.seen, 20, "the second one begins")
@@ -152,6 +152,8 @@ def test_a_commit_in_the_middle_of_a_publish_makes_it_rebase(
     with mirror.pumping(steps):
         mirror.register("t")
         mirror.await_live("public.t")
+        # A step is told after its publish, and before the next one begins.
+        mirror.await_frontier()
         published, left = steps.count(Step.PUBLISHED), 3
         staged = steps.count(Step.STAGED)
         mirror.database.execute("UPDATE t SET v = 'w'")

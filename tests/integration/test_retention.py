@@ -395,7 +395,7 @@ def test_partitions_are_made_ahead(mirror: Mirror) -> None:
         await_true(lambda: len(shedding.states()) == 4, 30, "two more partitions")
         assert mirror.database.rows("SELECT to_regclass('events_p300')::text") == [("events_p300",)]
         mirror.database.execute("INSERT INTO events VALUES (399, 1, 1, 'x')")
-        await_true(lambda: len(shedding.states()) == 6, 30, "two more above the newest")
+        await_true(lambda: len(shedding.states()) == 6, 90, "two more above the newest")
         mirror.await_frontier()
     mirror.assert_equal("public.events")
 
@@ -417,7 +417,7 @@ def test_a_partition_that_cannot_be_made_ahead_is_told_of(mirror: Mirror) -> Non
         mirror.database.execute("DROP TABLE events_p300")
         resume(mirror.settings, [])
         await_true(lambda: len(shedding.states()) == 4, 30, "both are made")
-        await_true(lambda: look(mirror.settings, ["events"])[0].not_made is None, 10, "all is well")
+        await_true(lambda: look(mirror.settings, ["events"])[0].not_made is None, 30, "all is well")
 
 
 def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> None:

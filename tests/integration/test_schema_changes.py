@@ -188,12 +188,14 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
     present = _present(database, table_id)
     if result == "set aside":
         name = f"{schema}.{table}"
-        await_true(lambda: mirror.state(name) == "failed", 30, f"{name} set aside")
+        await_true(lambda: mirror.state(name) == "failed", 90, f"{name} set aside")
+        # A step is told after its publish, and before the next one begins.
+        mirror.await_frontier()
         assert "register" in mirror.error(name)
         assert _lake(mirror, name) == before, "it stays readable as it was"
     else:
         assert present is not None
-        mirror.await_live(present, seconds=30)
+        mirror.await_live(present, seconds=90)
         mirror.await_frontier()
         names, rows = _lake(mirror, present)
         wanted_names, wanted = _heap(database, table_id)
