@@ -114,7 +114,7 @@ def start_parts(
         ),
         applied,
         until,
-        note_reader(connection),
+        note_reader(connection, lambda xid: observer(Step.NOTE_REFUSED, xid=xid)),
         partial(judge, lookups),
         apart,
         partial(_mirrored, lookups, settings.slot),

@@ -58,6 +58,8 @@ class Step(StrEnum):
     TABLE_COPIED_AGAIN = "table-copied-again"
     """A table changed in a way that the stream does not carry: its old content stays readable until it is copied."""
     TABLE_FAILED = "table-failed"
+    NOTE_REFUSED = "note-refused"
+    """Somebody else puts messages of our prefix into the stream: told of the first in each session."""
     RETENTION = "retention"
     """A partition is one step further on its way out of the heap: sealed, passed by T, proven, dropped."""
     RETENTION_REFUSED = "retention-refused"

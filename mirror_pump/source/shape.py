@@ -32,6 +32,7 @@ from typing import Any
 import psycopg
 
 from decoders.columns import ColumnType
+from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
@@ -120,17 +121,29 @@ NoteReader = Callable[[bytes, int], Note | None]
 """The note in a message of our prefix, in the transaction of this number; None if it is none of ours."""
 
 
-def note_reader(connection: PgConnection) -> NoteReader:
-    """Reads the notes of this catalog. Raises SourceError if its secret cannot be read."""
+def note_reader(connection: PgConnection, strange: Callable[[int], None]) -> NoteReader:
+    """Reads the notes of this catalog; `strange` is told of the first transaction with a message of our prefix and
+    without our seal. Raises SourceError if the secret is not there, or cannot be read."""
     with source_errors("reading what notes of schema changes are sealed with"):
-        row = connection.execute(_SQL["secret"]).fetchone()
-    secret = row[0].encode() if row is not None else None
+        rows = connection.execute(_SQL["secret"]).fetchall()
+    if len(rows) != 1:
+        raise SourceError(
+            f"modak.mirror_secret has {len(rows)} rows instead of one: what triggers say of schema changes cannot be told"
+            " from what others say",
+            "restore the row that the catalog was made with; if it is lost, put one random text there, then unregister"
+            " and register every table",
+        )
+    secret = rows[0][0].encode()
+    told = False
 
     def read(message: bytes, xid: int) -> Note | None:
-        expected = None if secret is None else seal(secret, xid, message[_SEAL_LENGTH:])
-        if expected is None or not hmac.compare_digest(message[:_SEAL_LENGTH], expected):
-            return None
-        return parse_note(message)
+        nonlocal told
+        if hmac.compare_digest(message[:_SEAL_LENGTH], seal(secret, xid, message[_SEAL_LENGTH:])):
+            return parse_note(message)
+        if not told:
+            told = True
+            strange(xid)
+        return None
 
     return read
 

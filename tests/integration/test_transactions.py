@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from mirror_pump.cli.main import app
-from mirror_pump.errors import ConnectionLost
+from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.connect import connect
 from mirror_pump.source.rows import await_visible
@@ -351,6 +351,17 @@ def test_sealed_nonsense_stops_nothing(database: Database, warehouse: str, tasks
     mirror.assert_sound()
 
 
+def test_without_its_secret_the_pump_does_not_begin(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    mirror = Mirror.create(database, warehouse, tasks)
+    for statement in ("INSERT INTO modak.mirror_secret VALUES ('another')", "DELETE FROM modak.mirror_secret"):
+        database.execute(statement)
+        with pytest.raises(SourceError, match=r"modak\.mirror_secret") as refused:
+            mirror.catch_up()
+        assert refused.value.remedy
+
+
 def test_nobody_else_can_tell_the_mirror_of_a_change(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
@@ -400,6 +411,7 @@ def test_nobody_else_can_tell_the_mirror_of_a_change(
                 connection.execute(f"DROP ROLE {role}".encode())
         database.execute("UPDATE t SET m = m + 1 WHERE id < 9")
         mirror.await_frontier()
+        assert pump.steps.count(Step.NOTE_REFUSED) == 1, "said once"
         assert pump.steps.count(Step.TABLE_CHANGED) == 1
         assert pump.steps.count(Step.TABLE_COPIED_AGAIN) == pump.steps.count(Step.TABLE_FAILED) == 0
         mirror.assert_equal("public.t")
