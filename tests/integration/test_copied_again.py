@@ -10,6 +10,8 @@ import psycopg
 import pytest
 
 from mirror_pump.config import Settings
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.initialise import initialise
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
@@ -461,3 +463,37 @@ def test_a_type_changes_under_transactions_that_have_written_to_the_table(
         mirror.await_frontier()
         mirror.assert_equal("public.t")
     mirror.assert_sound()
+
+
+_NO_HISTORY = (
+    "UPDATE modak.tables SET maintenance_policy ="
+    """ '{"history_newest": 1, "history_minutes_hours": 0, "history_hours_hours": 0}'"""
+)
+_PIN = (
+    "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+    " SELECT table_id, lake_snapshot_id, 0, now() + interval '1 hour' FROM modak.cutline"
+)
+
+
+def test_s_outlives_the_commits_of_a_copy_again(database: Database, warehouse: str, gate: GatedCopies) -> None:
+    """It is what readers are told to pin until the copy is complete, however many commits that takes."""
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    with mirror.pumping():
+        mirror.register("t")
+        mirror.await_live("public.t")
+        database.execute(_NO_HISTORY)
+        gate.hold()
+        snapshot = _published(mirror, "t")[1]
+        database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT 9")
+        for turn in range(3):
+            database.execute(f"UPDATE t SET n = {turn}")
+            mirror.await_frontier()
+        assert _published(mirror, "t")[1:3] == (snapshot, "copying")
+        database.execute(_PIN)
+        gate.let_go()
+        mirror.await_live("public.t")
+        assert _published(mirror, "t")[1] != snapshot
+        # Who pinned it reads it through the catalog.
+        assert LakeTable.load(mirror.location("public.t"), StorageOptions()).has_snapshot(snapshot)
+        mirror.assert_equal("public.t")
