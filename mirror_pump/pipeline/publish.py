@@ -260,7 +260,7 @@ class Publisher:
                 "written_since": written_since,
                 "read_at": row.read_at,
                 "born_sequence": accepted.born_sequence,
-                "key_index": Jsonb(dict(self._indexes.report(table.table_id))),
+                "key_index": Jsonb(self._deletes(accepted)),
             },
         )
         if cursor.rowcount != 1:
@@ -319,6 +319,11 @@ class Publisher:
                     },
                 )
             cursor.execute(_SQL["copy_progress"], {"table_id": table.table_id, "generation": row.generation})
+
+    def _deletes(self, accepted: StagedDelta) -> dict[str, object]:
+        """What `status` is told with a commit: the table's index, and how deletes were written if there were any."""
+        mode = accepted.encoded.mode if accepted.encoded is not None else None
+        return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
 
     def _publish_snapshot(
         self,

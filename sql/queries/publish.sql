@@ -42,7 +42,7 @@ UPDATE modak.mirror_tables
                              ELSE greatest(live_after_lsn,
                                            CASE WHEN live_after_lsn IS NOT NULL THEN %(not_live_before)s::bigint END) END,
        born_sequence = coalesce(%(born_sequence)s, born_sequence),
-       key_index = %(key_index)s,
+       key_index = coalesce(key_index, '{}') || %(key_index)s,
        updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state <> 'failed'
    AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
