@@ -56,7 +56,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> Table:
     grid.add_column("table", overflow="fold")
     for heading in ("state", "F"):
         grid.add_column(heading, no_wrap=True)
-    for heading in ("lag", "behind", "rows", "files", "delete files", "pending deletes", "index", "size"):
+    for heading in ("lag", "behind", "rows", "files", "delete files", "deletes", "pending deletes", "index", "size"):
         grid.add_column(heading, justify="right", no_wrap=True)
     for table in tables:
         content = table.content
@@ -76,6 +76,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> Table:
             rows,
             count_text(content.data_files if content else None),
             count_text(content.delete_files if content else None),
+            table.deletes.mode,
             _pending(table),
             _index(table),
             bytes_text(content.size_bytes if content else None),
@@ -95,7 +96,7 @@ def _index(table: TableStatus) -> str:
     deletes = table.deletes
     if deletes.phase is None:
         return "-"
-    return bytes_text(deletes.bytes) if deletes.mode == "position" else deletes.phase
+    return bytes_text(deletes.bytes) if deletes.phase == "ready" else deletes.phase
 
 
 def _retention(table: TableStatus) -> Text:

@@ -55,7 +55,7 @@ def with_schema(metadata: Mapping[str, Any], schema: LakeSchema, *, replaced: bo
     result = {
         **metadata,
         "last-column-id": max(int(metadata["last-column-id"]), schema.last_column_id),
-        "properties": _properties(metadata["properties"], current, schema),
+        "properties": properties_after(metadata["properties"], current, schema),
     }
     if used is None:
         used = max(one["schema-id"] for one in metadata["schemas"]) + 1
@@ -64,8 +64,9 @@ def with_schema(metadata: Mapping[str, Any], schema: LakeSchema, *, replaced: bo
     return result
 
 
-def _properties(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
-    """With those that name columns as they are now: Iceberg takes no properties any more where one names none."""
+def properties_after(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
+    """After `schema` took the place of `current` (None: one that the mirror cannot read): with those that name columns
+    as they are now. Iceberg takes no properties any more where one names none."""
     former = {} if current is None else current.engine_properties
     return {key: value for key, value in properties.items() if key not in former} | schema.engine_properties
 

@@ -2,7 +2,8 @@
 
 Sorted arrays, as in a log-structured merge tree: `leaves` are disjoint ranges of keys in order, `recent` are small runs
 of keys that came since. Every key has one entry, wherever it is, and a known key's place is changed in its entry; a
-key that is gone keeps its entry, with no place, until its leaf is written anew. Not thread-safe.
+key that is gone keeps its entry, with no place, until its leaf is written anew: all leaves are once such entries have
+become many. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _RECENT = 1 << 16
 """Entries that recent runs may have at least before they go into the leaves."""
 _RECENT_SHARE = 8
 """... and one entry for so many in leaves: what is copied for an entry over its life stays bounded."""
+_GONE_SHARE = 4
+"""Entries of keys that are gone may be as many, and one for so many keys that are there: each is copied over a bounded
+number of times, and what a table takes follows what it holds."""
 _FANOUT = 4
 """A recent run is merged with the one before it unless that is so many times larger."""
 
@@ -121,7 +125,7 @@ class KeyIndex:
         if len(new):
             self.alive += len(new)
             self._recent.append(_sorted([_Run(keys.take(new), places[new])], self.words))
-            self._settle()
+        self._settle()
 
     def move(self, keys: PackedKeys, old: Places, new: Places) -> None:
         """Keys whose place is still the `old` one get the `new` one; the others have moved on, and stay."""
@@ -166,23 +170,41 @@ class KeyIndex:
         while len(recent) > 1 and len(recent[-2]) < _FANOUT * len(recent[-1]):
             last = recent.pop()
             recent[-1] = _sorted([recent[-1], last], self.words)
-        if sum(map(len, recent)) > max(_RECENT, sum(map(len, self._leaves)) // _RECENT_SHARE):
+        worn = len(self) - self.alive > _RECENT + self.alive // _GONE_SHARE
+        if worn or sum(map(len, recent)) > max(_RECENT, sum(map(len, self._leaves)) // _RECENT_SHARE):
             self._recent = []
-            self._leaves = list(self._merged(_sorted(recent, self.words)))
+            self._merge(_alive(_sorted(recent, self.words)), everywhere=worn)
 
-    def _merged(self, new: _Run) -> Iterator[_Run]:
-        """The leaves with a run's entries in them; those that get none stay as they are."""
+    def _merge(self, new: _Run, *, everywhere: bool) -> None:
+        """Puts a run's entries into the leaves. Those that get none stay as they are, unless `everywhere`: then all
+        lose the entries of keys that are gone.
+
+        One leaf goes as the next one comes: the whole is never there twice.
+        """
         if not self._leaves:
-            yield from _split(new)
+            self._leaves = list(_split(new))
             return
-        first = new.keys.first
-        limits = np.searchsorted(first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
-        for leaf, begin, end in zip(self._leaves, [0, *limits], [*limits, len(new)], strict=True):
-            if begin == end:
-                yield leaf
-            else:
-                part = slice(begin, end)
-                yield from _split(_sorted([_alive(leaf), _Run(new.keys.take(part), new.places[part])], self.words))
+        limits = np.searchsorted(new.keys.first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
+        old, self._leaves = self._leaves[::-1], []
+        small: list[_Run] = []
+        for begin, end in zip([0, *limits], [*limits, len(new)], strict=True):
+            leaf = old.pop()
+            if begin == end and not everywhere:
+                self._add(small)
+                self._leaves.append(leaf)
+                continue
+            part = slice(begin, end)
+            small.append(_sorted([_alive(leaf), _Run(new.keys.take(part), new.places[part])], self.words))
+            # What is left of a leaf may be next to nothing: its neighbours join it.
+            if sum(map(len, small)) >= _LEAF:
+                self._add(small)
+        self._add(small)
+
+    def _add(self, runs: list[_Run]) -> None:
+        """Makes leaves of neighbouring runs, which come after all leaves, and empties the list."""
+        if runs:
+            self._leaves += _split(runs[0] if len(runs) == 1 else _sorted(runs, self.words))
+            runs.clear()
 
 
 def _hits(
@@ -196,9 +218,10 @@ def _hits(
 
 def _sorted(runs: Sequence[_Run], words: int) -> _Run:
     keys = PackedKeys.concatenated([run.keys for run in runs], words)
+    places = np.concatenate([np.zeros(0, np.int64), *(run.places for run in runs)])
     # Stable sorting takes sorted runs as they are and merges them.
     order = np.argsort(keys.first, kind="stable")
-    return _Run(keys.take(order), np.concatenate([run.places for run in runs])[order])
+    return _Run(keys.take(order), places[order])
 
 
 def _alive(run: _Run) -> _Run:

@@ -253,10 +253,15 @@ def _grown(
             if metadata.get(statistics):
                 result[statistics] = [one for one in metadata[statistics] if one["snapshot-id"] in retained]
     if old_location is not None:
-        entry = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": old_location}
-        limit = int(metadata["properties"].get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
-        result["metadata-log"] = [*metadata.get("metadata-log", ()), entry][-max(limit, 1) :]
+        result["metadata-log"] = log_after(metadata, old_location)
     return result
+
+
+def log_after(metadata: Mapping[str, Any], location: str) -> list[Mapping[str, Any]]:
+    """The metadata log of the document that comes after `metadata`, which is at `location`."""
+    entry = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": location}
+    limit = int(metadata["properties"].get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
+    return [*metadata.get("metadata-log", ()), entry][-max(limit, 1) :]
 
 
 def thin(

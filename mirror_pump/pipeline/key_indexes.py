@@ -68,6 +68,13 @@ class EncodedDeletes:
     deleted: int = 0
     """Keys that the commit deletes."""
 
+    @property
+    def mode(self) -> str | None:
+        """How its deletes are written: `position`, or `equality` if any is written by key; None if it has none."""
+        if any(segment.deletes for segment in self.segments):
+            return "equality"
+        return "position" if self.deleted else None
+
 
 @dataclass
 class _Seen:
@@ -93,12 +100,14 @@ class KeyIndexes:
         self._seen: dict[TableId, _Seen] = {}
         self._jobs = 0
         self._looked_at = 0.0
+        self._told: dict[TableId, Phase] = {}
         self._builder: IndexBuilder | None = None
         self._observer: Observer | None = None
 
     def attach(self, builder: IndexBuilder, observer: Observer) -> None:
-        """A session begins."""
+        """A session begins, before which nobody was told of any index."""
         self._builder, self._observer = builder, observer
+        self._told = {}
         for tracked in self._tracked.values():
             if tracked.phase is not Phase.READY:
                 tracked.restart(self._next_job())
@@ -239,18 +248,19 @@ class KeyIndexes:
             del self._seen[table_id]
 
     def report(self, table_id: TableId) -> Mapping[str, Any]:
-        """What `status` shows: how deletes are written, the index's phase, rows and bytes."""
+        """What `status` shows of the table's index: phase, rows and bytes."""
         tracked = self._tracked.get(table_id)
         if tracked is None:
-            return {"mode": "equality", "phase": None, "rows": 0, "bytes": 0}
-        ready = tracked.phase is Phase.READY
+            return {"phase": None, "rows": 0, "bytes": 0}
         size = tracked.index.nbytes if tracked.known else 0
-        return {
-            "mode": "position" if ready else "equality",
-            "phase": tracked.phase.value,
-            "rows": tracked.index.alive,
-            "bytes": size,
-        }
+        return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size}
+
+    def news(self) -> Mapping[TableId, Mapping[str, Any]]:
+        """Reports of the tables whose index has come, gone, or another phase since this was last asked."""
+        phases = {table_id: tracked.phase for table_id, tracked in self._tracked.items()}
+        changed = [one for one in phases.keys() | self._told.keys() if phases.get(one) is not self._told.get(one)]
+        self._told = phases
+        return {table_id: self.report(table_id) for table_id in changed}
 
     def _of(self, table: MirroredTable) -> TableIndex | None:
         """The table's index, if it is of this registration and its present key."""

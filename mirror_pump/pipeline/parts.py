@@ -153,6 +153,7 @@ def start_parts(
     builder = IndexBuilder(runner, inbox)
     indexes.attach(builder, observer)
     retain_live(indexes, connection, settings.slot)
+    connection.execute(_SQL["no_indexes"], {"slot": settings.slot})
     watcher = Watcher(connected, inbox, settings.slot)
     retention = Retention(connected, runner, storage, inbox, settings.slot, dsn, observer, settings.retention_interval)
     listener = Listener(connected, inbox, copier.wake, retention.wake)

@@ -40,9 +40,11 @@ from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.changing import rename, store_change
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.requests import PublishRequest, TierAdvance
-from mirror_pump.pipeline.staging import AdvanceRefused, StagedDelta, Stager, lake_table_gone
+from mirror_pump.pipeline.staging import AdvanceRefused, Staged, StagedDelta, Stager, lake_table_gone
 from mirror_pump.pipeline.standing import Standing, standing_of
+from mirror_pump.pipeline.swapping import DueSwap, Swap
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.tables import load_table
 from sql import queries
 
 _SQL = queries("publish")
@@ -136,7 +138,7 @@ class Publisher:
             raise TableError(f"{table.name} is not registered any more")
         if row.lost:
             raise lake_table_gone(table)
-        return self._stager.known(table.table_id, row)
+        return self._stager.known(table.table_id, row.metadata_location)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
         """Make the request true, in one transaction.
@@ -157,22 +159,24 @@ class Publisher:
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
         registered = self._read_registrations([delta.table.table_id for delta in request.deltas])
+        due = self._due_swaps(request.frontier)
         staged = self._stager.stage(request, registered)
         try:
+            self._stager.complete(due, staged)
             self._staged(request)
             request = replace(request, failures=(*request.failures, *staged.failures))
-            landed = self._transaction(request, staged.accepted, registered)
+            landed = self._transaction(request, staged, registered)
         except (LakeError, NotLeader, AdvanceRefused):
             # None of these comes after COMMIT was sent.
-            self._stager.discard(staged.accepted)
+            self._stager.discard(staged)
             raise
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
                 landed = self._resolve(error, request)
             except ConnectionLost:
-                self._stager.discard(staged.accepted)
+                self._stager.discard(staged)
                 raise
-        committed = self._stager.landed(staged.accepted)
+        committed = self._stager.landed(staged, landed.live)
         return LandedPublish(
             frontier=self._applied,
             live=landed.live,
@@ -189,6 +193,12 @@ class Publisher:
         found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
         return str(found[0][0]) if found and found[0][0] is not None else None
 
+    def _due_swaps(self, frontier: Lsn | None) -> list[DueSwap]:
+        """The tables that were copied again and go live at this F, or at the present one."""
+        rows = self._execute(_SQL["due_to_swap_in"], {"slot": self._slot, "frontier": frontier})
+        tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
+        return [DueSwap(table, staged, seen) for table, staged, seen in tables if table is not None]
+
     def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Standing]:
         if not table_ids:
             return {}
@@ -198,7 +208,7 @@ class Publisher:
     def _transaction(
         self,
         request: PublishRequest,
-        accepted: Sequence[StagedDelta],
+        staged: Staged,
         registered: dict[TableId, Standing],
     ) -> _Landed:
         """All of it in one transaction. CommitConflict: nothing was done."""
@@ -215,7 +225,7 @@ class Publisher:
                 )
             applied = Lsn(slot[1])
             self._applied = Lsn(max(applied, request.frontier or 0))
-            for one in accepted:
+            for one in staged.accepted:
                 self._apply(cursor, one, registered[one.delta.table.table_id], request.written_since)
             failures = tuple(failure for failure in request.failures if _set_aside(cursor, failure))
             cursor.execute(
@@ -227,8 +237,8 @@ class Publisher:
                     "commit_time": request.commit_time_us / 1e6,
                 },
             )
-            rename(cursor, [one.delta for one in accepted])
-            cursor.execute(_SQL["swap_in"], {"slot": self._slot, "frontier": self._applied})
+            rename(cursor, [one.delta for one in staged.accepted])
+            self._swap_in(cursor, staged.swaps)
             cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
             live = tuple(TableId(row[0]) for row in cursor.fetchall())
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
@@ -260,7 +270,7 @@ class Publisher:
                 "written_since": written_since,
                 "read_at": row.read_at,
                 "born_sequence": accepted.born_sequence,
-                "key_index": Jsonb(dict(self._indexes.report(table.table_id))),
+                "key_index": Jsonb(self._deletes(accepted)),
             },
         )
         if cursor.rowcount != 1:
@@ -319,6 +329,27 @@ class Publisher:
                     },
                 )
             cursor.execute(_SQL["copy_progress"], {"table_id": table.table_id, "generation": row.generation})
+
+    def _swap_in(self, cursor: psycopg.Cursor[tuple[Any, ...]], swaps: Mapping[TableId, Swap]) -> None:
+        """What was copied again becomes what readers see. CommitConflict: another engine committed meanwhile."""
+        cursor.execute(
+            _SQL["swap_in"],
+            {
+                "slot": self._slot,
+                "frontier": self._applied,
+                "table_ids": list(swaps),
+                "staged": [swap.staged for swap in swaps.values()],
+                "seen": [swap.seen for swap in swaps.values()],
+                "locations": [swap.table.metadata_location for swap in swaps.values()],
+            },
+        )
+        if any(not swapped for (swapped,) in cursor.fetchall()):
+            raise CommitConflict("another writer committed to a table in the lake that was copied again")
+
+    def _deletes(self, accepted: StagedDelta) -> dict[str, object]:
+        """What `status` is told with a commit: the table's index, and how deletes were written if there were any."""
+        mode = accepted.encoded.mode if accepted.encoded is not None else None
+        return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
 
     def _publish_snapshot(
         self,

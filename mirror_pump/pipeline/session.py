@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
@@ -189,13 +190,17 @@ class PumpSession:
             except Empty:
                 self._demand.waited()
                 self._look_around()
+                self._tell_of_indexes()
                 continue
             self._take(work)
+            self._tell_of_indexes()
             if self._begin_again:
                 return True
             # Also when the last chunk came with other work behind it: nothing else might ever publish it.
             if self._chunks and self._inbox.empty():
                 self._publish_copies()
+        # The memory goes with the process.
+        self._parts.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
         return False
 
     def _take(self, work: Work) -> None:
@@ -402,6 +407,11 @@ class PumpSession:
     def _retain_indexes(self) -> None:
         self._retained_at = time.monotonic()
         retain_live(self._indexes, self._parts.connection, self._slot)
+
+    def _tell_of_indexes(self) -> None:
+        """`status` is told of an index that is ready, or has made room for another, also if its table rests."""
+        for table_id, report in self._indexes.news().items():
+            self._parts.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
     def _look_around(self) -> None:
         """Nothing came for a while: has F still to move for somebody?"""

@@ -8,7 +8,7 @@ instead of holding up the others'.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mirror_pump.errors import ConnectionLost, ForeignTable, LakeError, TableError
@@ -25,6 +25,7 @@ from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_f
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.swapping import DueSwap, Swap
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
 """Snapshot summary key: the F that the snapshot was published with, in Postgres's notation."""
@@ -71,6 +72,8 @@ class Staged:
     """Tables whose resolution or fold was left out."""
     failures: list[Failure] = field(default_factory=list)
     """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
+    swaps: dict[TableId, Swap] = field(default_factory=dict)
+    """Of tables that were copied again and go live."""
 
 
 def lake_table_gone(table: MirroredTable) -> TableError:
@@ -94,11 +97,11 @@ class Stager:
         self._tables: dict[TableId, LakeTable] = {}
         self._cold = ColdBranches(storage)
 
-    def known(self, table_id: TableId, row: Standing) -> LakeTable:
-        """The state that the pointer names; from memory unless another engine committed."""
+    def known(self, table_id: TableId, location: str) -> LakeTable:
+        """The state that this metadata file describes; from memory unless another engine committed."""
         known = self._tables.get(table_id)
-        if known is None or known.metadata_location != row.metadata_location:
-            known = self._tables[table_id] = LakeTable.load(row.metadata_location, self._storage)
+        if known is None or known.metadata_location != location:
+            known = self._tables[table_id] = LakeTable.load(location, self._storage)
         return known
 
     def stage(self, request: PublishRequest, registered: Mapping[TableId, Standing]) -> Staged:
@@ -119,30 +122,51 @@ class Stager:
                     _refuse_swept(delta, row, request)
                     self._stage_or_fail(delta, row, request.frontier, staged)
         except (LakeError, AdvanceRefused, ConnectionLost):
-            self.discard(staged.accepted)
+            self.discard(staged)
             raise
         return staged
 
-    def discard(self, accepted: Sequence[StagedDelta]) -> None:
+    def complete(self, due: Sequence[DueSwap], staged: Staged) -> None:
+        """Prepares the exchange of tables that go live with what is staged. Raises LakeError; nothing is removed then.
+
+        Of a table that what is staged makes wait for longer, the exchange is left for a later publish.
+        """
+        commits = {one.delta.table.table_id: one.staged for one in staged.accepted if one.staged is not None}
+        for one in due:
+            table_id = one.table.table_id
+            if one.seen is None:
+                staged.failures.append(Failure.of(one.table, lake_table_gone(one.table)))
+                continue
+            commit = commits.get(table_id)
+            try:
+                content = commit.table if commit is not None else self.known(table_id, one.staged)
+                staged.swaps[table_id] = Swap.of(content, one.seen)
+            except ForeignTable as error:
+                staged.failures.append(Failure(one.table, f"{one.table.name}: {error}. {error.remedy}"))
+
+    def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
-        for one in accepted:
+        for swap in staged.swaps.values():
+            discard(swap.files, self._storage)
+        for one in staged.accepted:
             discard(one.files, self._storage)
             if one.cold is not None:
                 self._cold.forget(one.delta.table.table_id)
             if one.encoded is not None:
                 self._indexes.discard(one.encoded)
 
-    def landed(self, accepted: Sequence[StagedDelta]) -> dict[TableId, LakeTable]:
-        """They were published: the tables as they are now."""
+    def landed(self, staged: Staged, live: Collection[TableId]) -> dict[TableId, LakeTable]:
+        """It was published, and made tables live: those that it committed to, as they are now."""
         committed: dict[TableId, LakeTable] = {}
-        for one in accepted:
+        for one in staged.accepted:
             if one.table is not None and one.encoded is not None:
                 committed[one.delta.table.table_id] = one.table
                 resolution = one.delta.resolution
                 merged = resolution.merged if resolution is not None else ()
                 self._indexes.landed(one.delta.table, one.encoded, one.table, merged)
         self._tables |= committed
-        return committed
+        self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
+        return {table_id: self._tables[table_id] for table_id in committed}
 
     def _stage_or_fail(self, delta: TableDelta, row: Standing, frontier: Lsn | None, staged: Staged) -> None:
         """One table's part, without what does not fit its state."""
@@ -175,7 +199,7 @@ class Stager:
 
     def _stage(self, delta: TableDelta, row: Standing, frontier: Lsn | None) -> StagedDelta:
         born = tuple(BornFile(chunk.file, row.born_sequence) for chunk in delta.chunks if chunk.file is not None)
-        known = self.known(delta.table.table_id, row)
+        known = self.known(delta.table.table_id, row.metadata_location)
         if known.partitioned:
             # Deletes would be written into a partition, and reach the rows of no other.
             raise ForeignTable(
@@ -229,7 +253,7 @@ class Stager:
                         summary=summary,
                     ),
                     now_ms=now_ms,
-                    keep=row.pinned,
+                    keep=row.kept,
                     rewrite_since=row.rewrite_since,
                 )
         except (Superseded, SchemaConflict, LakeError):
@@ -243,7 +267,7 @@ class Stager:
                 line = line_of(delta.table, row.tier, cut)
             except TableError as error:
                 raise AdvanceRefused(str(error)) from error
-            cold = self._cold.stage(delta.table.table_id, base, line, row.pinned, row.rewrite_since, summary)
+            cold = self._cold.stage(delta.table.table_id, base, line, row.kept, row.rewrite_since, summary)
             accepted = replace(accepted, cold=cold)
         return accepted
 

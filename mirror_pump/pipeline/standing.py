@@ -62,6 +62,12 @@ class Standing:
         return self.state is TableState.LIVE and self.rewrite_since is None
 
     @property
+    def kept(self) -> frozenset[int]:
+        """Snapshots that commits must not thin out: pinned ones, and S, which readers pin as long as it is published,
+        also after this row was read."""
+        return self.pinned | {self.snapshot_id}
+
+    @property
     def retention(self) -> Retention:
         """How commits thin the history. A wrong stored policy stops maintenance, which says so, and not the pump."""
         try:

@@ -128,7 +128,7 @@ def note_reader(connection: PgConnection, strange: Callable[[int], None]) -> Not
         rows = connection.execute(_SQL["secret"]).fetchall()
     if len(rows) != 1:
         raise SourceError(
-            f"modak.mirror_secret has {len(rows)} rows instead of one: what triggers say of schema changes cannot be told"
+            f"modak.mirror_secret has {len(rows)} rows, not one: what triggers say of schema changes cannot be told"
             " from what others say",
             "restore the row that the catalog was made with; if it is lost, put one random text there, then unregister"
             " and register every table",

@@ -21,6 +21,17 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
 
+-- name: due_to_swap_in
+-- Tables that were copied again and go live at this F, or the present one: their metadata, and what readers see.
+SELECT m.table_id, m.staged_location, i.metadata_location
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.staged_location IS NOT NULL
+   AND m.live_after_lsn <= greatest(%(frontier)s::bigint, (SELECT applied_lsn FROM modak.mirror_slots
+                                                            WHERE slot_name = %(slot)s));
+
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
@@ -42,7 +53,7 @@ UPDATE modak.mirror_tables
                              ELSE greatest(live_after_lsn,
                                            CASE WHEN live_after_lsn IS NOT NULL THEN %(not_live_before)s::bigint END) END,
        born_sequence = coalesce(%(born_sequence)s, born_sequence),
-       key_index = %(key_index)s,
+       key_index = coalesce(key_index, '{}') || %(key_index)s,
        updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state <> 'failed'
    AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
@@ -107,27 +118,34 @@ UPDATE modak.mirror_slots
  WHERE slot_name = %(slot)s;
 
 -- name: swap_in
--- A table that was copied again shows its new content in the publish that makes it live. S of a table with heap retention
--- is what it was: nothing below T was copied (modak.moved_cut() says when rows may be below T).
+-- A table that was copied again shows its new content in the publish that makes it live: whether the pointer was where it
+-- was looked at, and has moved. S of a table with heap retention is what it was: nothing below T was copied
+-- (modak.moved_cut() says when rows may be below T).
 WITH due AS (
-    SELECT m.table_id, t.schema_name, m.lake_table, m.staged_location, m.staged_snapshot_id,
+    SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
            (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS divided
       FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+      LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[])
+        AS s(table_id, staged, seen, location) ON s.table_id = m.table_id AND s.staged = m.staged_location
      WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn <= %(frontier)s
        AND m.staged_location IS NOT NULL),
 pointer AS (
     UPDATE modak.iceberg_tables i
-       SET previous_metadata_location = i.metadata_location, metadata_location = d.staged_location
+       SET previous_metadata_location = i.metadata_location, metadata_location = d.location
       FROM due d
-     WHERE i.catalog_name = 'lake' AND i.table_namespace = d.schema_name AND i.table_name = d.lake_table),
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = d.schema_name AND i.table_name = d.lake_table
+       AND i.metadata_location = d.seen
+    RETURNING d.table_id),
 published AS (
     UPDATE modak.cutline c
        SET lake_snapshot_id = d.staged_snapshot_id, updated_at = now(),
-           lake_props = jsonb_build_object('metadata_location', d.staged_location,
+           lake_props = jsonb_build_object('metadata_location', d.location,
                                            'snapshot_id', d.staged_snapshot_id::text)
-      FROM due d WHERE c.table_id = d.table_id AND NOT d.divided)
-UPDATE modak.mirror_tables m SET staged_location = NULL, staged_snapshot_id = NULL
-  FROM due d WHERE m.table_id = d.table_id;
+      FROM due d WHERE c.table_id = d.table_id AND NOT d.divided),
+shown AS (
+    UPDATE modak.mirror_tables m SET staged_location = NULL, staged_snapshot_id = NULL
+      FROM due d WHERE m.table_id = d.table_id)
+SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 
 -- name: go_live
 WITH live AS (

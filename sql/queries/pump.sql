@@ -21,6 +21,18 @@ SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
 -- name: live
 SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'live';
 
+-- name: no_indexes
+-- Not of tables that somebody has in hand, who may wait for the pump; nor in the next one.
+UPDATE modak.mirror_tables SET key_index = key_index - '{phase,rows,bytes}'::text[]
+ WHERE table_id = ANY (ARRAY(
+       SELECT table_id FROM modak.mirror_tables
+        WHERE slot_name = %(slot)s AND key_index ?| '{phase,rows,bytes}'::text[] FOR UPDATE SKIP LOCKED));
+
+-- name: index
+UPDATE modak.mirror_tables SET key_index = coalesce(key_index, '{}') || %(report)s
+ WHERE table_id = ANY (ARRAY(
+       SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR UPDATE SKIP LOCKED));
+
 -- name: not_failed
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'failed' ORDER BY table_id;
 

@@ -18,6 +18,7 @@ from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.files import FileContent
 from mirror_pump.lake.listing import Listing
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.status import DeleteMode, StatusReader
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
@@ -62,6 +63,12 @@ def assert_read(mirror: Mirror, running: RunningPump, *tables: str) -> None:
         assert_same(heap, mirror.lake(table), f"{table} by DuckDB")
         assert_same(heap, scanned(mirror, table), f"{table} by pyiceberg")
     assert check_indexes(running.pump, mirror.runner, mirror.database) > 0
+
+
+def deletes_shown(mirror: Mirror) -> list[DeleteMode]:
+    """What `status` says of the tables' deletes and indexes, by name."""
+    with StatusReader(mirror.settings) as reader:
+        return [table.deletes for table in reader.read().tables]
 
 
 def live_positions(mirror: Mirror, table: str) -> tuple[int, list[tuple[str, int]]]:
@@ -180,6 +187,48 @@ def test_another_engine_rewrites_the_files(mirror: Mirror, spark: SparkSession) 
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
 
 
+def test_status_says_how_deletes_are_written_and_what_memory_holds(mirror: Mirror) -> None:
+    database = mirror.database
+    steps = Steps()
+    mirror.register("t")
+
+    def shown() -> DeleteMode:
+        return deletes_shown(mirror)[0]
+
+    with mirror.with_options(resolve_age=3600).pumping(steps):
+        mirror.await_live("public.t")
+        for _ in range(50):
+            database.execute("UPDATE t SET n = n + 1 WHERE id % 10 = 0")
+            mirror.await_frontier()
+            if steps.count(Step.INDEX_READY):
+                break
+        await_true(lambda: shown().phase == "ready", 20, "the index is shown without another commit")
+        database.execute("UPDATE t SET n = n + 1 WHERE id < 10")
+        mirror.await_frontier()
+        assert shown().mode == "position"
+        database.execute(
+            "INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)"
+            " VALUES (gen_random_uuid(), 't'::regclass::oid, 'compaction', 'rewriting', '{\"since_sequence\": 1}')"
+        )
+        known = pending(mirror, "public.t")
+        database.execute("UPDATE t SET n = n + 1 WHERE id < 20")
+        mirror.await_frontier()
+        assert (pending(mirror, "public.t") - known, shown().mode) == (19, "equality")
+        database.execute("INSERT INTO t VALUES (-1, 0, '')")
+        mirror.await_frontier()
+        assert (shown().mode, shown().phase) == ("equality", "ready"), "it deleted nothing"
+        database.execute("UPDATE modak.op_log SET phase = 'done'", "UPDATE t SET n = n + 1 WHERE id < 30")
+        mirror.await_frontier()
+        assert shown() == DeleteMode("position", "ready", 1001, shown().bytes)
+    assert shown() == DeleteMode("position"), "who stops has no memory"
+    # As one that was killed leaves it.
+    database.execute("""UPDATE modak.mirror_tables SET key_index = key_index || '{"phase": "ready", "bytes": 9}'""")
+    with mirror.pumping():
+        database.execute("INSERT INTO t VALUES (-2, 0, '')")
+        mirror.await_frontier()
+        assert shown() == DeleteMode("position"), "nor has who begins"
+
+
 def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirror, spark: SparkSession) -> None:
     """The commit is tried again on top of the rewrite, with the same files: they have not gone with those before it."""
     database = mirror.database
@@ -291,6 +340,10 @@ def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirro
         "CREATE TABLE u (id int PRIMARY KEY, n int)", "INSERT INTO u SELECT g, 0 FROM generate_series(1, 500) g"
     )
     small = mirror.with_options(index_memory=int(1.5 * 2**20))
+
+    def phases() -> list[str | None]:
+        return [shown.phase for shown in deletes_shown(small)]
+
     steps = Steps()
     small.register("t", "u")
     with small.pumping(steps) as running:
@@ -300,7 +353,9 @@ def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirro
         small.await_frontier()
         assert pending(small, "public.u") >= 0
         assert set(steps.details(Step.INDEX_READY, "table")) == {"public.t"}
+        await_true(lambda: phases() == ["ready", None], 20, "the first table's index is shown")
         await_index(small, steps, "public.u", "UPDATE u SET n = n + 1")
+        await_true(lambda: phases() == [None, "ready"], 20, "it has gone, and the table need not change for that")
         await_resolved(small, "public.t", "public.u")
         assert_read(small, running, "public.t", "public.u")
         assert len(running.pump._indexes._tracked) == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from mirror_pump.model import format_lsn, parse_lsn
 from mirror_pump.source.leader import Leader
@@ -84,6 +85,9 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
         "mirror-pump.equality-deletes-since": str(int((time.time() - 90) * 1000)),
     }  # fmt: skip
     point_at_metadata(database, tmp_path / "m.json", summary)
+    index = {"mode": "position", "phase": "ready", "rows": 960, "bytes": 3 << 20}
+    with database.connect() as connection:
+        connection.execute("UPDATE modak.mirror_tables SET key_index = %s", (Jsonb(index),))
 
     (table,) = status(run)["tables"]
 
@@ -98,7 +102,13 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
     assert table["size_bytes"] == 123456
     assert table["error"] is None
     human = run("status").stdout
-    for shown in ("public.t", "live", format_lsn(position), "<= 995", "40, "):
+    for shown in ("public.t", "live", format_lsn(position), "<= 995", "40, ", "position", "3.0 MiB"):
+        assert shown in human
+    # While another engine rewrites the table, the index is there and must not be used.
+    with database.connect() as connection:
+        connection.execute("UPDATE modak.mirror_tables SET key_index = %s", (Jsonb({**index, "mode": "equality"}),))
+    human = run("status").stdout
+    for shown in ("equality", "3.0 MiB"):
         assert shown in human
 
 

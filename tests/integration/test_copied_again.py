@@ -10,11 +10,13 @@ import psycopg
 import pytest
 
 from mirror_pump.config import Settings
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.initialise import initialise
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_duckdb
-from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
+from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 
 if TYPE_CHECKING:
@@ -145,6 +147,84 @@ def test_history_goes_on_over_renames_and_copies(
     now = lake.sql("SELECT * FROM lake.public.t WHERE id = 1")
     assert now.columns == ["id", "big", "n"]
     assert [tuple(row) for row in now.collect()] == [(1, "renamed", 2**40)]
+
+
+def test_what_another_engine_did_to_the_table_during_the_copy_stays(
+    database: Database, warehouse: str, spark: SparkSession, gate: GatedCopies
+) -> None:
+    """It sees the old content, and its tags, branches and properties go on with the new one."""
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    lake = lake_session(spark, database.dsn, warehouse)
+    late: list[object] = []
+
+    def interfere(step: Step, details: dict[str, object]) -> None:
+        frontier = details.get("frontier")
+        if step is not Step.STAGED or frontier is None or late:
+            return
+        due = "SELECT 1 FROM modak.mirror_tables WHERE staged_location IS NOT NULL AND live_after_lsn <= %s"
+        if database.rows(due, (frontier,)):
+            late.append(frontier)
+            lake.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('late' = 'yes')")
+
+    steps = Steps(interfere)
+    with mirror.pumping(steps):
+        mirror.register("t")
+        mirror.await_live("public.t")
+        lake.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('steward' = 'somebody', 'gone' = 'soon')")
+        before = mirror.heap("t")
+        gate.hold()
+        database.execute("ALTER TABLE t ALTER n TYPE bigint", "UPDATE t SET n = 2 ^ 40 WHERE id < 10")
+        mirror.await_frontier()
+        assert mirror.state("public.t") == "copying"
+        snapshot = _published(mirror, "t")[1]
+        lake.sql("ALTER TABLE lake.public.t CREATE TAG audit")
+        lake.sql("ALTER TABLE lake.public.t CREATE BRANCH work")
+        lake.sql("INSERT INTO lake.public.t.branch_work VALUES (-1, 'branch', 1, '')")
+        lake.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('steward' = 'somebody else')")
+        lake.sql("ALTER TABLE lake.public.t UNSET TBLPROPERTIES ('gone')")
+        database.execute("UPDATE t SET n = -1 WHERE id BETWEEN 10 AND 20")
+        mirror.await_frontier()
+        gate.let_go()
+        mirror.await_live("public.t")
+        assert late, "another engine committed while the copy was made the table's content"
+        assert steps.count(Step.RETRYING) == 0, "a rebase is no error"
+        assert _published(mirror, "t")[3] == mirror.location("public.t")
+        database.execute("UPDATE t SET n = -2 WHERE id BETWEEN 15 AND 25")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+    properties = {row[0]: row[1] for row in lake.sql("SHOW TBLPROPERTIES lake.public.t").collect()}
+    assert (properties["steward"], properties["late"], "gone" in properties) == ("somebody else", "yes", False)
+    refs = {row[0]: row[1] for row in lake.sql("SELECT name, snapshot_id FROM lake.public.t.refs").collect()}
+    assert refs.keys() == {"main", "audit", "work"}
+    assert refs["audit"] == snapshot
+    tagged = lake.sql("SELECT * FROM lake.public.t VERSION AS OF 'audit'").collect()
+    assert normalised([tuple(row) for row in tagged]) == before
+    branch = lake.sql("SELECT id FROM lake.public.t VERSION AS OF 'work'").collect()
+    assert {row[0] for row in branch} == {row[0] for row in before} | {-1}
+    mirror.assert_sound()
+
+
+def test_a_lake_table_that_is_gone_when_the_copy_is_complete_is_set_aside_alone(
+    database: Database, warehouse: str
+) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+
+    def drop(step: Step, details: dict[str, object]) -> None:
+        complete = "SELECT 1 FROM modak.mirror_tables WHERE staged_location IS NOT NULL AND live_after_lsn IS NOT NULL"
+        if step is Step.PUBLISHED and database.rows(complete):
+            database.execute("DELETE FROM modak.iceberg_tables WHERE table_name = 't'")
+
+    with mirror.pumping(Steps(drop)):
+        mirror.register("t", "other")
+        mirror.await_live("public.t", "public.other")
+        database.execute("ALTER TABLE t ALTER n TYPE bigint")
+        await_true(lambda: mirror.state("public.t") == "failed", 20, "set aside")
+        assert "dropped or renamed" in mirror.error("public.t")
+        database.execute("UPDATE other SET v = 'goes on'")
+        mirror.await_frontier()
+        mirror.assert_equal("public.other")
 
 
 def test_columns_change_in_the_middle_of_a_transaction_of_many_segments(database: Database, warehouse: str) -> None:
@@ -461,3 +541,37 @@ def test_a_type_changes_under_transactions_that_have_written_to_the_table(
         mirror.await_frontier()
         mirror.assert_equal("public.t")
     mirror.assert_sound()
+
+
+_NO_HISTORY = (
+    "UPDATE modak.tables SET maintenance_policy ="
+    """ '{"history_newest": 1, "history_minutes_hours": 0, "history_hours_hours": 0}'"""
+)
+_PIN = (
+    "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+    " SELECT table_id, lake_snapshot_id, 0, now() + interval '1 hour' FROM modak.cutline"
+)
+
+
+def test_s_outlives_the_commits_of_a_copy_again(database: Database, warehouse: str, gate: GatedCopies) -> None:
+    """It is what readers are told to pin until the copy is complete, however many commits that takes."""
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    with mirror.pumping():
+        mirror.register("t")
+        mirror.await_live("public.t")
+        database.execute(_NO_HISTORY)
+        gate.hold()
+        snapshot = _published(mirror, "t")[1]
+        database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT 9")
+        for turn in range(3):
+            database.execute(f"UPDATE t SET n = {turn}")
+            mirror.await_frontier()
+        assert _published(mirror, "t")[1:3] == (snapshot, "copying")
+        database.execute(_PIN)
+        gate.let_go()
+        mirror.await_live("public.t")
+        assert _published(mirror, "t")[1] != snapshot
+        # Who pinned it reads it through the catalog.
+        assert LakeTable.load(mirror.location("public.t"), StorageOptions()).has_snapshot(snapshot)
+        mirror.assert_equal("public.t")

@@ -11,6 +11,8 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from mirror_pump.errors import ConnectionLost, NotLeader
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.summary import REPLACE
 from mirror_pump.pipeline import registration
 from mirror_pump.pipeline.steps import Step
@@ -163,6 +165,35 @@ def test_a_commit_in_the_middle_of_a_publish_makes_it_rebase(
         assert steps.count(Step.RETRYING) == 0
     mirror.assert_equal("public.t")
     mirror.assert_sound()
+
+
+def test_a_pin_that_is_set_in_the_middle_of_a_publish_holds_its_snapshot(mirror: Mirror) -> None:
+    """The commit looked for pins before it was there, and keeps no history beside."""
+    coming: list[Step] = []
+    pinned: list[int] = []
+
+    def pin(step: Step, details: dict[str, object]) -> None:
+        # A publish without a batch changes nothing, and would show the pin to the next one.
+        if step is Step.STAGED and coming[-1] is Step.WRITTEN and not pinned:
+            pinned.append(mirror.database.rows("SELECT lake_snapshot_id FROM modak.cutline")[0][0])
+            mirror.database.execute(
+                "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+                " SELECT table_id, lake_snapshot_id, 0, now() + interval '1 hour' FROM modak.cutline"
+            )
+        coming.append(step)
+
+    mirror.register("t")
+    mirror.catch_up()
+    mirror.database.execute(
+        "UPDATE modak.tables SET maintenance_policy ="
+        """ '{"history_newest": 1, "history_minutes_hours": 0, "history_hours_hours": 0}'"""
+    )
+    with mirror.pumping(Steps(pin)):
+        for turn in range(3):
+            mirror.database.execute(f"UPDATE t SET v = '{turn}'")
+            mirror.await_frontier()
+        (snapshot_id,) = pinned
+        assert LakeTable.load(mirror.location("public.t"), StorageOptions()).has_snapshot(snapshot_id)
 
 
 @pytest.mark.parametrize("loss", Loss)

@@ -134,6 +134,31 @@ def test_the_index_is_a_dict(monkeypatch: pytest.MonkeyPatch, two_words: bool, s
     assert len(index._leaves) > 3
 
 
+@pytest.mark.parametrize("every", [0, 20], ids=["all go", "some stay"])
+def test_memory_follows_the_keys_that_are_there(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """Of a key that counts upward under a window of rows, new keys never come into the leaves where old ones go."""
+    monkeypatch.setattr(key_index, "_LEAF", 40)
+    monkeypatch.setattr(key_index, "_RECENT", 25)
+    index, window = KeyIndex(1), 200
+
+    def put(numbers: Sequence[int], place: int) -> None:
+        index.put(PackedKeys(np.array(numbers, np.int64), None), np.full(len(numbers), place, np.int64))
+
+    for first in range(0, 20_000, 10):
+        put(range(first, first + 10), 7)
+        if first >= window:
+            put([one for one in range(first - window, first - window + 10) if not every or one % every], NOWHERE)
+        # A quarter more than is there, and room for what came last.
+        assert len(index) <= 1.25 * index.alive + 25 + 10
+        assert index.nbytes == 16 * len(index)
+        assert len(index._leaves) <= len(index) // 40 + 2
+    # Nor need any new key come.
+    put(range(20_000), NOWHERE)
+    assert (index.alive, len(index)) == (0, 0)
+    put([5], 7)
+    assert index.find(PackedKeys(np.arange(4, 7), None)).tolist() == [NOWHERE, 7, NOWHERE]
+
+
 def test_places() -> None:
     places = place_of(7, np.array([0, 2**32 - 1]))
     assert files_of(places).tolist() == [7, 7]

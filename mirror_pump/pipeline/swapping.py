@@ -1,0 +1,45 @@
+"""A table that was copied again and goes live: its new content takes the place of what readers see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.metadata import read_metadata
+from mirror_pump.lake.rebase import rebase
+from mirror_pump.model import MirroredTable
+
+
+@dataclass(frozen=True)
+class DueSwap:
+    """Such a table, as the catalog has it before the publish."""
+
+    table: MirroredTable
+    staged: str
+    """The metadata that only mirror_tables names."""
+    seen: str | None
+    """What readers see; None if the catalog does not name the lake table any more."""
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The exchange. It holds as long as nobody moves the pointer."""
+
+    staged: str
+    """The metadata that mirror_tables names by then."""
+    seen: str
+    """Where the pointer was when it was looked at."""
+    table: LakeTable
+    """What readers see afterwards."""
+
+    @classmethod
+    def of(cls, staged: LakeTable, seen: str) -> Swap:
+        """With whatever other engines did to the table meanwhile. Raises LakeError; ForeignTable if that is nothing
+        that a mirrored table may have."""
+        return cls(staged.metadata_location, seen, rebase(staged, read_metadata(seen, staged.storage)))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that were written for it."""
+        location = self.table.metadata_location
+        return () if location == self.staged else (location,)
