@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -45,10 +46,12 @@ class Rewrite:
     """Columns to order the rows by; none keeps their order."""
     deletes: bool = False
     """Also rewrites every data file that a delete file may concern."""
-    everything: bool = False
-    """Rewrites all data files: then no older delete file is left."""
     max_files: int | None = None
     """Rewrites so many files and leaves the others to the next call: bounds what a commit that fails costs."""
+
+    def complete(self, counts: Mapping[str, int]) -> bool:
+        """Whether the rewrite that returned these counts left nothing to the next call."""
+        return self.max_files is None or counts.get("rewritten_data_files_count", 0) < self.max_files
 
     def options(self) -> dict[str, str]:
         """As the procedure takes them."""
@@ -67,8 +70,6 @@ class Rewrite:
             options["max-files-to-rewrite"] = str(self.max_files)
         if self.deletes:
             options["delete-file-threshold"] = "1"
-        if self.everything:
-            options["rewrite-all"] = "true"
         return options
 
 
@@ -100,6 +101,28 @@ class Procedures:
             order = ", ".join(f"{spark_identifier(name)} ASC NULLS FIRST" for name in rewrite.sort_by)
             arguments |= {"strategy": "'sort'", "sort_order": spark_literal(order)}
         return self._counts("rewrite_data_files", table, arguments)
+
+    def drop_deletes(self, table: TableName, until: int) -> int:
+        """Removes the delete files whose sequence number is `until` at most, in one commit; returns how many. The
+        caller knows that they concern no live data file. CommitConflict if another commit removed one of them."""
+        with _lake_errors("dropping delete files of", table):
+            loaded = self._java_table(table)
+            iceberg = self.spark._jvm.org.apache.iceberg
+            rewrite, found = loaded.newRewrite(), 0
+            for manifest in loaded.currentSnapshot().deleteManifests(loaded.io()):
+                if manifest.minSequenceNumber() > until:
+                    continue
+                reader = iceberg.ManifestFiles.readDeleteManifest(manifest, loaded.io(), loaded.specs())
+                try:
+                    for file in reader.iterator():
+                        if file.dataSequenceNumber() <= until:
+                            rewrite.deleteFile(file)
+                            found += 1
+                finally:
+                    reader.close()
+            if found:
+                rewrite.commit()
+        return found
 
     def rewrite_position_deletes(self, table: TableName, min_input_files: int) -> dict[str, int]:
         """Merges position-delete files, and drops positions in data files that are gone. CommitConflict as above."""
@@ -135,6 +158,12 @@ class Procedures:
             finally:
                 self.spark.catalog.dropTempView(view)
         return [str(row[0]) for row in found]
+
+    def _java_table(self, table: TableName) -> Any:
+        """Iceberg's own object, for what it has no procedure for."""
+        return self.spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            self.spark._jsparkSession, f"{CATALOG}.{_quoted(table)}"
+        )
 
     def _counts(self, procedure: str, table: TableName, arguments: Mapping[str, str]) -> dict[str, int]:
         given = ", ".join(
