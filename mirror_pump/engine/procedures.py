@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -133,15 +133,32 @@ class Procedures:
         """Merges manifests. CommitConflict if the pump merged some of them meanwhile."""
         return self._counts("rewrite_manifests", table, {"use_caching": "false"})
 
-    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Expires exactly these snapshots and deletes the files that no other snapshot needs."""
-        arguments = {
+    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> Callable[[], dict[str, int]]:
+        """Takes exactly these snapshots out of the history, in one commit. What it returns deletes the files that no
+        other snapshot needs, and says how many. The procedure does both without a moment in between."""
+        with _lake_errors("expiring snapshots of", table):
+            actions = self.spark._jvm.org.apache.iceberg.spark.actions.SparkActions
+            action = actions.get(self.spark._jsparkSession).expireSnapshots(self._java_table(table))
+            action.option("stream-results", "true")
             # The default would expire whatever is older than five days, pinned or not.
-            "older_than": "TIMESTAMP '1970-01-01 00:00:00'",
-            "snapshot_ids": f"array({', '.join(f'{one}L' for one in snapshot_ids)})",
-            "stream_results": "true",
-        }
-        return self._counts("expire_snapshots", table, arguments)
+            action.expireOlderThan(0)
+            for one in snapshot_ids:
+                action.expireSnapshotId(one)
+            action.expireFiles()
+
+        def delete() -> dict[str, int]:
+            with _lake_errors("deleting files of expired snapshots of", table):
+                result = action.execute()
+                return {
+                    "deleted_data_files_count": result.deletedDataFilesCount(),
+                    "deleted_position_delete_files_count": result.deletedPositionDeleteFilesCount(),
+                    "deleted_equality_delete_files_count": result.deletedEqualityDeleteFilesCount(),
+                    "deleted_manifest_files_count": result.deletedManifestsCount(),
+                    "deleted_manifest_lists_count": result.deletedManifestListsCount(),
+                    "deleted_statistics_files_count": result.deletedStatisticsFilesCount(),
+                }
+
+        return delete
 
     def unreferenced(self, table: TableName, locations: Sequence[str]) -> list[str]:
         """Those of the files that nothing in the table's metadata refers to: remove_orphan_files' dry run."""
@@ -161,9 +178,10 @@ class Procedures:
 
     def _java_table(self, table: TableName) -> Any:
         """Iceberg's own object, for what it has no procedure for."""
-        return self.spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-            self.spark._jsparkSession, f"{CATALOG}.{_quoted(table)}"
-        )
+        name = f"{CATALOG}.{_quoted(table)}"
+        # Has the session load its catalog, which from the outside is looked up in whatever session is the active one.
+        self.spark.table(name)
+        return self.spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(self.spark._jsparkSession, name)
 
     def _counts(self, procedure: str, table: TableName, arguments: Mapping[str, str]) -> dict[str, int]:
         given = ", ".join(

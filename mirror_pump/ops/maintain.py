@@ -38,7 +38,7 @@ from mirror_pump.ops.plan import (
     sweep_of,
     warnings_of,
 )
-from mirror_pump.ops.sweep import Sweep, sweep
+from mirror_pump.ops.sweep import Sweep, pinned_snapshots, sweep
 from mirror_pump.ops.window import CommitWindow
 from mirror_pump.pipeline.republish import republish
 from mirror_pump.policy import Policy, policy_of
@@ -246,6 +246,8 @@ class Maintenance:
 
     def _once(self, table_id: TableId, due: Operation) -> dict[str, int] | None:
         """One attempt, on the table as it is now. None: the table is gone or being copied."""
+        # First: its start may take minutes, in which commits land, readers pin, and a pump should know of no rewrite.
+        procedures = self._procedures()
         debt = self._debt_of(table_id, PassResult(""))
         if debt is None:
             return None
@@ -259,7 +261,7 @@ class Maintenance:
             # Of main's head, which Spark begins at: the last commit may have been one to the branch `cold`.
             details["since_sequence"] = int(debt.state.sequence_number)
         with operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
-            counts = self._execute(debt, due, outcome)
+            counts = self._execute(procedures, debt, due, outcome)
             outcome["counts"] = counts
             outcome["sequence_number"] = debt.figures.sequence_number
             if kind == COMPACTION:
@@ -269,8 +271,8 @@ class Maintenance:
                     outcome["snapshot_id"] = int(after.state.snapshot_id)
         return counts
 
-    def _execute(self, debt: Debt, due: Operation, outcome: dict[str, Any]) -> dict[str, int]:
-        procedures, name = self._procedures(), debt.lake_name
+    def _execute(self, procedures: Procedures, debt: Debt, due: Operation, outcome: dict[str, Any]) -> dict[str, int]:
+        name = debt.lake_name
         match due:
             case RewriteDataFiles():
                 missing = {
@@ -297,7 +299,7 @@ class Maintenance:
                 with self._window(debt):
                     return procedures.rewrite_manifests(name)
             case ExpireSnapshots():
-                return self._expire(debt, due)
+                return self._expire(procedures, debt, due, outcome)
             case SweepFiles():
                 swept = sweep(
                     self._connection, self._slot, debt.table, debt.policy, procedures, self._storage, dry_run=False
@@ -312,15 +314,25 @@ class Maintenance:
                     "deleted_bytes": swept.size_bytes,
                 }
 
-    def _expire(self, debt: Debt, due: ExpireSnapshots) -> dict[str, int]:
+    def _expire(
+        self, procedures: Procedures, debt: Debt, due: ExpireSnapshots, outcome: dict[str, Any]
+    ) -> dict[str, int]:
+        # A pinned one that the history lost may need files of those that are in it.
+        pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
         present = {int(one["snapshot-id"]) for one in debt.state.metadata["snapshots"]}
         ids = [one for one in due.snapshot_ids if one in present and one not in debt.table.protected]
         if not ids:
             return {"expired_snapshots": 0}
         with self._window(debt, at_once=True):
-            counts = self._procedures().expire_snapshots(debt.lake_name, ids)
-        return {"expired_snapshots": len(ids), **counts}
+            delete = procedures.expire_snapshots(debt.lake_name, ids)
+        # Readers look whether a snapshot is in the history after they pinned it. So a pin that is not seen now comes
+        # from one who does not find it there any more, and reads nothing of it.
+        (table,) = read_tables(self._connection, self._slot, [debt.table.table_id]) or (None,)
+        if table is None or not table.pinned.isdisjoint(ids):
+            outcome["left"] = "one of them was pinned meanwhile: their files are for the sweep, once it no longer is"
+            return {"expired_snapshots": len(ids)}
+        return {"expired_snapshots": len(ids), **delete()}
 
     def _window(self, debt: Debt, *, at_once: bool = False) -> CommitWindow:
         return CommitWindow(self._dsn, self._slot, debt.lake_name, self._procedures().busy, at_once=at_once)
