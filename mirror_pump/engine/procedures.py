@@ -24,6 +24,8 @@ _CONFLICTS = ("ValidationException", "CommitFailedException")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_LINES = 2
+_NO_SIZE = 1 << 62
+"""Bytes that no file has, within what Java's long can add to."""
 
 _FILE_LIST = StructType(
     [
@@ -39,7 +41,7 @@ class Rewrite:
 
     target_bytes: int
     small_below: int
-    """Data files below this size are to be merged."""
+    """Data files below this size are to be merged; 0: none is, nor are large ones divided."""
     min_input_files: int
     max_group_bytes: int
     sort_by: tuple[str, ...] = ()
@@ -58,7 +60,7 @@ class Rewrite:
         options = {
             "target-file-size-bytes": str(self.target_bytes),
             "min-file-size-bytes": str(self.small_below),
-            "max-file-size-bytes": str(self.target_bytes * 9 // 5),
+            "max-file-size-bytes": str(self.target_bytes * 9 // 5 if self.small_below else _NO_SIZE),
             "min-input-files": str(self.min_input_files),
             "max-file-group-size-bytes": str(self.max_group_bytes),
             # One group at a time: memory and load are those of one group.
@@ -70,6 +72,9 @@ class Rewrite:
             options["max-files-to-rewrite"] = str(self.max_files)
         if self.deletes:
             options["delete-file-threshold"] = "1"
+        else:
+            # Those that have no row left are taken all the same. By default it is those with three rows in ten deleted.
+            options["delete-ratio-threshold"] = "1.0"
         return options
 
 

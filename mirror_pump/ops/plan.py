@@ -91,7 +91,7 @@ def rewrite_of(figures: Figures, policy: Policy, key: tuple[str, ...], *, asked:
         reasons.append(f"{small[1]} data files below {small[0]} bytes")
     if deletes:
         reasons.append(f"{figures.delete_rows} rows in {figures.delete_files} delete files")
-    small_below = bounds[-1] if small is None else small[0]
+    small_below = small[0] if small is not None else bounds[-1] if policy.rewrite_enabled else 0
     most = _most_files(figures, policy, None if deletes else small_below)
     return RewriteDataFiles(
         " and ".join(reasons),

@@ -150,6 +150,28 @@ def test_deletes_that_concern_no_file_go_without_a_rewrite_of_the_others(maintai
     maintained.assert_equal_by_spark(T)
 
 
+def test_what_the_policy_switches_off_is_not_done_by_the_way(maintained: Maintained) -> None:
+    mirror = maintained.mirror
+    small = data_files(maintained)
+    insert(mirror, 100_000, 30_000)
+    large = data_files(maintained) - small
+    insert(mirror, 10_000, 100)
+    small = data_files(maintained) - large
+    maintained.session.sql("DELETE FROM lake.public.t WHERE id BETWEEN 100000 AND 114999")
+    mirror.database.execute("DELETE FROM t WHERE id BETWEEN 100000 AND 114999")
+    maintained.policy(T, delete_compaction_enabled=False)
+    assert maintained.maintain(T).errors == []
+    assert large < data_files(maintained), "half of its rows are deleted"
+    assert not small & data_files(maintained)
+    insert(mirror, 10_100, 100)
+    small = data_files(maintained) - large
+    maintained.policy(T, delete_compaction_enabled=None, rewrite_enabled=False)
+    assert maintained.maintain(T).errors == []
+    assert small < data_files(maintained)
+    assert not large & data_files(maintained)
+    maintained.assert_equal_by_spark(T)
+
+
 def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, maintained.session
     for number in range(1, 5):

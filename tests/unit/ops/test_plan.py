@@ -74,6 +74,22 @@ def test_deletes_are_due_by_their_number_and_their_share() -> None:
     assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), asked=True) is None
 
 
+def test_what_the_policy_switches_off_is_not_done_by_the_way() -> None:
+    debt = replace(CALM, small_by_class=(0, 0, 500), small_files=500, equality_delete_rows=10**6)
+    for asked in (True, False):
+        due = rewrite_of(debt, policy_of({"rewrite_enabled": False}), (), asked=asked)
+        assert due is not None
+        options = due.rewrite.options()
+        assert options["delete-file-threshold"] == "1"
+        assert options["min-file-size-bytes"] == "0"
+        assert int(options["max-file-size-bytes"]) > 1 << 60, "nor are large ones divided"
+        due = rewrite_of(debt, policy_of({"delete_compaction_enabled": False}), (), asked=asked)
+        assert due is not None
+        options = due.rewrite.options()
+        assert "delete-file-threshold" not in options
+        assert options["delete-ratio-threshold"] == "1.0", "Iceberg's default is 0.3"
+
+
 def test_sorting_is_by_key() -> None:
     due = rewrite_of(
         replace(CALM, small_by_class=(0, 0, 50)), policy_of({"rewrite_strategy": "sort"}), ("a", "b"), asked=False
