@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError
 from mirror_pump.lake.storage import local_path
-from mirror_pump.model import SequenceNumber, TableId
+from mirror_pump.model import SequenceNumber, TableId, TableName
 from mirror_pump.ops import sweep as sweeping
 from mirror_pump.ops.maintain import PassResult
 from mirror_pump.ops.sweep import Sweep
@@ -345,6 +346,35 @@ def test_a_pin_that_the_history_lost_stops_the_sweep(maintained: Maintained) -> 
     with pytest.raises(LakeError, match="not in its history") as caught:
         sweep_now(maintained)
     assert "read_pins" in caught.value.remedy
+
+
+def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_files(
+    maintained: Maintained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader found it in the history, the pump's next publish took it out, and Spark then looked at what is named."""
+    monkeypatch.setattr(sweeping, "CLOCK_SKEW", 0.0)
+    mirror = maintained.mirror
+    write_and_publish(mirror, range(2))
+    snapshot, location = maintained.published(T)
+    rows = lake_rows(location)
+    write_and_publish(mirror, range(2, 5))
+    orphan = Path(maintained.lake_table(T).location.removeprefix("file://")) / "data" / "orphan.parquet"
+    orphan.write_bytes(b"")
+    age(maintained.files(T), OLD)
+    unreferenced = Procedures.unreferenced
+
+    def late(self: Procedures, table: TableName, locations: Sequence[str]) -> list[str]:
+        maintained.policy(T, history_newest=1, history_minutes_hours=0.0, history_hours_hours=0.0)
+        write_and_publish(mirror, range(5, 6))
+        pin_snapshot(maintained, snapshot)
+        return unreferenced(self, table, locations)
+
+    monkeypatch.setattr(Procedures, "unreferenced", late)
+    with pytest.raises(LakeError, match="not in its history"):
+        sweep_now(maintained)
+    assert not maintained.lake_table(T).has_snapshot(snapshot)
+    assert_same(rows, lake_rows(location), "the snapshot that was pinned")
+    assert orphan.exists()
 
 
 @pytest.mark.parametrize("held_at", [Step.RECEIVED, Step.WRITTEN, Step.STAGED])
