@@ -131,6 +131,8 @@ CREATE TABLE modak.op_log (
 );
 COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, for resuming and for not repeating them';
 CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
+-- Servers look for requests whose maintainer died twice a second, and the journal keeps a month.
+CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';
 
 CREATE TABLE modak.load_labels (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,

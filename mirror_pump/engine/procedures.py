@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -23,6 +24,8 @@ _CONFLICTS = ("ValidationException", "CommitFailedException")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_LINES = 2
+_NO_SIZE = 1 << 62
+"""Bytes that no file has, within what Java's long can add to."""
 
 _FILE_LIST = StructType(
     [
@@ -38,24 +41,26 @@ class Rewrite:
 
     target_bytes: int
     small_below: int
-    """Data files below this size are to be merged."""
+    """Data files below this size are to be merged; 0: none is, nor are large ones divided."""
     min_input_files: int
     max_group_bytes: int
     sort_by: tuple[str, ...] = ()
     """Columns to order the rows by; none keeps their order."""
     deletes: bool = False
     """Also rewrites every data file that a delete file may concern."""
-    everything: bool = False
-    """Rewrites all data files: then no older delete file is left."""
     max_files: int | None = None
     """Rewrites so many files and leaves the others to the next call: bounds what a commit that fails costs."""
+
+    def complete(self, counts: Mapping[str, int]) -> bool:
+        """Whether the rewrite that returned these counts left nothing to the next call."""
+        return self.max_files is None or counts.get("rewritten_data_files_count", 0) < self.max_files
 
     def options(self) -> dict[str, str]:
         """As the procedure takes them."""
         options = {
             "target-file-size-bytes": str(self.target_bytes),
             "min-file-size-bytes": str(self.small_below),
-            "max-file-size-bytes": str(self.target_bytes * 9 // 5),
+            "max-file-size-bytes": str(self.target_bytes * 9 // 5 if self.small_below else _NO_SIZE),
             "min-input-files": str(self.min_input_files),
             "max-file-group-size-bytes": str(self.max_group_bytes),
             # One group at a time: memory and load are those of one group.
@@ -67,8 +72,9 @@ class Rewrite:
             options["max-files-to-rewrite"] = str(self.max_files)
         if self.deletes:
             options["delete-file-threshold"] = "1"
-        if self.everything:
-            options["rewrite-all"] = "true"
+        else:
+            # Those that have no row left are taken all the same. By default it is those with three rows in ten deleted.
+            options["delete-ratio-threshold"] = "1.0"
         return options
 
 
@@ -101,6 +107,28 @@ class Procedures:
             arguments |= {"strategy": "'sort'", "sort_order": spark_literal(order)}
         return self._counts("rewrite_data_files", table, arguments)
 
+    def drop_deletes(self, table: TableName, until: int) -> int:
+        """Removes the delete files whose sequence number is `until` at most, in one commit; returns how many. The
+        caller knows that they concern no live data file. CommitConflict if another commit removed one of them."""
+        with _lake_errors("dropping delete files of", table):
+            loaded = self._java_table(table)
+            iceberg = self.spark._jvm.org.apache.iceberg
+            rewrite, found = loaded.newRewrite(), 0
+            for manifest in loaded.currentSnapshot().deleteManifests(loaded.io()):
+                if manifest.minSequenceNumber() > until:
+                    continue
+                reader = iceberg.ManifestFiles.readDeleteManifest(manifest, loaded.io(), loaded.specs())
+                try:
+                    for file in reader.iterator():
+                        if file.dataSequenceNumber() <= until:
+                            rewrite.deleteFile(file)
+                            found += 1
+                finally:
+                    reader.close()
+            if found:
+                rewrite.commit()
+        return found
+
     def rewrite_position_deletes(self, table: TableName, min_input_files: int) -> dict[str, int]:
         """Merges position-delete files, and drops positions in data files that are gone. CommitConflict as above."""
         options = {"min-input-files": str(min_input_files), "max-concurrent-file-group-rewrites": "1"}
@@ -110,15 +138,32 @@ class Procedures:
         """Merges manifests. CommitConflict if the pump merged some of them meanwhile."""
         return self._counts("rewrite_manifests", table, {"use_caching": "false"})
 
-    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Expires exactly these snapshots and deletes the files that no other snapshot needs."""
-        arguments = {
+    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> Callable[[], dict[str, int]]:
+        """Takes exactly these snapshots out of the history, in one commit. What it returns deletes the files that no
+        other snapshot needs, and says how many. The procedure does both without a moment in between."""
+        with _lake_errors("expiring snapshots of", table):
+            actions = self.spark._jvm.org.apache.iceberg.spark.actions.SparkActions
+            action = actions.get(self.spark._jsparkSession).expireSnapshots(self._java_table(table))
+            action.option("stream-results", "true")
             # The default would expire whatever is older than five days, pinned or not.
-            "older_than": "TIMESTAMP '1970-01-01 00:00:00'",
-            "snapshot_ids": f"array({', '.join(f'{one}L' for one in snapshot_ids)})",
-            "stream_results": "true",
-        }
-        return self._counts("expire_snapshots", table, arguments)
+            action.expireOlderThan(0)
+            for one in snapshot_ids:
+                action.expireSnapshotId(one)
+            action.expireFiles()
+
+        def delete() -> dict[str, int]:
+            with _lake_errors("deleting files of expired snapshots of", table):
+                result = action.execute()
+                return {
+                    "deleted_data_files_count": result.deletedDataFilesCount(),
+                    "deleted_position_delete_files_count": result.deletedPositionDeleteFilesCount(),
+                    "deleted_equality_delete_files_count": result.deletedEqualityDeleteFilesCount(),
+                    "deleted_manifest_files_count": result.deletedManifestsCount(),
+                    "deleted_manifest_lists_count": result.deletedManifestListsCount(),
+                    "deleted_statistics_files_count": result.deletedStatisticsFilesCount(),
+                }
+
+        return delete
 
     def unreferenced(self, table: TableName, locations: Sequence[str]) -> list[str]:
         """Those of the files that nothing in the table's metadata refers to: remove_orphan_files' dry run."""
@@ -135,6 +180,13 @@ class Procedures:
             finally:
                 self.spark.catalog.dropTempView(view)
         return [str(row[0]) for row in found]
+
+    def _java_table(self, table: TableName) -> Any:
+        """Iceberg's own object, for what it has no procedure for."""
+        name = f"{CATALOG}.{_quoted(table)}"
+        # Has the session load its catalog, which from the outside is looked up in whatever session is the active one.
+        self.spark.table(name)
+        return self.spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(self.spark._jsparkSession, name)
 
     def _counts(self, procedure: str, table: TableName, arguments: Mapping[str, str]) -> dict[str, int]:
         given = ", ".join(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -38,7 +38,7 @@ from mirror_pump.ops.plan import (
     sweep_of,
     warnings_of,
 )
-from mirror_pump.ops.sweep import Sweep, sweep
+from mirror_pump.ops.sweep import Sweep, pinned_snapshots, sweep
 from mirror_pump.ops.window import CommitWindow
 from mirror_pump.pipeline.republish import republish
 from mirror_pump.policy import Policy, policy_of
@@ -94,7 +94,7 @@ _Decision = Callable[[Debt, bool], Operation | None]
 
 
 def _rewrite(debt: Debt, asked: bool) -> Operation | None:
-    return rewrite_of(debt.figures, debt.policy, debt.past, debt.key, asked=asked)
+    return rewrite_of(debt.figures, debt.policy, debt.key, asked=asked)
 
 
 _DECISIONS: tuple[_Decision, ...] = (
@@ -194,11 +194,15 @@ class Maintenance:
             op_id = begin(self._connection, table_id, MAINTENANCE, RUNNING, {"operation": "pass"})
         with ended(self._connection, self._heartbeat, op_id) as outcome:
             for decide in _DECISIONS:
+                parts = None
                 more = True
                 while more:
                     debt = self._debt_of(table_id, result)
                     due = decide(debt, asked) if debt is not None else None
-                    more = debt is not None and due is not None and self._do(debt, due, result)
+                    if isinstance(due, RewriteDataFiles):
+                        parts = due.parts if parts is None else parts
+                        parts -= 1
+                    more = debt is not None and due is not None and self._do(debt, due, result) and bool(parts)
                     result.before = result.before or (debt.figures if debt is not None else None)
             last_look = self._debt_of(table_id, result)
             if last_look is not None:
@@ -237,12 +241,13 @@ class Maintenance:
             if counts is not None:
                 shown = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items() if value)
                 result.done.append(f"{name} ({due.reason}): {shown or 'nothing to do'}")
-                if isinstance(due, RewriteDataFiles) and due.rewrite.max_files is not None:
-                    return counts.get("rewritten_data_files_count", 0) * 2 > due.rewrite.max_files
+                return isinstance(due, RewriteDataFiles) and not due.rewrite.complete(counts)
         return False
 
     def _once(self, table_id: TableId, due: Operation) -> dict[str, int] | None:
         """One attempt, on the table as it is now. None: the table is gone or being copied."""
+        # First: its start may take minutes, in which commits land, readers pin, and a pump should know of no rewrite.
+        procedures = self._procedures()
         debt = self._debt_of(table_id, PassResult(""))
         if debt is None:
             return None
@@ -256,7 +261,7 @@ class Maintenance:
             # Of main's head, which Spark begins at: the last commit may have been one to the branch `cold`.
             details["since_sequence"] = int(debt.state.sequence_number)
         with operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
-            counts = self._execute(debt, due, outcome)
+            counts = self._execute(procedures, debt, due, outcome)
             outcome["counts"] = counts
             outcome["sequence_number"] = debt.figures.sequence_number
             if kind == COMPACTION:
@@ -264,13 +269,10 @@ class Maintenance:
                 if after is not None:
                     self._republish(after)
                     outcome["snapshot_id"] = int(after.state.snapshot_id)
-                    if isinstance(due, RewriteDataFiles) and due.rewrite.deletes:
-                        outcome["deletes_before"] = debt.figures.delete_rows
-                        outcome["deletes_after"] = after.figures.delete_rows
         return counts
 
-    def _execute(self, debt: Debt, due: Operation, outcome: dict[str, Any]) -> dict[str, int]:
-        procedures, name = self._procedures(), debt.lake_name
+    def _execute(self, procedures: Procedures, debt: Debt, due: Operation, outcome: dict[str, Any]) -> dict[str, int]:
+        name = debt.lake_name
         match due:
             case RewriteDataFiles():
                 missing = {
@@ -282,7 +284,14 @@ class Maintenance:
                     with self._window(debt, at_once=True):
                         procedures.set_properties(name, missing)
                 with self._window(debt):
-                    return procedures.rewrite_data_files(name, due.rewrite)
+                    counts = procedures.rewrite_data_files(name, due.rewrite)
+                if due.rewrite.deletes and due.rewrite.complete(counts):
+                    # The rewrite began at this table or a later one, and took every file that one of its deletes may
+                    # concern. Iceberg keeps them as long as any older file is left, which they do not concern.
+                    with self._window(debt, at_once=True):
+                        dropped = procedures.drop_deletes(name, int(debt.state.sequence_number))
+                    counts["removed_delete_files_count"] = counts.get("removed_delete_files_count", 0) + dropped
+                return counts
             case RewritePositionDeletes():
                 with self._window(debt):
                     return procedures.rewrite_position_deletes(name, due.min_input_files)
@@ -290,7 +299,7 @@ class Maintenance:
                 with self._window(debt):
                     return procedures.rewrite_manifests(name)
             case ExpireSnapshots():
-                return self._expire(debt, due)
+                return self._expire(procedures, debt, due, outcome)
             case SweepFiles():
                 swept = sweep(
                     self._connection, self._slot, debt.table, debt.policy, procedures, self._storage, dry_run=False
@@ -305,15 +314,25 @@ class Maintenance:
                     "deleted_bytes": swept.size_bytes,
                 }
 
-    def _expire(self, debt: Debt, due: ExpireSnapshots) -> dict[str, int]:
+    def _expire(
+        self, procedures: Procedures, debt: Debt, due: ExpireSnapshots, outcome: dict[str, Any]
+    ) -> dict[str, int]:
+        # A pinned one that the history lost may need files of those that are in it.
+        pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
         present = {int(one["snapshot-id"]) for one in debt.state.metadata["snapshots"]}
         ids = [one for one in due.snapshot_ids if one in present and one not in debt.table.protected]
         if not ids:
             return {"expired_snapshots": 0}
         with self._window(debt, at_once=True):
-            counts = self._procedures().expire_snapshots(debt.lake_name, ids)
-        return {"expired_snapshots": len(ids), **counts}
+            delete = procedures.expire_snapshots(debt.lake_name, ids)
+        # Readers look whether a snapshot is in the history after they pinned it. So a pin that is not seen now comes
+        # from one who does not find it there any more, and reads nothing of it.
+        (table,) = read_tables(self._connection, self._slot, [debt.table.table_id]) or (None,)
+        if table is None or not table.pinned.isdisjoint(ids):
+            outcome["left"] = "one of them was pinned meanwhile: their files are for the sweep, once it no longer is"
+            return {"expired_snapshots": len(ids)}
+        return {"expired_snapshots": len(ids), **delete()}
 
     def _window(self, debt: Debt, *, at_once: bool = False) -> CommitWindow:
         return CommitWindow(self._dsn, self._slot, debt.lake_name, self._procedures().busy, at_once=at_once)
@@ -350,22 +369,8 @@ class Maintenance:
         return Debt(table, state, key, policy, figures, self._past(table.table_id), warnings)
 
     def _past(self, table_id: TableId) -> Past:
-        past = Past()
-        if (
-            swept := last(
-                self._connection,
-                table_id,
-                NAMES[SweepFiles],
-            )
-        ) is not None:
-            past = replace(past, swept_at_sequence=int(swept[1].get("sequence_number", 0)))
-        if (rewritten := last(self._connection, table_id, NAMES[RewriteDataFiles])) is not None:
-            details = rewritten[1]
-            if "deletes_after" in details:
-                past = replace(
-                    past, deletes_before=int(details["deletes_before"]), deletes_after=int(details["deletes_after"])
-                )
-        return past
+        swept = last(self._connection, table_id, NAMES[SweepFiles])
+        return Past() if swept is None else Past(swept_at_sequence=int(swept[1].get("sequence_number", 0)))
 
 
 def described(operations: Iterable[Operation]) -> list[str]:

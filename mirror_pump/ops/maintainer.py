@@ -99,7 +99,8 @@ def maintain_tables(
 def _answered(
     connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
 ) -> Outcome:
-    """Waits for a server's answer, or does the work here when nobody serves."""
+    """Waits for a server's answer, or does the work here when nobody serves. TableError once the table is not mirrored
+    any more."""
     while True:
         answer = answer_to(connection, table_id, since)
         if answer is not None:
@@ -108,12 +109,12 @@ def _answered(
                 (str(details.get("error") or phase),) if phase != "done" else ()
             )
             return Outcome(name, _lines(details.get("done") or [], str(details.get("skipped") or "")), errors)
+        if not read_tables(connection, slot, [table_id]):
+            raise TableError(f"{name} is not registered any more")
         if not is_served(connection, slot):
             result = maintenance.maintain(table_id, claimed_only=True)
             if result is not None:
                 return Outcome(name, _lines(result.done, result.skipped), tuple(result.errors))
-            if not read_tables(connection, slot, [table_id]):
-                raise TableError(f"{name} is not registered any more")
         time.sleep(_POLL)
 
 

@@ -14,8 +14,6 @@ from mirror_pump.policy import Policy
 _METADATA_LARGE = 4 << 20
 """Bytes of a metadata file from which on writing it whole with every commit is felt."""
 _SNAPSHOTS_MANY = 1000
-_PERSISTS = 0.5
-"""Share of the delete rows that a delete compaction may leave; with more left, the next one rewrites every file."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,8 @@ class RewriteDataFiles:
 
     reason: str
     rewrite: Rewrite
+    parts: int = 1
+    """Of it, each a commit: that many at most, so that it ends beside a pump which makes more to do all the time."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,9 @@ class Past:
 
     swept_at_sequence: int = 0
     """Sequence number at the last sweep."""
-    deletes_after: int | None = None
-    """Rows in delete files that the last delete compaction left; None if there was none."""
-    deletes_before: int = 0
-    """... and that it found."""
-
-    @property
-    def deletes_persist(self) -> bool:
-        """The last delete compaction left most of them: files too old to be rewritten keep them in place."""
-        return self.deletes_after is not None and self.deletes_after > _PERSISTS * self.deletes_before
 
 
-def rewrite_of(
-    figures: Figures, policy: Policy, past: Past, key: tuple[str, ...], *, asked: bool
-) -> RewriteDataFiles | None:
+def rewrite_of(figures: Figures, policy: Policy, key: tuple[str, ...], *, asked: bool) -> RewriteDataFiles | None:
     """The rewrite of data files that is due, if one is. `asked`: somebody wants whatever there is to do."""
     bounds = class_bounds(policy.rewrite_target_bytes)
     least = 2 if asked else policy.rewrite_min_input_files
@@ -102,29 +91,35 @@ def rewrite_of(
         reasons.append(f"{small[1]} data files below {small[0]} bytes")
     if deletes:
         reasons.append(f"{figures.delete_rows} rows in {figures.delete_files} delete files")
-    everything = deletes and past.deletes_persist
+    small_below = small[0] if small is not None else bounds[-1] if policy.rewrite_enabled else 0
+    most = _most_files(figures, policy, None if deletes else small_below)
     return RewriteDataFiles(
-        " and ".join(reasons) + (", which the last compaction left: all files" if everything else ""),
+        " and ".join(reasons),
         Rewrite(
             target_bytes=policy.rewrite_target_bytes,
-            small_below=bounds[-1] if small is None else small[0],
+            small_below=small_below,
             min_input_files=least,
             max_group_bytes=policy.rewrite_max_group_bytes,
             sort_by=key if policy.rewrite_strategy == "sort" else (),
             deletes=deletes,
-            everything=everything,
-            max_files=None if everything else _most_files(figures, policy),
+            max_files=most,
         ),
+        # Each makes one file of so many at least, or frees so many of their deletes.
+        parts=1 if most is None else figures.data_files // (most - 1) + 1,
     )
 
 
-def _most_files(figures: Figures, policy: Policy) -> int | None:
-    """Files to rewrite, and to commit, at a time; None for all."""
-    if figures.data_bytes <= policy.rewrite_max_group_bytes:
+def _in_parts(figures: Figures, policy: Policy) -> bool:
+    return figures.data_bytes > policy.rewrite_max_group_bytes
+
+
+def _most_files(figures: Figures, policy: Policy, small_below: int | None) -> int | None:
+    """Files to rewrite, and to commit, at a time; None for all. `small_below`: only files of less bytes are rewritten;
+    None: those with deletes too, which are as large as any."""
+    if not _in_parts(figures, policy):
         return None
-    return max(
-        policy.rewrite_min_input_files, policy.rewrite_max_group_bytes * figures.data_files // figures.data_bytes
-    )
+    size = small_below or max(policy.rewrite_target_bytes, figures.data_bytes // max(figures.data_files, 1))
+    return max(2, policy.rewrite_max_group_bytes // size)
 
 
 def _small(
@@ -135,10 +130,12 @@ def _small(
         return None
     if asked:
         return (bounds[0], figures.small_files) if figures.small_files >= least else None
-    for place, (bound, count) in enumerate(zip(bounds, figures.small_by_class, strict=True)):
-        if count >= least:
-            return bound, sum(figures.small_by_class[place:])
-    return None
+    full = [place for place, count in enumerate(figures.small_by_class) if count >= least]
+    if not full:
+        return None
+    # In parts the smallest come first: a part that larger ones are in has room for few of them, which are merged again.
+    place = full[-1] if _in_parts(figures, policy) else full[0]
+    return bounds[place], sum(figures.small_by_class[place:])
 
 
 def position_deletes_of(figures: Figures, policy: Policy, *, asked: bool) -> RewritePositionDeletes | None:

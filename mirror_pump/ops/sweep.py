@@ -16,9 +16,10 @@ A table whose initial copy runs is not swept at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import LakeError
@@ -101,6 +102,12 @@ def sweep(
     unreferenced = set(procedures.unreferenced(lake_name, [file.location for file in candidates]))
     found = tuple(file for file in candidates if file.location in unreferenced)
     if not dry_run:
+        # Readers of the past pin a snapshot and then look whether it is in the history. So one that the pump thinned
+        # out before fence 1 looked, and that somebody may read, is pinned by now, and found to be lost.
+        present = read_tables(connection, slot, [table.table_id])
+        if not present:
+            return None
+        pinned_snapshots(LakeTable.load(present[0].metadata_location, storage), present[0])
         _delete(found, storage)
     return Sweep(found, len(listed), len(candidates), deleted=not dry_run)
 
@@ -110,9 +117,10 @@ def _roots(state: LakeTable) -> Collection[str]:
     return {join(state.location, "data"), metadata_directory(state.metadata)}
 
 
-def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
-    """When the oldest pinned or published snapshot was made, seconds since 1970; None if none is pinned."""
-    made = []
+def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Mapping[str, Any]]:
+    """The snapshots that readers have pinned. Raises LakeError if one is not in the table's history: what it needs
+    cannot be told then, and no file may be deleted."""
+    found: list[Mapping[str, Any]] = []
     for snapshot_id in table.pinned:
         snapshot = snapshot_of(state.metadata, snapshot_id)
         if snapshot is None:
@@ -120,8 +128,13 @@ def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
                 f"a reader has pinned snapshot {snapshot_id} of {table.name}, which is not in its history",
                 "wait for the pin to expire (modak.read_pins), or delete it if its reader is gone",
             )
-        made.append(snapshot["timestamp-ms"] / 1000)
-    return min(made, default=None)
+        found.append(snapshot)
+    return found
+
+
+def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
+    """When the oldest pinned snapshot was made, seconds since 1970; None if none is pinned."""
+    return min((one["timestamp-ms"] / 1000 for one in pinned_snapshots(state, table)), default=None)
 
 
 def _limit(before: float, oldest_pin: float | None) -> float:

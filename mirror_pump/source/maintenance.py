@@ -128,7 +128,8 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
 
 
 def requested(connection: PgConnection, slot: str) -> list[TableId]:
-    """Tables whose maintenance was asked for, in the order of asking."""
+    """Tables whose maintenance was asked for, in the order of asking; also those whose request was claimed by a
+    maintainer that has given no sign of life for 60 s."""
     with source_errors("looking for maintenance requests"):
         return [TableId(row[0]) for row in connection.execute(_SQL["requested"], {"slot": slot}).fetchall()]
 

@@ -2,3 +2,6 @@
 
 ALTER TABLE modak.mirror_tables ADD COLUMN swept_before timestamptz;
 ALTER TABLE modak.mirror_tables ADD COLUMN key_index jsonb;
+
+-- Servers look for requests whose maintainer died twice a second, and the journal keeps a month.
+CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';

@@ -28,8 +28,16 @@ INSERT INTO modak.maintenance_requests (table_id, requested_by) VALUES (%(table_
 ON CONFLICT (table_id) DO UPDATE SET requested_at = now(), requested_by = excluded.requested_by;
 
 -- name: requested
-SELECT r.table_id FROM modak.maintenance_requests r JOIN modak.mirror_tables m USING (table_id)
- WHERE m.slot_name = %(slot)s ORDER BY r.requested_at;
+-- A request that was claimed by a maintainer which has been silent since counts too: who gets the table's lock files it again.
+SELECT r.table_id
+  FROM (SELECT table_id, requested_at FROM modak.maintenance_requests
+         UNION ALL
+        SELECT table_id, updated_at FROM modak.op_log
+         WHERE phase = 'running' AND op_kind = 'maintenance' AND updated_at < now() - interval '60 s'
+           AND details ->> 'operation' = 'pass' AND details ->> 'requested_by' IS NOT NULL) r
+  JOIN modak.mirror_tables m USING (table_id)
+ WHERE m.slot_name = %(slot)s
+ GROUP BY r.table_id ORDER BY min(r.requested_at);
 
 -- name: claim
 DELETE FROM modak.maintenance_requests WHERE table_id = %(table_id)s RETURNING requested_by;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,14 +50,17 @@ class Maintained:
         return lake_session(self.spark, self.mirror.settings.require_dsn(), self.mirror.settings.require_warehouse())
 
     @contextmanager
-    def maintainer(self) -> Iterator[Maintenance]:
-        """A maintainer of its own: connection and heartbeat."""
+    def maintainer(self, starting: Callable[[], None] = lambda: None) -> Iterator[Maintenance]:
+        """A maintainer of its own: connection and heartbeat. `starting` is called whenever it wants a Spark."""
         dsn = self.mirror.settings.require_dsn()
         session = self.session
+
+        def start() -> Procedures:
+            starting()
+            return Procedures(session)
+
         with connect(dsn, autocommit=True) as connection, Heartbeat(dsn) as heartbeat:
-            yield Maintenance(
-                dsn, connection, self.mirror.settings.slot, STORAGE, lambda: Procedures(session), heartbeat
-            )
+            yield Maintenance(dsn, connection, self.mirror.settings.slot, STORAGE, start, heartbeat)
 
     def table_id(self, table: str) -> TableId:
         """The OID of `schema.name`."""

@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from mirror_pump.lake.catalog import ENGINE_PROPERTIES, swap_pointer
+from mirror_pump.lake.files import FileContent
+from mirror_pump.lake.manifests import stored_of
 from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, new_snapshot_id, next_location, with_cold_snapshot
 from mirror_pump.lake.rewrites import needed_snapshots
 from mirror_pump.lake.storage import write_all
@@ -17,7 +19,7 @@ from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.maintenance import rewriting
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
-from mirror_pump.testing.mirror import Steps, await_true
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from tests.integration.maintenance_support import (
     DEBTS,
     MIB,
@@ -103,6 +105,93 @@ def test_position_delete_files_are_merged(maintained: Maintained) -> None:
     after = maintained.debt(T).figures
     assert after.position_delete_files < before.position_delete_files
     maintained.assert_equal(T)
+
+
+def insert(mirror: Mirror, first: int, rows: int) -> None:
+    """So many rows of 64 characters that do not compress, from this key on: some 40 bytes each in the lake."""
+    with mirror.pumping():
+        with mirror.database.connect() as connection:
+            connection.execute(
+                "INSERT INTO t SELECT g, 0, md5(g::text) || md5((-g)::text) FROM generate_series(%s::int, %s::int) g",
+                (first, first + rows - 1),
+            )
+        mirror.await_frontier()
+
+
+def data_files(maintained: Maintained) -> set[str]:
+    """Paths of the live data files."""
+    table = maintained.lake_table(T)
+    return {
+        entry.path
+        for manifest in table.manifests
+        for entry in stored_of(manifest, STORAGE)
+        if entry.content == FileContent.DATA
+    }
+
+
+def test_deletes_that_concern_no_file_go_without_a_rewrite_of_the_others(maintained: Maintained) -> None:
+    """Files that are older than the deletes, and that no delete concerns, keep Iceberg from dropping these."""
+    mirror = maintained.mirror
+    hot = data_files(maintained)
+    insert(mirror, 100_000, 30_000)
+    cold = data_files(maintained) - hot
+    for _ in range(2):
+        mirror.database.execute("UPDATE t SET n = n + 1 WHERE id <= 3000")
+        mirror.catch_up()
+        assert maintained.debt(T).figures.equality_delete_rows == 3000
+        assert maintained.maintain(T).errors == []
+        assert maintained.debt(T).figures.delete_files == 0
+        assert cold < data_files(maintained)
+    state = maintained.lake_table(T)
+    assert maintained.published(T) == (state.snapshot_id, state.metadata_location)
+    maintained.assert_equal_by_spark(T)
+    mirror.database.execute("DELETE FROM t WHERE id % 5 = 0")
+    mirror.catch_up()
+    maintained.assert_equal_by_spark(T)
+
+
+def test_what_the_policy_switches_off_is_not_done_by_the_way(maintained: Maintained) -> None:
+    mirror = maintained.mirror
+    small = data_files(maintained)
+    insert(mirror, 100_000, 30_000)
+    large = data_files(maintained) - small
+    insert(mirror, 10_000, 100)
+    small = data_files(maintained) - large
+    maintained.session.sql("DELETE FROM lake.public.t WHERE id BETWEEN 100000 AND 114999")
+    mirror.database.execute("DELETE FROM t WHERE id BETWEEN 100000 AND 114999")
+    maintained.policy(T, delete_compaction_enabled=False)
+    assert maintained.maintain(T).errors == []
+    assert large < data_files(maintained), "half of its rows are deleted"
+    assert not small & data_files(maintained)
+    insert(mirror, 10_100, 100)
+    small = data_files(maintained) - large
+    maintained.policy(T, delete_compaction_enabled=None, rewrite_enabled=False)
+    assert maintained.maintain(T).errors == []
+    assert small < data_files(maintained)
+    assert not large & data_files(maintained)
+    maintained.assert_equal_by_spark(T)
+
+
+def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) -> None:
+    mirror, session = maintained.mirror, maintained.session
+    for number in range(1, 5):
+        insert(mirror, number * 100_000, 20_000)
+    session.sql("DELETE FROM lake.public.t WHERE id % 700 = 0")
+    mirror.database.execute("DELETE FROM t WHERE id % 700 = 0")
+    mirror.catch_up()
+    maintained.policy(T, rewrite_max_group_bytes=MIB, rewrite_min_input_files=2)
+    before = maintained.debt(T).figures
+    assert before.data_bytes > 2 * MIB
+    assert before.position_delete_rows > 100
+    result = maintained.maintain(T)
+    assert result.errors == []
+    rewrites = [details for operation, _, details in maintained.journal(T) if operation == "rewrite_data_files"]
+    assert len(rewrites) > 1
+    assert all(one["counts"]["rewritten_data_files_count"] <= 2 for one in rewrites)
+    after = maintained.debt(T).figures
+    assert after.delete_files == 0
+    assert after.small_files < 2
+    maintained.assert_equal_by_spark(T)
 
 
 def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: Maintained) -> None:

@@ -13,7 +13,21 @@ from mirror_pump.ops.maintain import PassResult
 from mirror_pump.ops.maintainer import MaintenanceServer, Outcome, dry_run, maintain_tables
 from mirror_pump.pipeline.republish import republish
 from mirror_pump.source.connect import connect
-from mirror_pump.source.maintenance import COMPACTION, MAINTENANCE, REWRITING, RUNNING, begin, read_tables, rewriting
+from mirror_pump.source.maintenance import (
+    COMPACTION,
+    MAINTENANCE,
+    REWRITING,
+    RUNNING,
+    announce_server,
+    answer_to,
+    begin,
+    claim,
+    file_request,
+    read_tables,
+    requested,
+    rewriting,
+    table_lock,
+)
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import await_true
@@ -171,6 +185,54 @@ def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> No
         ("rewrite_data_files", "done"),
     ]
     assert maintained.journal(T)[0][2]["requested_by"] == "the dead"
+
+
+def test_a_server_answers_what_a_dead_one_had_claimed(maintained: Maintained) -> None:
+    """Though nothing is due unasked. One that is only slow keeps what it has."""
+    mirror, table_id = maintained.mirror, maintained.table_id(T)
+    write_and_publish(mirror, range(3))
+    settings = mirror.settings.model_copy(update={"maintain_interval": 3600.0})
+    with connect(mirror.database.dsn, autocommit=True) as connection:
+        since = file_request(connection, table_id, "a client")
+        claimed = claim(connection, table_id, {"operation": "pass"})
+        assert claimed is not None
+        assert requested(connection, settings.slot) == []
+        connection.execute("UPDATE modak.op_log SET updated_at = now() - interval '61 s'")
+        assert requested(connection, settings.slot) == [table_id]
+        with maintained.maintainer() as alive, table_lock(connection, table_id):
+            assert alive.maintain(table_id, claimed_only=True) is None
+        server = MaintenanceServer(settings, lambda: Procedures(spark_of(maintained)))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            await_true(lambda: answer_to(connection, table_id, since), 60, "the client's answer")
+        finally:
+            server.request_stop()
+            thread.join(60)
+        assert requested(connection, settings.slot) == []
+    assert passes(maintained) == ["abandoned", "done"]
+    maintained.assert_equal(T)
+
+
+def test_who_waits_for_a_table_that_is_unregistered_is_told(maintained: Maintained) -> None:
+    mirror = maintained.mirror
+    told: list[TableError] = []
+
+    def wait() -> None:
+        try:
+            list(maintain_tables(mirror.settings, ["t"], wait=True, start=_nobody_else))
+        except TableError as error:
+            told.append(error)
+
+    with connect(mirror.database.dsn, autocommit=True) as connection:
+        announce_server(connection, mirror.settings.slot)
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        await_true(lambda: pending(maintained), 30, "a request")
+        assert not told
+        mirror.unregister("t")
+        thread.join(30)
+    assert [str(error) for error in told] == ["public.t is not registered any more"]
 
 
 def test_a_silent_maintainer_is_not_waited_for(maintained: Maintained) -> None:

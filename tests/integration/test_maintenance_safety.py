@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ import pytest
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError
 from mirror_pump.lake.storage import local_path
+from mirror_pump.model import SequenceNumber, TableId, TableName
 from mirror_pump.ops import sweep as sweeping
+from mirror_pump.ops.maintain import PassResult
 from mirror_pump.ops.sweep import Sweep
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.policy import Policy
 from mirror_pump.source.connect import connect
-from mirror_pump.source.maintenance import read_tables
+from mirror_pump.source.maintenance import read_tables, rewriting
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, lake_rows
@@ -46,12 +49,17 @@ def maintained(database: Database, warehouse: str, spark: SparkSession) -> Maint
 def pin(maintained: Maintained, expires: str = "1 hour") -> tuple[int, str, list[Row]]:
     """A reader's pin on what is published: snapshot, metadata file, and the rows it reads."""
     snapshot, location = maintained.published(T)
+    pin_snapshot(maintained, snapshot, expires)
+    return snapshot, location, lake_rows(location)
+
+
+def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour") -> None:
+    """A reader's pin on any snapshot, as one that reads the past has it."""
     maintained.mirror.database.rows(
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " VALUES (%s, %s, 0, now() + %s::interval) RETURNING pin_id",
         (maintained.table_id(T), snapshot, expires),
     )
-    return snapshot, location, lake_rows(location)
 
 
 def sweep_now(maintained: Maintained, *, dry_run: bool = False) -> Sweep | None:
@@ -139,6 +147,100 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
     assert maintained.maintain(T).errors == []
     assert not maintained.lake_table(T).has_snapshot(pinned[0][0])
     assert len(maintained.files(T)) < before
+    maintained.assert_equal(T)
+
+
+def only_expire(maintained: Maintained) -> None:
+    """What is older than the newest snapshot may go, and nothing else is done."""
+    maintained.policy(
+        T,
+        rewrite_enabled=False,
+        delete_compaction_enabled=False,
+        manifest_rewrite_enabled=False,
+        orphan_sweep_enabled=False,
+        snapshot_min_retained=1,
+        snapshot_retention_hours=0,
+    )
+
+
+def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: Maintained) -> None:
+    """A reader pinned it and found it in the history then: no file of it goes before the pin does."""
+    mirror = maintained.mirror
+    write_and_publish(mirror, range(3))
+    snapshot, location = maintained.published(T)
+    rows = lake_rows(location)
+    needed = maintained.files(T)
+    write_and_publish(mirror, range(3, 6))
+    only_expire(maintained)
+    gate = CommitGate(mirror.database)
+    results: list[PassResult] = []
+    thread = threading.Thread(target=lambda: results.append(maintained.maintain(T)), name="maintain")
+    with gate.closed():
+        thread.start()
+        gate.await_commit()
+        pin_snapshot(maintained, snapshot)
+        assert maintained.lake_table(T).has_snapshot(snapshot)
+    thread.join(60)
+    assert results[0].errors == []
+    assert not maintained.lake_table(T).has_snapshot(snapshot)
+    assert_same(rows, lake_rows(location), "the snapshot that was pinned")
+    ((_, _, details),) = [one for one in maintained.journal(T) if one[0] == "expire_snapshots"]
+    assert "sweep" in details["left"]
+
+    # It is in no history any more: while it is pinned, what it needs cannot be told.
+    write_and_publish(mirror, range(6, 8))
+    (error,) = maintained.maintain(T).errors
+    assert f"{snapshot}" in error
+    assert_same(rows, lake_rows(location), "the snapshot that was pinned")
+
+    mirror.database.execute("DELETE FROM modak.read_pins")
+    maintained.policy(T, orphan_sweep_enabled=True)
+    age(maintained.files(T), OLD)
+    assert maintained.maintain(T).errors == []
+    assert not needed <= maintained.files(T), "what was left has gone since"
+    maintained.assert_equal(T)
+
+
+def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained) -> None:
+    """Its start may take minutes, after the decision."""
+    mirror = maintained.mirror
+    write_and_publish(mirror, range(3))
+    snapshot, location = maintained.published(T)
+    rows = lake_rows(location)
+    write_and_publish(mirror, range(3, 6))
+    only_expire(maintained)
+    maintained.request(T)
+    with maintained.maintainer(lambda: pin_snapshot(maintained, snapshot)) as maintainer:
+        result = maintainer.maintain(maintained.table_id(T))
+    assert result is not None
+    assert result.errors == []
+    assert any("expire_snapshots" in line for line in result.done)
+    assert maintained.lake_table(T).has_snapshot(snapshot)
+    assert_same(rows, lake_rows(location), "the snapshot that was pinned")
+
+
+def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained) -> None:
+    """The pump keeps history and writes equality deletes from then on; and 100 commits may pass while one starts."""
+    mirror, table_id = maintained.mirror, maintained.table_id(T)
+    write_and_publish(mirror, range(3))
+    announced: list[dict[TableId, SequenceNumber]] = []
+    numbers: list[int] = []
+
+    def starting() -> None:
+        with mirror.database.connect() as connection:
+            announced.append(rewriting(connection, [table_id]))
+        if len(announced) == 1:
+            write_and_publish(mirror, range(3, 5))
+            numbers.append(maintained.lake_table(T).sequence_number)
+
+    maintained.request(T)
+    with maintained.maintainer(starting) as maintainer:
+        result = maintainer.maintain(table_id)
+    assert result is not None
+    assert result.errors == []
+    assert announced[0] == {}
+    ((_, _, details),) = [one for one in maintained.journal(T) if one[0] == "rewrite_data_files"]
+    assert details["since_sequence"] == numbers[0], "what Spark begins at"
     maintained.assert_equal(T)
 
 
@@ -244,6 +346,35 @@ def test_a_pin_that_the_history_lost_stops_the_sweep(maintained: Maintained) -> 
     with pytest.raises(LakeError, match="not in its history") as caught:
         sweep_now(maintained)
     assert "read_pins" in caught.value.remedy
+
+
+def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_files(
+    maintained: Maintained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader found it in the history, the pump's next publish took it out, and Spark then looked at what is named."""
+    monkeypatch.setattr(sweeping, "CLOCK_SKEW", 0.0)
+    mirror = maintained.mirror
+    write_and_publish(mirror, range(2))
+    snapshot, location = maintained.published(T)
+    rows = lake_rows(location)
+    write_and_publish(mirror, range(2, 5))
+    orphan = Path(maintained.lake_table(T).location.removeprefix("file://")) / "data" / "orphan.parquet"
+    orphan.write_bytes(b"")
+    age(maintained.files(T), OLD)
+    unreferenced = Procedures.unreferenced
+
+    def late(self: Procedures, table: TableName, locations: Sequence[str]) -> list[str]:
+        maintained.policy(T, history_newest=1, history_minutes_hours=0.0, history_hours_hours=0.0)
+        write_and_publish(mirror, range(5, 6))
+        pin_snapshot(maintained, snapshot)
+        return unreferenced(self, table, locations)
+
+    monkeypatch.setattr(Procedures, "unreferenced", late)
+    with pytest.raises(LakeError, match="not in its history"):
+        sweep_now(maintained)
+    assert not maintained.lake_table(T).has_snapshot(snapshot)
+    assert_same(rows, lake_rows(location), "the snapshot that was pinned")
+    assert orphan.exists()
 
 
 @pytest.mark.parametrize("held_at", [Step.RECEIVED, Step.WRITTEN, Step.STAGED])

@@ -43,18 +43,18 @@ def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebi
 
 
 def test_little_debt_is_left_alone_unless_somebody_asks() -> None:
-    assert rewrite_of(CALM, POLICY, Past(), ("id",), asked=False) is None
-    asked = rewrite_of(CALM, POLICY, Past(), ("id",), asked=True)
+    assert rewrite_of(CALM, POLICY, ("id",), asked=False) is None
+    asked = rewrite_of(CALM, POLICY, ("id",), asked=True)
     assert asked is not None
     assert (asked.rewrite.small_below, asked.rewrite.min_input_files, asked.rewrite.deletes) == (96 * MIB, 2, True)
     empty = Figures(data_files=1, records=10, small_by_class=(0, 0, 0))
-    assert rewrite_of(empty, POLICY, Past(), (), asked=True) is None
+    assert rewrite_of(empty, POLICY, (), asked=True) is None
 
 
 @pytest.mark.parametrize(("by_class", "below"), [((0, 0, 50), 0), ((0, 50, 3), 1), ((50, 0, 0), 2)])
 def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], below: int) -> None:
     figures = replace(CALM, small_by_class=by_class, small_files=sum(by_class))
-    due = rewrite_of(figures, POLICY, Past(), (), asked=False)
+    due = rewrite_of(figures, POLICY, (), asked=False)
     assert due is not None
     assert due.rewrite.small_below == tuple(reversed(BOUNDS))[below]
     assert due.rewrite.options()["min-file-size-bytes"] == str(due.rewrite.small_below)
@@ -62,38 +62,80 @@ def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], be
 
 
 def test_deletes_are_due_by_their_number_and_their_share() -> None:
-    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, Past(), (), asked=False)
+    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), asked=False)
     assert due is not None
     assert due.rewrite.deletes
-    assert not due.rewrite.everything
     assert due.rewrite.options()["delete-file-threshold"] == "1"
     small = replace(CALM, records=1000, equality_delete_rows=9_999)
-    assert rewrite_of(small, POLICY, Past(), (), asked=False) is None, "a share without a number is not worth it"
+    assert rewrite_of(small, POLICY, (), asked=False) is None, "a share without a number is not worth it"
     off = policy_of({"delete_compaction_enabled": False})
-    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, Past(), (), asked=True) is not None
+    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), asked=True) is not None
     off = policy_of({"delete_compaction_enabled": False, "rewrite_enabled": False})
-    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, Past(), (), asked=True) is None
+    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), asked=True) is None
 
 
-def test_deletes_that_a_compaction_left_make_the_next_rewrite_everything() -> None:
-    """Old files that no delete concerns keep Iceberg from dropping the deletes."""
-    debt = replace(CALM, equality_delete_rows=300_000)
-    assert not Past(deletes_before=300_000, deletes_after=1_000).deletes_persist
-    due = rewrite_of(debt, POLICY, Past(deletes_before=300_000, deletes_after=290_000), (), asked=False)
-    assert due is not None
-    assert due.rewrite.everything
-    assert due.rewrite.max_files is None
-    assert due.rewrite.options()["rewrite-all"] == "true"
+def test_what_the_policy_switches_off_is_not_done_by_the_way() -> None:
+    debt = replace(CALM, small_by_class=(0, 0, 500), small_files=500, equality_delete_rows=10**6)
+    for asked in (True, False):
+        due = rewrite_of(debt, policy_of({"rewrite_enabled": False}), (), asked=asked)
+        assert due is not None
+        options = due.rewrite.options()
+        assert options["delete-file-threshold"] == "1"
+        assert options["min-file-size-bytes"] == "0"
+        assert int(options["max-file-size-bytes"]) > 1 << 60, "nor are large ones divided"
+        due = rewrite_of(debt, policy_of({"delete_compaction_enabled": False}), (), asked=asked)
+        assert due is not None
+        options = due.rewrite.options()
+        assert "delete-file-threshold" not in options
+        assert options["delete-ratio-threshold"] == "1.0", "Iceberg's default is 0.3"
 
 
-def test_sorting_is_by_key_and_large_tables_go_in_parts() -> None:
-    policy = policy_of({"rewrite_strategy": "sort"})
-    figures = replace(CALM, small_by_class=(0, 0, 5000), data_files=5000, data_bytes=200_000 * MIB)
-    due = rewrite_of(figures, policy, Past(), ("a", "b"), asked=False)
+def test_sorting_is_by_key() -> None:
+    due = rewrite_of(
+        replace(CALM, small_by_class=(0, 0, 50)), policy_of({"rewrite_strategy": "sort"}), ("a", "b"), asked=False
+    )
     assert due is not None
     assert due.rewrite.sort_by == ("a", "b")
-    assert due.rewrite.max_files == 51
-    assert rewrite_of(figures, POLICY, Past(), ("a", "b"), asked=False) is not None
+
+
+@pytest.mark.parametrize(
+    ("by_class", "delete_rows", "asked", "largest"),
+    [
+        ((5000, 5000, 5000), 0, False, BOUNDS[2]),
+        ((5000, 5000, 5000), 0, True, BOUNDS[0]),
+        ((60, 1, 1), 0, False, BOUNDS[0]),
+        ((5000, 5000, 5000), 10**6, False, 128 * MIB),
+        ((0, 0, 0), 10**6, True, 128 * MIB),
+    ],
+)
+def test_large_tables_go_in_parts_that_are_not_larger_than_a_group(
+    by_class: tuple[int, ...], delete_rows: int, asked: bool, largest: int
+) -> None:
+    """Whatever the table's files are on average: it is the large ones that have deletes."""
+    figures = replace(
+        CALM,
+        small_by_class=by_class,
+        small_files=sum(by_class),
+        data_files=20_000,
+        data_bytes=200_000 * MIB,
+        delete_files=bool(delete_rows),
+        equality_delete_rows=delete_rows,
+    )
+    due = rewrite_of(figures, POLICY, (), asked=asked)
+    assert due is not None
+    files = POLICY.rewrite_max_group_bytes // largest
+    assert due.rewrite.options()["max-files-to-rewrite"] == str(files)
+    assert due.parts * (files - 1) >= figures.data_files
+    assert not due.rewrite.complete({"rewritten_data_files_count": files})
+    assert due.rewrite.complete({"rewritten_data_files_count": files - 1})
+
+
+def test_a_table_of_one_group_is_rewritten_at_once() -> None:
+    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), asked=False)
+    assert due is not None
+    assert due.parts == 1
+    assert "max-files-to-rewrite" not in due.rewrite.options()
+    assert due.rewrite.complete({"rewritten_data_files_count": 10_000})
 
 
 def test_position_deletes_and_manifests_are_due_by_number() -> None:
