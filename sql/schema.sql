@@ -88,6 +88,7 @@ CREATE TABLE modak.partitions (
     disproved_at    timestamptz,
     reason          text,
     attempts        int         NOT NULL DEFAULT 0,
+    gone_as         text,
     PRIMARY KEY (table_id, partition_id)
 );
 COMMENT ON TABLE modak.partitions IS 'Where each heap partition is in its life, with its tier key bounds';
@@ -978,6 +979,13 @@ SELECT format('%s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin)
    AND modak.retained_by(leaf, 'cold_row')
 $$;
 
+-- By what it is known that a partition has been away ever since: attaching and detaching leave another xmin behind, and what
+-- was dropped does not come back.
+CREATE FUNCTION modak.gone_mark(leaf oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce((SELECT c.xmin::text FROM pg_class c WHERE c.oid = leaf), 'dropped')
+$$;
+
 -- A foreign key to the whole table by which rows of others refer to rows of this partition; NULL if there is none. Those
 -- of tables that the caller may not read are left to DETACH.
 CREATE FUNCTION modak.referring_key(root oid, leaf oid) RETURNS text
@@ -1125,7 +1133,11 @@ BEGIN
     END IF;
     -- Again, under the locks.
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
-    IF one.sealed_lsn IS NULL THEN
+    IF name IS NULL AND one.gone_as IS DISTINCT FROM modak.gone_mark(one.relation_id::oid) THEN
+        -- F has to pass everything that was written to it while it was there: sealed_lsn is behind that once it is known
+        -- to be away.
+        RETURN format('partition %s was altered meanwhile', held_by);
+    ELSIF one.sealed_lsn IS NULL THEN
         RETURN format('partition %s is not sealed', held_by);
     ELSIF one.sealed_lsn > frontier THEN
         RETURN format('F has not passed the position at which partition %s was sealed', held_by);

@@ -223,7 +223,7 @@ class Retention:
             self._inbox.put(FrontierWanted(Lsn(one.sealed_lsn)))
             return ""
         answer: Future[str | None] = Future()
-        advance = TierAdvance(one.partition_id, one.hi, None if one.name is None else one.name.quoted)
+        advance = TierAdvance(one.partition_id, one.hi)
         self._inbox.put(AdvanceWanted(table, advance, answer))
         try:
             refused = outcome(answer, self._stopping.is_set)

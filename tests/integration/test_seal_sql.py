@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -134,9 +134,41 @@ def test_t_waits_for_a_new_seal_if_much_was_captured(heap: Heap) -> None:
 def test_t_passes_a_partition_that_its_owner_dropped(heap: Heap) -> None:
     heap.seal("ev0")
     heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)", "DROP TABLE ev0")
+    assert heap.gone("ev0")
     assert heap.advance("ev0", 100) is None
     assert heap.delta() == {}, "the stream has what was captured of it"
     assert heap.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "dropped"
+
+
+@pytest.mark.parametrize("away", ["DROP TABLE ev0", "ALTER TABLE ev DETACH PARTITION ev0"])
+def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, away: LiteralString) -> None:
+    """Nothing but the stream has them, and what the stream brings below T is dropped: F has to pass them before."""
+
+    def change() -> int:
+        heap.database.execute("UPDATE ev SET v = v || ' and changed' WHERE id = 1")
+        return heap.database.lsn()
+
+    heap.seal("ev0")
+    before = heap.database.lsn()
+    behind = change()
+    heap.database.execute(away)
+    # It was attached when somebody looked whether F had passed its seal.
+    assert heap.advance("ev0", 100, before) == "partition ev0 was altered meanwhile"
+    assert heap.gone("ev0")
+    assert not heap.gone("ev0"), "once is enough"
+    assert "F has not passed" in str(heap.advance("ev0", 100, before))
+    assert "F has not passed" in str(heap.advance("ev0", 100, behind)), "F may have passed what the owner did last"
+    if "DETACH" in away:
+        known = heap.database.lsn()
+        heap.database.execute("ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)")
+        change()
+        heap.database.execute(away)
+        assert heap.advance("ev0", 100, known) == "partition ev0 was altered meanwhile"
+        assert heap.gone("ev0"), "it was there again"
+        assert "F has not passed" in str(heap.advance("ev0", 100, known))
+    assert heap.advance("ev0", 100) is None
+    assert heap.delta() == {}
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
 
 
 def test_triggers_survive_renames_and_leave_detached_partitions_alone(heap: Heap) -> None:
