@@ -593,6 +593,17 @@ SELECT count(*) > one.capture_limit
          LIMIT one.capture_limit + 1) c
 $$;
 
+-- A session that may be between the two statements by which the protocol pins (T with the pin, then the file of S), if its
+-- transaction is younger than that; NULL if there is none. Whether it is in READ COMMITTED nobody else can see.
+CREATE FUNCTION modak.pinning(younger interval) RETURNS int
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.relation = 'modak.read_pins'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.pid <> pg_backend_pid()
+   AND (a.xact_start > clock_timestamp() - younger) IS NOT FALSE
+ ORDER BY a.xact_start DESC LIMIT 1
+$$;
+
 -- T passes a partition: within the publish whose cold snapshot holds every row below `cut` as of `frontier`. Why it may
 -- not, or NULL. Waits for locks as long as lock_timeout lets it; they keep writers of the partition and new partitions
 -- out until the end of the transaction, so that what is captured is all there is.
@@ -602,6 +613,7 @@ DECLARE
     one modak.partitions;
     name text;
     other text;
+    reader int;
 BEGIN
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by;
     IF one IS NULL OR one.state NOT IN ('hot', 'sealing') OR one.tier_key_hi IS DISTINCT FROM cut THEN
@@ -643,6 +655,19 @@ BEGIN
     IF other IS NOT NULL THEN
         RETURN format('partition %s comes first', other);
     END IF;
+    -- A reader in READ COMMITTED that got T with its pin and then the file of an S beyond it would find rows twice. So pins
+    -- in the making are waited for, and new ones wait for the end of this transaction. Not for ever: some readers keep
+    -- the lock for as long as they read, with new ones always among them. Who has begun his transaction 30 seconds before
+    -- he is done with these two statements, or is at it when T was held up five times, for a quarter of a minute, runs
+    -- that risk. modak.pin() is one statement, and runs none.
+    BEGIN
+        LOCK TABLE modak.read_pins IN SHARE MODE;
+    EXCEPTION WHEN lock_not_available THEN
+        reader := modak.pinning(interval '30 seconds');
+        IF reader IS NOT NULL AND one.attempts < 5 THEN
+            RETURN format('process %s is putting a pin in place', reader);
+        END IF;
+    END;
     UPDATE modak.cutline SET tier_key_hi = cut, updated_at = now() WHERE table_id = id AND tier_key_hi < cut;
     IF NOT FOUND THEN
         RETURN format('T has passed %s already', cut);

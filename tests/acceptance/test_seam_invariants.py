@@ -89,6 +89,39 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
     assert scene.rows(ours) == [], "but for those of proofs, which are shorter"
 
 
+def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(scene: Scene) -> None:
+    """In READ COMMITTED, with a fold and a partition that becomes due between the two statements."""
+    scene.await_quiet()
+    where = {"table_oid": scene.table_oid}
+
+    def held_up() -> bool:
+        return scene.rows(
+            "SELECT reason ~ 'is putting a pin in place' FROM modak.partitions WHERE state = 'sealing'"
+        ) == [(True,)]
+
+    with scene.database.connect(autocommit=False) as connection:
+        pinned = connection.execute(PIN, where).fetchone()
+        assert pinned is not None
+        pin, t, s = pinned
+        scene.upsert(7, "folded in between")
+        scene.await_folded()
+        scene.shedding.grow()
+        await_true(held_up, 30, "T waits")
+        handles = connection.execute(HANDLES, where).fetchone()
+        assert handles is not None
+        location, snapshot = handles
+        assert snapshot != str(s), "a fold has landed"
+        connection.commit()
+        scene.upsert(7, "folded later")
+        scene.await_folded()
+        resume(scene.mirror.settings, ())
+        await_true(lambda: scene.shedding.cut > t, 60, "T goes on")
+        repeatable(connection)
+        scene.compare(connection, t, location, "a pin of one S, and a later one's file")
+        assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
+        connection.commit()
+
+
 def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: Scene) -> None:
     """The connection of the advance dies when T is moved already, and nothing is committed: twice."""
     scene.database.execute(

@@ -11,7 +11,7 @@ import pytest
 from mirror_pump.source import retention as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.integration.retention_heap import Heap, hasty, repeatable_read
+from tests.integration.retention_heap import LOW, Heap, hasty, repeatable_read
 
 
 @pytest.fixture
@@ -169,6 +169,39 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, aw
     assert heap.advance("ev0", 100) is None
     assert heap.delta() == {}
     assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+
+
+def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Heap) -> None:
+    """The protocol reads T with the pin, and the file of S by the next statement."""
+    pin: LiteralString = (
+        "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+        " SELECT table_id, lake_snapshot_id, tier_key_hi, now() + interval '15 minutes' FROM modak.cutline"
+        " RETURNING pinned_tier_key_hi"
+    )
+    advance = "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)"
+    heap.seal("ev0")
+    with heap.database.connect(autocommit=False) as reader, hasty(heap) as pump:
+        pid = reader.info.backend_pid
+        reader.execute(pin)
+        assert pump.execute(advance).fetchone() == (f"process {pid} is putting a pin in place",)
+        assert heap.value("SELECT tier_key_hi FROM modak.cutline") == LOW
+        reader.commit()
+        with pump.transaction():
+            assert pump.execute(advance).fetchone() == (None,)
+            reader.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                reader.execute(pin)
+            reader.rollback()
+            raise psycopg.Rollback
+        # A transaction-long pin, and pins of more and more readers, do not hold T up for ever.
+        reader.execute(pin)
+        assert heap.value("SELECT modak.pinning('1 hour')") == pid
+        assert heap.value("SELECT modak.pinning('0')") is None
+        heap.database.execute("UPDATE modak.partitions SET attempts = 5")
+        with pump.transaction():
+            assert pump.execute(advance).fetchone() == (None,)
+            raise psycopg.Rollback
+        reader.rollback()
 
 
 def test_triggers_survive_renames_and_leave_detached_partitions_alone(heap: Heap) -> None:
