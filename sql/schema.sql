@@ -905,7 +905,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Takes no locks.
+-- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Waits for whoever
+-- alters the table or one of them: to print a bound, Postgres locks it.
 CREATE FUNCTION modak.tier_partitions(root oid) RETURNS TABLE (relation oid, lo bigint, hi bigint, is_default boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET timezone = 'UTC' AS $$
 DECLARE

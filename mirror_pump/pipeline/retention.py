@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import psycopg
 
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, TableError, TaskFailed
+from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.backoff import Backoff
@@ -103,6 +103,8 @@ class Retention:
                 self._stopping.wait(self._interval)
 
     def _look_on(self, connection: PgConnection) -> None:
+        with source_errors("preparing to look at partitions"):
+            source.bounded(connection)
         swept_at = -_SWEEP_INTERVAL
         began = time.monotonic()
         while not self._stopping.is_set():
@@ -144,7 +146,12 @@ class Retention:
             raise
         except MirrorPumpError as error:
             self._put_off(table_id, "")
-            self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=str(error))
+            cause = error.__cause__
+            reason = source.refusal(cause) if isinstance(cause, psycopg.Error) else str(error)
+            with source_errors("saying why partitions are not looked at"), suppress(psycopg.errors.LockNotAvailable):
+                noted = {"table_id": table_id, "reason": source.NOT_SEEN.format(reason)}
+                source.run(connection, "not_made", noted)
+            self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=reason)
             return False
         self._pauses.pop((table_id, ""), None)
         return moved
@@ -238,7 +245,9 @@ class Retention:
         began = time.monotonic()
         try:
             proof = self._prover.prove(table, one)
-        except (TableError, LakeError, TaskFailed) as error:
+        except ConnectionLost:
+            raise
+        except (TableError, LakeError, SourceError, TaskFailed) as error:
             return f"it could not be compared with the lake: {error}"
         seconds = round(time.monotonic() - began, 3)
         if proof.differing:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
@@ -30,6 +31,9 @@ command must never be the victim of a deadlock with us."""
 DROP_TIMEOUT = "1s"
 """How long the statement that drops a partition may take. It locks everybody out, and with a foreign key to the table
 Postgres meanwhile looks through the table that refers."""
+LOOK_TIMEOUT = "10min"
+"""How long any statement of ours may take. The longest read a partition: for its newest key, where no index begins with
+the tier key, or for what a proof compares in the database."""
 FIRST_PAUSE = 0.5
 """Seconds before a refused step is tried again."""
 
@@ -169,6 +173,10 @@ def limited(connection: PgConnection) -> Iterator[None]:
         yield
 
 
+NOT_SEEN = "its partitions cannot be looked at: {}"
+"""What is said of a table as long as that is so."""
+
+
 def refusal(error: psycopg.Error) -> str:
     """Why Postgres did not take a step, in words. Raises ConnectionLost if it is the connection that broke."""
     if is_connection_loss(error):
@@ -200,6 +208,17 @@ def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, A
             )
         return refusal(error)
     return None
+
+
+def bounded(connection: PgConnection) -> None:
+    """From now on no statement of the session, or of its open transaction if it has one, waits for a lock longer than
+    LOCK_TIMEOUT, or takes longer than LOOK_TIMEOUT. Not even bounds of partitions can be read while somebody alters
+    one."""
+    inside = connection.info.transaction_status is not TransactionStatus.IDLE
+    connection.execute(
+        "SELECT set_config('lock_timeout', %s, %s), set_config('statement_timeout', %s, %s)",
+        (LOCK_TIMEOUT, inside, LOOK_TIMEOUT, inside),
+    )
 
 
 def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> int:

@@ -111,7 +111,7 @@ UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stop
  WHERE table_id = %(table_id)s;
 
 -- name: not_made
--- Why a partition could not be made ahead; NULL: all are there.
+-- Why a partition could not be made ahead, or none be looked at; NULL: all are there.
 UPDATE modak.mirror_tables
    SET retention = retention - 'not_made' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
                                                   ELSE jsonb_build_object('not_made', %(reason)s::text) END

@@ -188,6 +188,42 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) ->
         shedding.assert_exact()
 
 
+def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> None:
+    """Its newest partition is locked by a transaction that sits idle: neither bounds nor newest key can be read."""
+    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000", premake=1)
+    mirror.database.execute(
+        "CREATE TABLE other (at bigint PRIMARY KEY) PARTITION BY RANGE (at)",
+        "CREATE TABLE other0 PARTITION OF other FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE other1 PARTITION OF other FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO other VALUES (5), (19)",
+    )
+    mirror.register("public.other", retention=RetentionWish("1000"))
+
+    def said() -> str:
+        with StatusReader(mirror.settings) as reader:
+            states = {table.table: table.retention for table in reader.read().tables}
+        state = states["public.events"]
+        assert state is not None
+        return str(state.not_made)
+
+    with mirror.pumping():
+        mirror.await_live("public.events", "public.other")
+        shedding.await_state(p0="hot", p1="hot", p2="hot")
+        with mirror.database.connect(autocommit=False) as owner:
+            owner.execute("LOCK TABLE p2 IN ACCESS EXCLUSIVE MODE")
+            change_retention(mirror.settings, "events", "heap_retention", "100")
+            change_retention(mirror.settings, "other", "heap_retention", "4")
+            await_true(lambda: "other sessions hold locks" in said(), 30, "status tells of it")
+            await_true(lambda: mirror.database.rows("SELECT to_regclass('other0')") == [(None,)], 30, "others go on")
+            (events, other) = look(mirror.settings, ())
+            assert "other sessions hold locks" in str(events.not_made)
+            assert other.not_made is None
+            owner.rollback()
+        resume(mirror.settings, ())
+        shedding.await_state(p0="dropped")
+        assert said() == "None"
+
+
 def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
     shedding = Shedding.create(mirror, partitions=4, rows=10)
     pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]

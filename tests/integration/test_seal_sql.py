@@ -186,21 +186,19 @@ def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Hea
         assert pump.execute(advance).fetchone() == (f"process {pid} is putting a pin in place",)
         assert heap.value("SELECT tier_key_hi FROM modak.cutline") == LOW
         reader.commit()
-        with pump.transaction():
+        with pump.transaction(force_rollback=True):
             assert pump.execute(advance).fetchone() == (None,)
             reader.execute("SET lock_timeout = '50ms'")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 reader.execute(pin)
             reader.rollback()
-            raise psycopg.Rollback
         # A transaction-long pin, and pins of more and more readers, do not hold T up for ever.
         reader.execute(pin)
         assert heap.value("SELECT modak.pinning('1 hour')") == pid
         assert heap.value("SELECT modak.pinning('0')") is None
         heap.database.execute("UPDATE modak.partitions SET attempts = 5")
-        with pump.transaction():
+        with pump.transaction(force_rollback=True):
             assert pump.execute(advance).fetchone() == (None,)
-            raise psycopg.Rollback
         reader.rollback()
 
 
