@@ -1,8 +1,9 @@
 """Sheds old partitions: a thread that takes each one step further on its way out, and drops nothing that is not proven.
 
 hot -> sealing (its changes are captured) -> tiering (T has passed it, changes are corrections) -> tiered (the lake
-provably holds it) -> dropped. One step a transaction; what the next step needs is in modak.partitions, so a thread that
-starts anew goes on wherever the last one was killed. The oldest partition goes first, and T never moves back.
+provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a transaction; what the
+next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last one was killed. The
+oldest partition goes first, and T never moves back.
 
 Invariants: nothing is dropped that was not compared with the lake, row by row, after the last moment at which a change
 of it could bypass the delta. A step that is refused is tried again later and holds up nothing but what has to come
@@ -39,6 +40,9 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import HOT, SEALING, TIERED, TIERING, Choices, Partition
 from mirror_pump.source.tables import load_table
 
+_UNSEAL_AFTER = 60.0
+"""Seconds for which a sealed partition has to be not due, until its changes are captured no more: the newest row may be
+deleted, and come back."""
 _SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps of expired pins and of what the journal says of long ago."""
 
@@ -69,6 +73,8 @@ class Retention:
         self._prover = Prover(connect, Tasks(runner, self._stopping.is_set), storage, dsn)
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
         """By table and partition."""
+        self._undue: dict[tuple[TableId, str], float] = {}
+        """Since when partitions are not due although their changes are captured: time.monotonic(), seconds."""
         self._newest = NewestKeys()
         self._premaker = Premaker(self._newest, observer)
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
@@ -173,7 +179,9 @@ class Retention:
                 all_due = all_due and source.is_due(tier, one.hi, choices.lag, newest)
                 if not all_due:
                     first = False
+                    moved |= one.captured and self._unseal(connection, table, one)
                     continue
+                self._undue.pop((table.table_id, one.partition_id), None)
             # T passes partitions in their order; all that are due are sealed meanwhile.
             may = not waits or first or (one.state == HOT and one.name is not None) or one.sealed_lsn is None
             first = first and not waits
@@ -218,6 +226,22 @@ class Retention:
                 self._done(connection, table, one, "drop")
             return refused
         return ""
+
+    def _unseal(self, connection: PgConnection, table: MirroredTable, one: Partition) -> bool:
+        """Lets a partition be that was sealed and is not due any more; whether it was done."""
+        key = table.table_id, one.partition_id
+        since = self._undue.setdefault(key, time.monotonic())
+        if time.monotonic() - since < _UNSEAL_AFTER or not self._due(*key):
+            return False
+        where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        refused = source.attempt(connection, "unseal", where)
+        if refused is not None:
+            self._refused(connection, table, one, refused)
+            return False
+        self._pauses.pop(key, None)
+        self._undue.pop(key, None)
+        self._done(connection, table, one, "unseal")
+        return True
 
     def _advance(self, connection: PgConnection, table: MirroredTable, one: Partition, choices: Choices) -> str | None:
         """Has the loop move T past the partition."""

@@ -456,6 +456,32 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Back to hot, for a partition that is not due any more: nothing is captured of it, and what was is forgotten. The stream
+-- has all that, as long as T is not past it. Switching triggers off, not dropping them, keeps no reader out.
+CREATE FUNCTION modak.unseal(id bigint, held_by text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text;
+BEGIN
+    SELECT a.relation::regclass::text INTO name
+      FROM modak.partitions p JOIN modak.tier_partitions(id::oid) a ON a.relation = p.relation_id::oid
+     WHERE p.table_id = id AND p.partition_id = held_by AND p.state IN ('hot', 'sealing')
+       AND modak.retained_by(a.relation, 'capture_row');
+    IF name IS NULL THEN
+        RETURN format('partition %s is not being sealed', held_by);
+    END IF;
+    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER zz_modak_row, DISABLE TRIGGER zz_modak_truncate', name);
+    UPDATE modak.partitions
+       SET state = 'hot', sealed_lsn = NULL, updated_at = now(), attempts = 0, reason = NULL
+     WHERE table_id = id AND partition_id = held_by AND state IN ('hot', 'sealing')
+       AND NOT modak.retained_by(relation_id::oid, 'capture_row');
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'the partition was changed meanwhile';
+    END IF;
+    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
+    RETURN NULL;
+END $$;
+
 -- By what it is known that a partition has been attached, and its changes become corrections, without a break; NULL if
 -- they do not. Who detaches it (or the whole table from where it would hang), or replaces the trigger or switches it off,
 -- leaves another xmin behind, even if all is as before once he commits. VACUUM, also FREEZE and FULL, keeps xmin.
@@ -937,7 +963,7 @@ COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
 REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb),
     modak.put_captured(bigint, text, text, smallint, bigint, jsonb),
     modak.retain_triggers(oid, oid, text, text), modak.advance(bigint, text, bigint, bigint), modak.seal(bigint, text),
-    modak.drop_proven(bigint, text) FROM PUBLIC;
+    modak.unseal(bigint, text), modak.drop_proven(bigint, text) FROM PUBLIC;
 
 -- As it was, and has corrections follow the columns' names.
 CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void

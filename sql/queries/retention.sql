@@ -80,6 +80,9 @@ UPDATE modak.partitions p
 -- name: seal
 SELECT modak.seal(%(table_id)s::bigint, %(partition_id)s::text);
 
+-- name: unseal
+SELECT modak.unseal(%(table_id)s::bigint, %(partition_id)s::text);
+
 -- name: sealed
 -- Behind everything that was not captured: the sealing transaction has ended, and every later position will do as well.
 UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint

@@ -17,7 +17,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.retaining import change_retention, look, resume, show_retention
 from mirror_pump.ops.status import StatusReader
-from mirror_pump.pipeline import backoff
+from mirror_pump.pipeline import backoff, retention
 from mirror_pump.pipeline.proving import Proof, Prover
 from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.steps import Step
@@ -482,6 +482,32 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> Non
             return now[1] >= former[1] + 30
 
         await_true(idle, 60, "thirty looks, and none at p2")
+
+
+def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not made to wait for T with its triggers on; and what was written meanwhile is in the mirror."""
+    monkeypatch.setattr(retention, "_UNSEAL_AFTER", 0.0)
+    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    mirror.catch_up()
+    with mirror.pumping():
+        with mirror.database.connect(autocommit=False) as writer:
+            # T has to pass p0 first.
+            writer.execute("UPDATE events SET n = n + 1 WHERE at = 10")
+            change_retention(mirror.settings, "events", "heap_retention", "100")
+            shedding.await_state(p0="hot", p1="sealing")
+            mirror.database.execute("UPDATE events SET n = 5 WHERE at = 110", "UPDATE model SET n = 5 WHERE at = 110")
+            change_retention(mirror.settings, "events", "heap_retention", "1000")
+            shedding.await_state(p0="hot", p1="hot")
+            writer.rollback()
+        mirror.database.execute("UPDATE events SET n = 6 WHERE at = 120", "UPDATE model SET n = 6 WHERE at = 120")
+        assert mirror.database.rows("SELECT count(*) FROM modak.mirror_captured") == [(0,)]
+        mirror.await_frontier()
+        mirror.assert_equal("public.events")
+        change_retention(mirror.settings, "events", "heap_retention", "100")
+        shedding.await_state(p0="dropped", p1="dropped")
+        shedding.assert_exact()
 
 
 def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:

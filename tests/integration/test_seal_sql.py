@@ -202,6 +202,32 @@ def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Hea
         reader.rollback()
 
 
+def test_a_partition_that_is_sealed_no_more_pays_nothing(heap: Heap) -> None:
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
+    with heap.database.connect(autocommit=False) as writer:
+        writer.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
+        with hasty(heap) as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')")
+        writer.commit()
+    with heap.database.connect(autocommit=False) as reader, hasty(heap) as connection:
+        reader.execute("SELECT FROM ev")
+        released = connection.execute("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')").fetchone()
+        assert released == (None,), "readers hold nothing up"
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (13, 13)", "UPDATE ev SET v = 'free' WHERE id = 11")
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+    assert heap.database.rows("SELECT state, sealed_lsn FROM modak.partitions WHERE partition_id = 'ev0'") == [
+        ("hot", None)
+    ]
+    assert heap.advance("ev0", 100) == "partition ev0 is not sealed"
+    assert heap.value("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')") == "partition ev0 is not being sealed"
+    heap.seal("ev0")
+    heap.database.execute("UPDATE ev SET v = 'again' WHERE id = 13")
+    assert heap.captured() == {"13 13": 0}
+    assert heap.advance("ev0", 100) is None
+    assert heap.value("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')") == "partition ev0 is not being sealed"
+
+
 def test_triggers_survive_renames_and_leave_detached_partitions_alone(heap: Heap) -> None:
     heap.pass_by("ev0", 100)
     heap.database.execute(
