@@ -997,11 +997,14 @@ END $$;
 
 -- By what it is known that a partition has been attached, and its changes become corrections, without a break; NULL if
 -- they do not. Who detaches it (or the whole table from where it would hang), or replaces the trigger or switches it off,
--- leaves another xmin behind, even if all is as before once he commits. VACUUM, also FREEZE and FULL, keeps xmin.
+-- leaves another xmin behind, even if all is as before once he commits. VACUUM, also FREEZE and FULL, keeps xmin. Who has it
+-- rewritten, so that no trigger sees what becomes of its rows, leaves another file; VACUUM FULL, CLUSTER and TRUNCATE do too,
+-- and cost another proof.
 CREATE FUNCTION modak.watch_mark(leaf oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT format('%s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin)
-  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_trigger t ON t.tgrelid = i.inhrelid
+SELECT format('%s %s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin, l.relfilenode)
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_class l ON l.oid = i.inhrelid
+  JOIN pg_trigger t ON t.tgrelid = i.inhrelid
  WHERE i.inhrelid = leaf AND NOT i.inhdetachpending AND t.tgname = 'zz_modak_row' AND t.tgenabled = 'A'
    AND modak.retained_by(leaf, 'cold_row')
 $$;

@@ -136,6 +136,25 @@ def test_a_partition_that_was_away_since_its_proof_is_proven_again(
     assert heap.drop("ev0") is None
 
 
+@pytest.mark.parametrize(
+    "rewritten", ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0"], ids=["another type", "vacuum"]
+)
+def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(heap: Heap, rewritten: LiteralString) -> None:
+    """No trigger sees what USING makes of its rows, and the lake's rows below T stay as they are. Whether anything has
+    changed only another proof can tell."""
+    heap.database.execute("ALTER TABLE ev DROP COLUMN doubled")
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    heap.database.execute(rewritten)
+    assert heap.delta() == {}
+    with heap.database.connect() as connection:
+        refused = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, 'ev0')").fetchone()
+    assert refused == (
+        "it was altered since it was proven, or its trigger zz_modak_row switched off: it is proven again",
+    )
+    assert heap.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "tiering"
+
+
 def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
     heap.pass_by("ev0", 100)
     heap.prove()
