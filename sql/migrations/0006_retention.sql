@@ -566,8 +566,11 @@ BEGIN
     IF FOUND THEN
         RETURN format('process %s reads a snapshot of %s, from before T passed the partition', other.pid, other.xact_start);
     END IF;
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', root);
+    -- Everybody waits from here on, whatever else is to be locked: partition, DEFAULT partition, tables that refer.
+    PERFORM set_config('lock_timeout', '50ms', true);
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', name);
     -- Again, under the locks: who changed it meanwhile has committed, and the names may lead elsewhere.
-    EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', root, name);
     IF to_regclass(root) IS DISTINCT FROM id::oid OR to_regclass(name) IS DISTINCT FROM one.relation_id::oid THEN
         RETURN format('partition %s was altered meanwhile', held_by);
     ELSIF modak.watch_mark(one.relation_id::oid) IS DISTINCT FROM one.proven_as OR one.proven_as IS NULL THEN

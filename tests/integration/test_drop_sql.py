@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import LiteralString
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from mirror_pump.model import TableName, TierKind
 from mirror_pump.source import retention as source
 from mirror_pump.testing.database import Database
 from tests.integration.pipeline_support import in_thread
@@ -93,6 +97,34 @@ def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.Monk
         monkeypatch.undo()
         assert source.attempt(connection, "drop", where) is None
         assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
+
+
+def _waits_briefly(heap: Heap, act: Callable[[psycopg.Connection[Any]], str | None]) -> None:
+    """Who holds a lock that `act` needs second keeps everybody locked out for much less than he would alone."""
+    with heap.database.connect(autocommit=False) as reader, heap.database.connect() as connection:
+        reader.execute("SELECT FROM evd")
+        began = time.monotonic()
+        assert "other sessions hold locks" in str(act(connection))
+        assert time.monotonic() - began < 30
+
+
+def test_nobody_waits_for_long_once_the_table_is_locked(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the first lock everybody queues behind us; while we wait for another one, they do as well."""
+    monkeypatch.setattr(source, "LOCK_TIMEOUT", "60s")
+    monkeypatch.setattr(source, "DROP_TIMEOUT", "60s")
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    where = {"table_id": heap.table_id, "partition_id": "ev0"}
+    table, name = TableName("public", "ev"), TableName("public", "ev3")
+    make = partial(source.make_partition, table=table, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
+    _waits_briefly(heap, lambda connection: source.attempt(connection, "drop", where))
+    _waits_briefly(heap, make)
+    with heap.database.connect() as connection:
+        monkeypatch.setattr(source, "MAKE_TIMEOUT", "1ms")
+        assert "takes longer than 1ms" in str(make(connection))
+        monkeypatch.undo()
+        assert make(connection) is None
+        assert source.attempt(connection, "drop", where) is None
 
 
 def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None:
