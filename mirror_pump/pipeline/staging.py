@@ -229,7 +229,7 @@ class Stager:
                         summary=summary,
                     ),
                     now_ms=now_ms,
-                    keep=row.pinned,
+                    keep=row.held(known.metadata),
                     rewrite_since=row.rewrite_since,
                 )
         except (Superseded, SchemaConflict, LakeError):
@@ -243,7 +243,8 @@ class Stager:
                 line = line_of(delta.table, row.tier, cut)
             except TableError as error:
                 raise AdvanceRefused(str(error)) from error
-            cold = self._cold.stage(delta.table.table_id, base, line, row.pinned, row.rewrite_since, summary)
+            held = row.held(base.metadata)
+            cold = self._cold.stage(delta.table.table_id, base, line, held, row.rewrite_since, summary)
             accepted = replace(accepted, cold=cold)
         return accepted
 
