@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.config import Settings
@@ -61,7 +62,7 @@ class TableOutlook:
     """The high-water mark: the newest key, of times no later than the present."""
     stopped: str | None
     not_made: str | None
-    """Why a partition could not be made ahead."""
+    """Why a partition could not be made ahead, or none be looked at."""
     partitions: tuple[PartitionOutlook, ...]
 
     @property
@@ -83,8 +84,10 @@ class TableOutlook:
 
 
 def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:
-    """The named tables, or all that have heap retention. Reads only. TableError for a table without."""
+    """The named tables, or all that have heap retention. Reads only, and waits for no lock to speak of. TableError for
+    a table without."""
     with _connect(settings) as connection, source_errors("looking at partitions"):
+        source.bounded(connection)
         return tuple(_outlook(connection, table_id) for table_id in _chosen(connection, settings, names))
 
 
@@ -168,16 +171,22 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
     if table is None or table.tier is None or choices is None:
         raise TableError("a table was unregistered just now", "Ask again.")
     tier = table.tier
-    attached = source.read_attached(connection, table_id)
-    newest = source.high_water(connection, tier, attached)
-    known = source.read_partitions(connection, table_id)
+    newest: int | None = None
+    known: tuple[Partition, ...] = ()
+    not_made = choices.not_made
+    try:
+        attached = source.read_attached(connection, table_id)
+        newest = source.high_water(connection, tier, attached)
+        known = source.read_partitions(connection, table_id)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
+        not_made = source.NOT_SEEN.format(source.refusal(error))
     return TableOutlook(
         table=str(table.name),
         cut=shown(tier.kind, choices.cut),
         lag="everything" if choices.lag == NEVER else span_text(tier.kind, choices.lag),
         newest=None if newest is None else shown(tier.kind, newest),
         stopped=choices.stopped,
-        not_made=choices.not_made,
+        not_made=not_made,
         partitions=tuple(
             PartitionOutlook(
                 one.partition_id,

@@ -34,7 +34,7 @@ from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.jobs import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.copyread import plan_chunks
-from mirror_pump.source.retention import Partition
+from mirror_pump.source.retention import Partition, bounded
 from sql import queries
 
 _SQL = queries("retention")
@@ -100,6 +100,7 @@ class Prover:
         assert table.tier is not None
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            bounded(reader)
             where = {"table_id": table.table_id, "relation_id": partition.relation_id}
             row = reader.execute(_SQL["seam"], where).fetchone()
             assert row is not None

@@ -202,8 +202,9 @@ class Publisher:
     def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Standing]:
         if not table_ids:
             return {}
+        pin_in_hand = bool(self._execute(_SQL["pin_in_hand"], {})[0][0])
         rows = self._execute(_SQL["registrations"], {"table_ids": list(table_ids)})
-        return {TableId(row[0]): standing_of(row[1:]) for row in rows}
+        return {TableId(row[0]): standing_of(row[1:], pin_in_hand=pin_in_hand) for row in rows}
 
     def _transaction(
         self,

@@ -53,8 +53,6 @@ class TierAdvance:
     """modak.partitions.partition_id."""
     cut: int
     """The new T, a tier value."""
-    relation: str | None
-    """The partition's qualified, quoted name; None: it is gone already, and nothing is captured of it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Sheds old partitions: a thread that takes each one step further on its way out, and drops nothing that is not proven.
 
 hot -> sealing (its changes are captured) -> tiering (T has passed it, changes are corrections) -> tiered (the lake
-provably holds it) -> dropped. One step a transaction; what the next step needs is in modak.partitions, so a thread that
-starts anew goes on wherever the last one was killed. The oldest partition goes first, and T never moves back.
+provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a transaction; what the
+next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last one was killed. The
+oldest partition goes first, and T never moves back.
 
 Invariants: nothing is dropped that was not compared with the lake, row by row, after the last moment at which a change
 of it could bypass the delta. A step that is refused is tried again later and holds up nothing but what has to come
@@ -21,7 +22,7 @@ from queue import SimpleQueue
 import psycopg
 
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, TableError, TaskFailed
+from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.backoff import Backoff
@@ -39,6 +40,9 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import HOT, SEALING, TIERED, TIERING, Choices, Partition
 from mirror_pump.source.tables import load_table
 
+_UNSEAL_AFTER = 60.0
+"""Seconds for which a sealed partition has to be not due, until its changes are captured no more: the newest row may be
+deleted, and come back."""
 _SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps of expired pins and of what the journal says of long ago."""
 
@@ -69,6 +73,8 @@ class Retention:
         self._prover = Prover(connect, Tasks(runner, self._stopping.is_set), storage, dsn)
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
         """By table and partition."""
+        self._undue: dict[tuple[TableId, str], float] = {}
+        """Since when partitions are not due although their changes are captured: time.monotonic(), seconds."""
         self._newest = NewestKeys()
         self._premaker = Premaker(self._newest, observer)
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
@@ -103,6 +109,8 @@ class Retention:
                 self._stopping.wait(self._interval)
 
     def _look_on(self, connection: PgConnection) -> None:
+        with source_errors("preparing to look at partitions"):
+            source.bounded(connection)
         swept_at = -_SWEEP_INTERVAL
         began = time.monotonic()
         while not self._stopping.is_set():
@@ -144,7 +152,12 @@ class Retention:
             raise
         except MirrorPumpError as error:
             self._put_off(table_id, "")
-            self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=str(error))
+            cause = error.__cause__
+            reason = source.refusal(cause) if isinstance(cause, psycopg.Error) else str(error)
+            with source_errors("saying why partitions are not looked at"), suppress(psycopg.errors.LockNotAvailable):
+                noted = {"table_id": table_id, "reason": source.NOT_SEEN.format(reason)}
+                source.run(connection, "not_made", noted)
+            self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=reason)
             return False
         self._pauses.pop((table_id, ""), None)
         return moved
@@ -166,7 +179,9 @@ class Retention:
                 all_due = all_due and source.is_due(tier, one.hi, choices.lag, newest)
                 if not all_due:
                     first = False
+                    moved |= one.captured and self._unseal(connection, table, one)
                     continue
+                self._undue.pop((table.table_id, one.partition_id), None)
             # T passes partitions in their order; all that are due are sealed meanwhile.
             may = not waits or first or (one.state == HOT and one.name is not None) or one.sealed_lsn is None
             first = first and not waits
@@ -212,6 +227,22 @@ class Retention:
             return refused
         return ""
 
+    def _unseal(self, connection: PgConnection, table: MirroredTable, one: Partition) -> bool:
+        """Lets a partition be that was sealed and is not due any more; whether it was done."""
+        key = table.table_id, one.partition_id
+        since = self._undue.setdefault(key, time.monotonic())
+        if time.monotonic() - since < _UNSEAL_AFTER or not self._due(*key):
+            return False
+        where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        refused = source.attempt(connection, "unseal", where)
+        if refused is not None:
+            self._refused(connection, table, one, refused)
+            return False
+        self._pauses.pop(key, None)
+        self._undue.pop(key, None)
+        self._done(connection, table, one, "unseal")
+        return True
+
     def _advance(self, connection: PgConnection, table: MirroredTable, one: Partition, choices: Choices) -> str | None:
         """Has the loop move T past the partition."""
         assert one.sealed_lsn is not None
@@ -223,7 +254,7 @@ class Retention:
             self._inbox.put(FrontierWanted(Lsn(one.sealed_lsn)))
             return ""
         answer: Future[str | None] = Future()
-        advance = TierAdvance(one.partition_id, one.hi, None if one.name is None else one.name.quoted)
+        advance = TierAdvance(one.partition_id, one.hi)
         self._inbox.put(AdvanceWanted(table, advance, answer))
         try:
             refused = outcome(answer, self._stopping.is_set)
@@ -238,7 +269,9 @@ class Retention:
         began = time.monotonic()
         try:
             proof = self._prover.prove(table, one)
-        except (TableError, LakeError, TaskFailed) as error:
+        except ConnectionLost:
+            raise
+        except (TableError, LakeError, SourceError, TaskFailed) as error:
             return f"it could not be compared with the lake: {error}"
         seconds = round(time.monotonic() - began, 3)
         if proof.differing:

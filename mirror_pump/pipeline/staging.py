@@ -253,7 +253,7 @@ class Stager:
                         summary=summary,
                     ),
                     now_ms=now_ms,
-                    keep=row.kept,
+                    keep=row.kept(known.metadata),
                     rewrite_since=row.rewrite_since,
                 )
         except (Superseded, SchemaConflict, LakeError):
@@ -267,7 +267,8 @@ class Stager:
                 line = line_of(delta.table, row.tier, cut)
             except TableError as error:
                 raise AdvanceRefused(str(error)) from error
-            cold = self._cold.stage(delta.table.table_id, base, line, row.kept, row.rewrite_since, summary)
+            kept = row.kept(base.metadata)
+            cold = self._cold.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
             accepted = replace(accepted, cold=cold)
         return accepted
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.metadata import DEFAULT_RETENTION, Retention
+from mirror_pump.lake.metadata import DEFAULT_RETENTION, Retention, is_cold
 from mirror_pump.model import Lsn, SequenceNumber, TableState, Tier
 from mirror_pump.policy import policy_of
 from mirror_pump.source.tables import tier_of
@@ -35,6 +35,8 @@ class Standing:
     lost: bool
     """The catalog does not name the lake table any more: another engine dropped or renamed it."""
     pinned: frozenset[int]
+    pin_in_hand: bool
+    """A transaction may have pinned an S, of whatever table, and not committed the pin yet."""
     rewrite_since: int | None
     """Where a rewrite of its files began that is under way (mirror_pump.source.maintenance)."""
     swept_before: float | None
@@ -61,11 +63,13 @@ class Standing:
         deletes and come in beside them; not under a rewrite, whose commit would fail."""
         return self.state is TableState.LIVE and self.rewrite_since is None
 
-    @property
-    def kept(self) -> frozenset[int]:
-        """Snapshots that commits must not thin out: pinned ones, and S, which readers pin as long as it is published,
-        also after this row was read."""
-        return self.pinned | {self.snapshot_id}
+    def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+        """Snapshots that commits must not thin out: pinned ones, S, which readers pin as long as it is published, also
+        after this row was read, and as long as a pin is in hand every S: it may be of any of them."""
+        kept = self.pinned | {self.snapshot_id}
+        if not self.pin_in_hand:
+            return kept
+        return kept | {int(one["snapshot-id"]) for one in metadata["snapshots"] if is_cold(one)}
 
     @property
     def retention(self) -> Retention:
@@ -78,7 +82,7 @@ class Standing:
         return Retention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS))
 
 
-def standing_of(row: tuple[Any, ...]) -> Standing:
+def standing_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Standing:
     """From a row of the query `registrations`, without the table_id."""
     state, start, generation, namespace, name, location, staged, lost, pins, *others = row[:-_TIER]
     rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id = others
@@ -92,6 +96,7 @@ def standing_of(row: tuple[Any, ...]) -> Standing:
         staged=staged,
         lost=lost,
         pinned=frozenset(pins),
+        pin_in_hand=pin_in_hand,
         rewrite_since=rewrite_since,
         swept_before=swept_before,
         read_at=read_at,

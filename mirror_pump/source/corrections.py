@@ -6,7 +6,8 @@ which does no harm. They are cleared later, when nobody can be reading an S from
 or it was put in place by a transaction that had the lock of modak.read_pins when it read S, and has it still. So that
 lock is looked at first, the pins afterwards, and only rows are cleared that had been folded before both.
 (A REPEATABLE READ transaction may pin an S that is older than that. It sees the corrections of its own snapshot too,
-and reads them in the same transaction.)
+and reads them in the same transaction. One in READ COMMITTED may pin an S and then read the file of a later one, of the
+same T: corrections that S lacks stay, and those that the later one has do no harm.)
 """
 
 from __future__ import annotations

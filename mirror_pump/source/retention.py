@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
@@ -27,9 +28,17 @@ LOCK_TIMEOUT = "200ms"
 """How long a step waits for its locks; then it is left for a later try. Less than a usual deadlock_timeout: a user's
 command must never be the victim of a deadlock with us."""
 
+LOCKED_TIMEOUT = "50ms"
+"""How long a step waits for each further lock once it has locked everybody out of the table (as modak.drop_proven)."""
 DROP_TIMEOUT = "1s"
 """How long the statement that drops a partition may take. It locks everybody out, and with a foreign key to the table
 Postgres meanwhile looks through the table that refers."""
+MAKE_TIMEOUT = "1s"
+"""How long the statement may take that makes a partition. It locks everybody out as well, and looks through the DEFAULT
+partition: that holds no row, but every late row leaves room behind until the next VACUUM."""
+LOOK_TIMEOUT = "10min"
+"""How long any statement of ours may take. The longest read a partition: for its newest key, where no index begins with
+the tier key, or for what a proof compares in the database."""
 FIRST_PAUSE = 0.5
 """Seconds before a refused step is tried again."""
 
@@ -169,6 +178,10 @@ def limited(connection: PgConnection) -> Iterator[None]:
         yield
 
 
+NOT_SEEN = "its partitions cannot be looked at: {}"
+"""What is said of a table as long as that is so."""
+
+
 def refusal(error: psycopg.Error) -> str:
     """Why Postgres did not take a step, in words. Raises ConnectionLost if it is the connection that broke."""
     if is_connection_loss(error):
@@ -200,6 +213,17 @@ def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, A
             )
         return refusal(error)
     return None
+
+
+def bounded(connection: PgConnection) -> None:
+    """From now on no statement of the session, or of its open transaction if it has one, waits for a lock longer than
+    LOCK_TIMEOUT, or takes longer than LOOK_TIMEOUT. Not even bounds of partitions can be read while somebody alters
+    one."""
+    inside = connection.info.transaction_status is not TransactionStatus.IDLE
+    connection.execute(
+        "SELECT set_config('lock_timeout', %s, %s), set_config('statement_timeout', %s, %s)",
+        (LOCK_TIMEOUT, inside, LOOK_TIMEOUT, inside),
+    )
 
 
 def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> int:
@@ -329,7 +353,14 @@ def make_partition(
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
         with limited(connection):
+            connection.execute(f"LOCK TABLE ONLY {table.quoted} IN ACCESS EXCLUSIVE MODE".encode())
+            connection.execute(
+                "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
+                (LOCKED_TIMEOUT, MAKE_TIMEOUT),
+            )
             connection.execute(statement.encode())
+    except psycopg.errors.QueryCanceled:
+        return f"it takes longer than {MAKE_TIMEOUT}, with everybody locked out: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
         return refusal(error)
     return None

@@ -12,7 +12,8 @@ ALTER TABLE modak.partitions
     ADD COLUMN proven_as text,
     ADD COLUMN disproved_at timestamptz,
     ADD COLUMN reason text,
-    ADD COLUMN attempts int NOT NULL DEFAULT 0;
+    ADD COLUMN attempts int NOT NULL DEFAULT 0,
+    ADD COLUMN gone_as text;
 
 ALTER TABLE modak.delta ADD COLUMN folded_sequence bigint;
 
@@ -391,7 +392,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Takes no locks.
+-- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Waits for whoever
+-- alters the table or one of them: to print a bound, Postgres locks it.
 CREATE FUNCTION modak.tier_partitions(root oid) RETURNS TABLE (relation oid, lo bigint, hi bigint, is_default boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET timezone = 'UTC' AS $$
 DECLARE
@@ -454,15 +456,51 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Back to hot, for a partition that is not due any more: nothing is captured of it, and what was is forgotten. The stream
+-- has all that, as long as T is not past it. Switching triggers off, not dropping them, keeps no reader out.
+CREATE FUNCTION modak.unseal(id bigint, held_by text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text;
+BEGIN
+    SELECT a.relation::regclass::text INTO name
+      FROM modak.partitions p JOIN modak.tier_partitions(id::oid) a ON a.relation = p.relation_id::oid
+     WHERE p.table_id = id AND p.partition_id = held_by AND p.state IN ('hot', 'sealing')
+       AND modak.retained_by(a.relation, 'capture_row');
+    IF name IS NULL THEN
+        RETURN format('partition %s is not being sealed', held_by);
+    END IF;
+    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER zz_modak_row, DISABLE TRIGGER zz_modak_truncate', name);
+    UPDATE modak.partitions
+       SET state = 'hot', sealed_lsn = NULL, updated_at = now(), attempts = 0, reason = NULL
+     WHERE table_id = id AND partition_id = held_by AND state IN ('hot', 'sealing')
+       AND NOT modak.retained_by(relation_id::oid, 'capture_row');
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure', MESSAGE = 'the partition was changed meanwhile';
+    END IF;
+    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
+    RETURN NULL;
+END $$;
+
 -- By what it is known that a partition has been attached, and its changes become corrections, without a break; NULL if
 -- they do not. Who detaches it (or the whole table from where it would hang), or replaces the trigger or switches it off,
--- leaves another xmin behind, even if all is as before once he commits. VACUUM, also FREEZE and FULL, keeps xmin.
+-- leaves another xmin behind, even if all is as before once he commits. VACUUM, also FREEZE and FULL, keeps xmin. Who has it
+-- rewritten, so that no trigger sees what becomes of its rows, leaves another file; VACUUM FULL, CLUSTER and TRUNCATE do too,
+-- and cost another proof.
 CREATE FUNCTION modak.watch_mark(leaf oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT format('%s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin)
-  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_trigger t ON t.tgrelid = i.inhrelid
+SELECT format('%s %s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin, l.relfilenode)
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent JOIN pg_class l ON l.oid = i.inhrelid
+  JOIN pg_trigger t ON t.tgrelid = i.inhrelid
  WHERE i.inhrelid = leaf AND NOT i.inhdetachpending AND t.tgname = 'zz_modak_row' AND t.tgenabled = 'A'
    AND modak.retained_by(leaf, 'cold_row')
+$$;
+
+-- By what it is known that a partition has been away ever since: attaching and detaching leave another xmin behind, and what
+-- was dropped does not come back.
+CREATE FUNCTION modak.gone_mark(leaf oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce((SELECT c.xmin::text FROM pg_class c WHERE c.oid = leaf), 'dropped')
 $$;
 
 -- A foreign key to the whole table by which rows of others refer to rows of this partition; NULL if there is none. Those
@@ -528,8 +566,11 @@ BEGIN
     IF FOUND THEN
         RETURN format('process %s reads a snapshot of %s, from before T passed the partition', other.pid, other.xact_start);
     END IF;
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', root);
+    -- Everybody waits from here on, whatever else is to be locked: partition, DEFAULT partition, tables that refer.
+    PERFORM set_config('lock_timeout', '50ms', true);
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', name);
     -- Again, under the locks: who changed it meanwhile has committed, and the names may lead elsewhere.
-    EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', root, name);
     IF to_regclass(root) IS DISTINCT FROM id::oid OR to_regclass(name) IS DISTINCT FROM one.relation_id::oid THEN
         RETURN format('partition %s was altered meanwhile', held_by);
     ELSIF modak.watch_mark(one.relation_id::oid) IS DISTINCT FROM one.proven_as OR one.proven_as IS NULL THEN
@@ -585,6 +626,17 @@ SELECT count(*) > one.capture_limit
          LIMIT one.capture_limit + 1) c
 $$;
 
+-- A session that may be between the two statements by which the protocol pins (T with the pin, then the file of S), if its
+-- transaction is younger than that; NULL if there is none. Whether it is in READ COMMITTED nobody else can see.
+CREATE FUNCTION modak.pinning(younger interval) RETURNS int
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'relation' AND l.relation = 'modak.read_pins'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.pid <> pg_backend_pid()
+   AND (a.xact_start > clock_timestamp() - younger) IS NOT FALSE
+ ORDER BY a.xact_start DESC LIMIT 1
+$$;
+
 -- T passes a partition: within the publish whose cold snapshot holds every row below `cut` as of `frontier`. Why it may
 -- not, or NULL. Waits for locks as long as lock_timeout lets it; they keep writers of the partition and new partitions
 -- out until the end of the transaction, so that what is captured is all there is.
@@ -594,6 +646,7 @@ DECLARE
     one modak.partitions;
     name text;
     other text;
+    reader int;
 BEGIN
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by;
     IF one IS NULL OR one.state NOT IN ('hot', 'sealing') OR one.tier_key_hi IS DISTINCT FROM cut THEN
@@ -612,7 +665,11 @@ BEGIN
     END IF;
     -- Again, under the locks.
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
-    IF one.sealed_lsn IS NULL THEN
+    IF name IS NULL AND one.gone_as IS DISTINCT FROM modak.gone_mark(one.relation_id::oid) THEN
+        -- F has to pass everything that was written to it while it was there: sealed_lsn is behind that once it is known
+        -- to be away.
+        RETURN format('partition %s was altered meanwhile', held_by);
+    ELSIF one.sealed_lsn IS NULL THEN
         RETURN format('partition %s is not sealed', held_by);
     ELSIF one.sealed_lsn > frontier THEN
         RETURN format('F has not passed the position at which partition %s was sealed', held_by);
@@ -631,6 +688,19 @@ BEGIN
     IF other IS NOT NULL THEN
         RETURN format('partition %s comes first', other);
     END IF;
+    -- A reader in READ COMMITTED that got T with its pin and then the file of an S beyond it would find rows twice. So pins
+    -- in the making are waited for, and new ones wait for the end of this transaction. Not for ever: some readers keep
+    -- the lock for as long as they read, with new ones always among them. Who has begun his transaction 30 seconds before
+    -- he is done with these two statements, or is at it when T was held up five times, for a quarter of a minute, runs
+    -- that risk. modak.pin() is one statement, and runs none.
+    BEGIN
+        LOCK TABLE modak.read_pins IN SHARE MODE;
+    EXCEPTION WHEN lock_not_available THEN
+        reader := modak.pinning(interval '30 seconds');
+        IF reader IS NOT NULL AND one.attempts < 5 THEN
+            RETURN format('process %s is putting a pin in place', reader);
+        END IF;
+    END;
     UPDATE modak.cutline SET tier_key_hi = cut, updated_at = now() WHERE table_id = id AND tier_key_hi < cut;
     IF NOT FOUND THEN
         RETURN format('T has passed %s already', cut);
@@ -899,7 +969,7 @@ COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
 REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb),
     modak.put_captured(bigint, text, text, smallint, bigint, jsonb),
     modak.retain_triggers(oid, oid, text, text), modak.advance(bigint, text, bigint, bigint), modak.seal(bigint, text),
-    modak.drop_proven(bigint, text) FROM PUBLIC;
+    modak.unseal(bigint, text), modak.drop_proven(bigint, text) FROM PUBLIC;
 
 -- As it was, and has corrections follow the columns' names.
 CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void

@@ -32,6 +32,10 @@ SELECT m.table_id, m.staged_location, i.metadata_location
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, (SELECT applied_lsn FROM modak.mirror_slots
                                                             WHERE slot_name = %(slot)s));
 
+-- name: pin_in_hand
+-- Before `registrations`: a pin that nobody sees yet, or that is among those which that finds.
+SELECT modak.pinning(interval '15 min') IS NOT NULL;
+
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)

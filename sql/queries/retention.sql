@@ -1,9 +1,5 @@
 -- Heap retention (mirror_pump/source/retention.py, pipeline/retention.py, and the publish that moves T).
 
--- name: advance
--- In the publish transaction, before S is set, with a lock_timeout: NULL when T has moved, else why it may not.
-SELECT modak.advance(%(table_id)s::bigint, %(partition_id)s::text, %(cut)s::bigint, %(frontier)s::bigint);
-
 -- name: tables
 SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL
@@ -55,21 +51,23 @@ SELECT %(table_id)s,
 ON CONFLICT (table_id, partition_id) DO UPDATE
    SET tier_key_lo = excluded.tier_key_lo, tier_key_hi = excluded.tier_key_hi, state = excluded.state,
        relation_id = excluded.relation_id, reason = excluded.reason, sealed_lsn = NULL, disproved_at = NULL,
-       updated_at = now()
+       gone_as = NULL, updated_at = now()
 RETURNING partition_id;
 
 -- name: gone
--- A partition that its owner dropped or detached. Below T that was all; above, T passes it in its turn.
+-- A partition that its owner dropped or detached, noted once each time. Below T that was all; above, T passes it in its
+-- turn, when F has passed everything that was written to it while it was attached.
 UPDATE modak.partitions
    SET state = CASE WHEN state IN ('tiering', 'tiered') THEN 'dropped' ELSE state END,
        sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, updated_at = now(),
+       gone_as = modak.gone_mark(relation_id::oid),
        reason = 'dropped or detached by its owner: what the lake holds of it stays'
- WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND reason IS DISTINCT FROM
-       'dropped or detached by its owner: what the lake holds of it stays';
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s
+   AND gone_as IS DISTINCT FROM modak.gone_mark(relation_id::oid);
 
 -- name: back
 -- A partition that is to be sealed anew: it was away, or its trigger was.
-UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, reason = %(reason)s, updated_at = now(),
+UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, reason = %(reason)s, updated_at = now(),
        tier_key_lo = %(lo)s, tier_key_hi = %(hi)s
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
@@ -81,6 +79,9 @@ UPDATE modak.partitions p
 
 -- name: seal
 SELECT modak.seal(%(table_id)s::bigint, %(partition_id)s::text);
+
+-- name: unseal
+SELECT modak.unseal(%(table_id)s::bigint, %(partition_id)s::text);
 
 -- name: sealed
 -- Behind everything that was not captured: the sealing transaction has ended, and every later position will do as well.
@@ -113,7 +114,7 @@ UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stop
  WHERE table_id = %(table_id)s;
 
 -- name: not_made
--- Why a partition could not be made ahead; NULL: all are there.
+-- Why a partition could not be made ahead, or none be looked at; NULL: all are there.
 UPDATE modak.mirror_tables
    SET retention = retention - 'not_made' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
                                                   ELSE jsonb_build_object('not_made', %(reason)s::text) END

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
@@ -90,6 +91,49 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
     print(f"{stale} reads of an S that was replaced by then")
     ours: LiteralString = "SELECT * FROM modak.read_pins WHERE expires_at > now() + interval '5 minutes'"
     assert scene.rows(ours) == [], "but for those of proofs, which are shorter"
+
+
+def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(scene: Scene) -> None:
+    """In READ COMMITTED, with a fold and a partition that becomes due between the two statements."""
+    scene.await_quiet()
+    where = {"table_oid": scene.table_oid}
+
+    def moved(t: int) -> bool:
+        return scene.shedding.cut > t
+
+    def decided(t: int) -> bool:
+        found = scene.rows("SELECT reason ~ 'is putting a pin in place' FROM modak.partitions WHERE state = 'sealing'")
+        return found == [(True,)] or moved(t)
+
+    for turn in range(3):
+        with scene.database.connect(autocommit=False) as connection:
+            pinned = connection.execute(PIN, where).fetchone()
+            assert pinned is not None
+            pin, t, s = pinned
+            scene.upsert(7, f"folded in between {turn}")
+            scene.await_folded()
+            scene.shedding.grow()
+            await_true(partial(decided, t), 30, "T waits")
+            handles = connection.execute(HANDLES, where).fetchone()
+            assert handles is not None
+            location, snapshot = handles
+            if moved(t):
+                # On a machine that was busy for half a minute. It waits no longer.
+                connection.rollback()
+                scene.await_quiet()
+                continue
+            assert snapshot != str(s), "a fold has landed"
+            connection.commit()
+            scene.upsert(7, f"folded later {turn}")
+            scene.await_folded()
+            resume(scene.mirror.settings, ())
+            await_true(partial(moved, t), 60, "T goes on")
+            repeatable(connection)
+            scene.compare(connection, t, location, "a pin of one S, and a later one's file")
+            assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
+            connection.commit()
+            return
+    pytest.fail("T does not wait for a pin in the making")
 
 
 def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: Scene) -> None:

@@ -108,9 +108,7 @@ class Divided:
         assert table is not None
         name = f"p{self.sealed}"
         answer: Future[str | None] = Future()
-        running.pump.submit(
-            AdvanceWanted(table, TierAdvance(name, (self.sealed + 1) * WIDTH, f'"public"."{name}"'), answer)
-        )
+        running.pump.submit(AdvanceWanted(table, TierAdvance(name, (self.sealed + 1) * WIDTH), answer))
         await_true(answer.done, 30, "an answer to the advance")
         return "the session ended" if answer.cancelled() else answer.result()
 

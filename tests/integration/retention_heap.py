@@ -12,6 +12,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg.types.json import Jsonb
 
+from mirror_pump.source import retention as source
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.source.relations import describe, resolve_name
 from mirror_pump.source.tables import columns_to_json
@@ -83,12 +84,20 @@ class Heap:
             " WHERE state = 'sealing' AND sealed_lsn IS NULL"
         )
 
-    def advance(self, name: str, cut: int) -> str | None:
-        """Why T does not pass the partition; None if it has."""
-        reason: str | None = self.value(
-            "SELECT modak.advance('ev'::regclass::oid::bigint, %s, %s, %s)", name, cut, self.database.lsn()
-        )
+    def advance(self, name: str, cut: int, frontier: int | None = None) -> str | None:
+        """Why T does not pass the partition; None if it has. F is `frontier`, or all that there is."""
+        at = self.database.lsn() if frontier is None else frontier
+        reason: str | None = self.value("SELECT modak.advance('ev'::regclass::oid::bigint, %s, %s, %s)", name, cut, at)
         return reason
+
+    def gone(self, name: str) -> bool:
+        """Notes that a partition is not attached any more; whether that is news."""
+        with self.database.connect() as connection:
+            return source.run(connection, "gone", {"table_id": self.table_id, "partition_id": name}) > 0
+
+    @property
+    def table_id(self) -> int:
+        return int(self.value("SELECT 'ev'::regclass::oid::bigint"))
 
     def pass_by(self, name: str, cut: int) -> None:
         """Seals a partition and has T pass it."""

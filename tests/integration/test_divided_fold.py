@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mirror_pump.lake import metadata
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.fold import write_fold
 from mirror_pump.pipeline.requests import DeltaFold
 from mirror_pump.pipeline.steps import Step
@@ -121,6 +123,37 @@ def _pin(connection: Any, divided: Divided) -> int:
         (divided.table_id,),
     ).fetchone()
     return int(row[0])
+
+
+def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "_COLD_KEPT", 1)
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror, partitions=2)
+
+    def fold(value: str) -> None:
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 5, 1, value)
+        await_true(lambda: _unfolded(database) == 0, 20, "a fold")
+
+    def history() -> set[int]:
+        known = metadata.read_metadata(mirror.location("public.events"), StorageOptions())
+        return {int(one["snapshot-id"]) for one in known["snapshots"]}
+
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        with database.connect(autocommit=False) as reader:
+            _pin(reader, divided)
+            row = reader.execute("SELECT max(pinned_lake_snapshot_id) FROM modak.read_pins").fetchone()
+            assert row is not None
+            for number in range(3):
+                fold(f"corrected {number}")
+                assert row[0] in history()
+            reader.rollback()
+        fold("corrected at last")
+        assert row[0] not in history()
 
 
 def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Path) -> None:

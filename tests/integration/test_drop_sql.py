@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import LiteralString
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from mirror_pump.model import TableName, TierKind
 from mirror_pump.source import retention as source
 from mirror_pump.testing.database import Database
 from tests.integration.pipeline_support import in_thread
@@ -95,6 +99,34 @@ def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.Monk
         assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
 
+def _waits_briefly(heap: Heap, act: Callable[[psycopg.Connection[Any]], str | None]) -> None:
+    """Who holds a lock that `act` needs second keeps everybody locked out for much less than he would alone."""
+    with heap.database.connect(autocommit=False) as reader, heap.database.connect() as connection:
+        reader.execute("SELECT FROM evd")
+        began = time.monotonic()
+        assert "other sessions hold locks" in str(act(connection))
+        assert time.monotonic() - began < 30
+
+
+def test_nobody_waits_for_long_once_the_table_is_locked(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the first lock everybody queues behind us; while we wait for another one, they do as well."""
+    monkeypatch.setattr(source, "LOCK_TIMEOUT", "60s")
+    monkeypatch.setattr(source, "DROP_TIMEOUT", "60s")
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    where = {"table_id": heap.table_id, "partition_id": "ev0"}
+    table, name = TableName("public", "ev"), TableName("public", "ev3")
+    make = partial(source.make_partition, table=table, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
+    _waits_briefly(heap, lambda connection: source.attempt(connection, "drop", where))
+    _waits_briefly(heap, make)
+    with heap.database.connect() as connection:
+        monkeypatch.setattr(source, "MAKE_TIMEOUT", "1ms")
+        assert "takes longer than 1ms" in str(make(connection))
+        monkeypatch.undo()
+        assert make(connection) is None
+        assert source.attempt(connection, "drop", where) is None
+
+
 def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None:
     heap.pass_by("ev0", 100)
     heap.database.execute("ALTER TABLE ev0 DISABLE TRIGGER ALL")
@@ -134,6 +166,25 @@ def test_a_partition_that_was_away_since_its_proof_is_proven_again(
         ("tiering", "mended")
     ]
     assert heap.drop("ev0") is None
+
+
+@pytest.mark.parametrize(
+    "rewritten", ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0"], ids=["another type", "vacuum"]
+)
+def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(heap: Heap, rewritten: LiteralString) -> None:
+    """No trigger sees what USING makes of its rows, and the lake's rows below T stay as they are. Whether anything has
+    changed only another proof can tell."""
+    heap.database.execute("ALTER TABLE ev DROP COLUMN doubled")
+    heap.pass_by("ev0", 100)
+    heap.prove()
+    heap.database.execute(rewritten)
+    assert heap.delta() == {}
+    with heap.database.connect() as connection:
+        refused = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, 'ev0')").fetchone()
+    assert refused == (
+        "it was altered since it was proven, or its trigger zz_modak_row switched off: it is proven again",
+    )
+    assert heap.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "tiering"
 
 
 def test_housekeeping_means_no_other_proof(heap: Heap) -> None:

@@ -17,7 +17,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.retaining import change_retention, look, resume, show_retention
 from mirror_pump.ops.status import StatusReader
-from mirror_pump.pipeline import backoff
+from mirror_pump.pipeline import backoff, retention
 from mirror_pump.pipeline.proving import Proof, Prover
 from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.steps import Step
@@ -186,6 +186,42 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) ->
         resume(mirror.settings, ())
         shedding.await_state(p0="dropped")
         shedding.assert_exact()
+
+
+def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> None:
+    """Its newest partition is locked by a transaction that sits idle: neither bounds nor newest key can be read."""
+    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000", premake=1)
+    mirror.database.execute(
+        "CREATE TABLE other (at bigint PRIMARY KEY) PARTITION BY RANGE (at)",
+        "CREATE TABLE other0 PARTITION OF other FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE other1 PARTITION OF other FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO other VALUES (5), (19)",
+    )
+    mirror.register("public.other", retention=RetentionWish("1000"))
+
+    def said() -> str:
+        with StatusReader(mirror.settings) as reader:
+            states = {table.table: table.retention for table in reader.read().tables}
+        state = states["public.events"]
+        assert state is not None
+        return str(state.not_made)
+
+    with mirror.pumping():
+        mirror.await_live("public.events", "public.other")
+        shedding.await_state(p0="hot", p1="hot", p2="hot")
+        with mirror.database.connect(autocommit=False) as owner:
+            owner.execute("LOCK TABLE p2 IN ACCESS EXCLUSIVE MODE")
+            change_retention(mirror.settings, "events", "heap_retention", "100")
+            change_retention(mirror.settings, "other", "heap_retention", "4")
+            await_true(lambda: "other sessions hold locks" in said(), 30, "status tells of it")
+            await_true(lambda: mirror.database.rows("SELECT to_regclass('other0')") == [(None,)], 30, "others go on")
+            (events, other) = look(mirror.settings, ())
+            assert "other sessions hold locks" in str(events.not_made)
+            assert other.not_made is None
+            owner.rollback()
+        resume(mirror.settings, ())
+        shedding.await_state(p0="dropped")
+        assert said() == "None"
 
 
 def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
@@ -446,6 +482,32 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> Non
             return now[1] >= former[1] + 30
 
         await_true(idle, 60, "thirty looks, and none at p2")
+
+
+def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not made to wait for T with its triggers on; and what was written meanwhile is in the mirror."""
+    monkeypatch.setattr(retention, "_UNSEAL_AFTER", 0.0)
+    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    mirror.catch_up()
+    with mirror.pumping():
+        with mirror.database.connect(autocommit=False) as writer:
+            # T has to pass p0 first.
+            writer.execute("UPDATE events SET n = n + 1 WHERE at = 10")
+            change_retention(mirror.settings, "events", "heap_retention", "100")
+            shedding.await_state(p0="hot", p1="sealing")
+            mirror.database.execute("UPDATE events SET n = 5 WHERE at = 110", "UPDATE model SET n = 5 WHERE at = 110")
+            change_retention(mirror.settings, "events", "heap_retention", "1000")
+            shedding.await_state(p0="hot", p1="hot")
+            writer.rollback()
+        mirror.database.execute("UPDATE events SET n = 6 WHERE at = 120", "UPDATE model SET n = 6 WHERE at = 120")
+        assert mirror.database.rows("SELECT count(*) FROM modak.mirror_captured") == [(0,)]
+        mirror.await_frontier()
+        mirror.assert_equal("public.events")
+        change_retention(mirror.settings, "events", "heap_retention", "100")
+        shedding.await_state(p0="dropped", p1="dropped")
+        shedding.assert_exact()
 
 
 def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from mirror_pump.source import retention as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.integration.retention_heap import Heap, hasty, repeatable_read
+from tests.integration.retention_heap import LOW, Heap, hasty, repeatable_read
 
 
 @pytest.fixture
@@ -134,9 +134,98 @@ def test_t_waits_for_a_new_seal_if_much_was_captured(heap: Heap) -> None:
 def test_t_passes_a_partition_that_its_owner_dropped(heap: Heap) -> None:
     heap.seal("ev0")
     heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)", "DROP TABLE ev0")
+    assert heap.gone("ev0")
     assert heap.advance("ev0", 100) is None
     assert heap.delta() == {}, "the stream has what was captured of it"
     assert heap.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "dropped"
+
+
+@pytest.mark.parametrize("away", ["DROP TABLE ev0", "ALTER TABLE ev DETACH PARTITION ev0"])
+def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, away: LiteralString) -> None:
+    """Nothing but the stream has them, and what the stream brings below T is dropped: F has to pass them before."""
+
+    def change() -> int:
+        heap.database.execute("UPDATE ev SET v = v || ' and changed' WHERE id = 1")
+        return heap.database.lsn()
+
+    heap.seal("ev0")
+    before = heap.database.lsn()
+    behind = change()
+    heap.database.execute(away)
+    # It was attached when somebody looked whether F had passed its seal.
+    assert heap.advance("ev0", 100, before) == "partition ev0 was altered meanwhile"
+    assert heap.gone("ev0")
+    assert not heap.gone("ev0"), "once is enough"
+    assert "F has not passed" in str(heap.advance("ev0", 100, before))
+    assert "F has not passed" in str(heap.advance("ev0", 100, behind)), "F may have passed what the owner did last"
+    if "DETACH" in away:
+        known = heap.database.lsn()
+        heap.database.execute("ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)")
+        change()
+        heap.database.execute(away)
+        assert heap.advance("ev0", 100, known) == "partition ev0 was altered meanwhile"
+        assert heap.gone("ev0"), "it was there again"
+        assert "F has not passed" in str(heap.advance("ev0", 100, known))
+    assert heap.advance("ev0", 100) is None
+    assert heap.delta() == {}
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+
+
+def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Heap) -> None:
+    """The protocol reads T with the pin, and the file of S by the next statement."""
+    pin: LiteralString = (
+        "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+        " SELECT table_id, lake_snapshot_id, tier_key_hi, now() + interval '15 minutes' FROM modak.cutline"
+        " RETURNING pinned_tier_key_hi"
+    )
+    advance = "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)"
+    heap.seal("ev0")
+    with heap.database.connect(autocommit=False) as reader, hasty(heap) as pump:
+        pid = reader.info.backend_pid
+        reader.execute(pin)
+        assert pump.execute(advance).fetchone() == (f"process {pid} is putting a pin in place",)
+        assert heap.value("SELECT tier_key_hi FROM modak.cutline") == LOW
+        reader.commit()
+        with pump.transaction(force_rollback=True):
+            assert pump.execute(advance).fetchone() == (None,)
+            reader.execute("SET lock_timeout = '50ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                reader.execute(pin)
+            reader.rollback()
+        # A transaction-long pin, and pins of more and more readers, do not hold T up for ever.
+        reader.execute(pin)
+        assert heap.value("SELECT modak.pinning('1 hour')") == pid
+        assert heap.value("SELECT modak.pinning('0')") is None
+        heap.database.execute("UPDATE modak.partitions SET attempts = 5")
+        with pump.transaction(force_rollback=True):
+            assert pump.execute(advance).fetchone() == (None,)
+        reader.rollback()
+
+
+def test_a_partition_that_is_sealed_no_more_pays_nothing(heap: Heap) -> None:
+    heap.seal("ev0")
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
+    with heap.database.connect(autocommit=False) as writer:
+        writer.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
+        with hasty(heap) as connection, pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')")
+        writer.commit()
+    with heap.database.connect(autocommit=False) as reader, hasty(heap) as connection:
+        reader.execute("SELECT FROM ev")
+        released = connection.execute("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')").fetchone()
+        assert released == (None,), "readers hold nothing up"
+    heap.database.execute("INSERT INTO ev (id, at) VALUES (13, 13)", "UPDATE ev SET v = 'free' WHERE id = 11")
+    assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
+    assert heap.database.rows("SELECT state, sealed_lsn FROM modak.partitions WHERE partition_id = 'ev0'") == [
+        ("hot", None)
+    ]
+    assert heap.advance("ev0", 100) == "partition ev0 is not sealed"
+    assert heap.value("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')") == "partition ev0 is not being sealed"
+    heap.seal("ev0")
+    heap.database.execute("UPDATE ev SET v = 'again' WHERE id = 13")
+    assert heap.captured() == {"13 13": 0}
+    assert heap.advance("ev0", 100) is None
+    assert heap.value("SELECT modak.unseal('ev'::regclass::oid::bigint, 'ev0')") == "partition ev0 is not being sealed"
 
 
 def test_triggers_survive_renames_and_leave_detached_partitions_alone(heap: Heap) -> None:
