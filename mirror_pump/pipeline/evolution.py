@@ -13,6 +13,7 @@ every row that came or went did so in the stream. What is proven, by the notes o
   fills the new columns only.
 - A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
   same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
+- A partition that is unlogged for a part of a transaction is one that went and came with rows.
 - Labels of an enum and attributes of a composite are part of the text that the lake holds. They change without a lock
   on the table: transactions that wrote to it before are waited for, and the copy begins behind them.
 

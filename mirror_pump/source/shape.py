@@ -92,10 +92,11 @@ class Note:
     gone: bool = False
     """The table was dropped."""
     filled: frozenset[int] = frozenset()
-    """OIDs of new leaves whose heap has a page."""
+    """OIDs of leaves that may hold rows that are not in the stream: new ones whose heap has a page, and those that any
+    shape of the transaction has as unlogged."""
     stayed: frozenset[int] | None = None
-    """OIDs of the leaves that every shape of the transaction has; None: those of `shape`. A partition that was detached
-    for a moment may have changed meanwhile, unpublished."""
+    """OIDs of the leaves that every shape of the transaction has, and has as logged; None: those of `shape`. A partition
+    that was detached or unlogged for a moment may have changed meanwhile, unpublished."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
     rewritten: int = 0
@@ -146,14 +147,16 @@ def parse_note(message: bytes) -> Note | None:
     try:
         found = json.loads(message[_SEAL_LENGTH:])
         shape = found.get("shape")
+        leaves = (shape or {}).get("leaves") or ()
+        unlogged = frozenset(leaf["id"] for leaf in leaves if leaf.get("persistence", "p") != "p")
         return Note(
             TableId(int(found["table"])),
             exact=found.get("exact") is True,
             settled=found.get("settled") is True,
             shape=shape,
             gone="shape" in found and shape is None,
-            filled=frozenset(int(one) for one in found.get("filled", ())),
-            stayed=None if shape is None else frozenset(leaf["id"] for leaf in shape.get("leaves") or ()),
+            filled=unlogged.union(int(one) for one in found.get("filled", ())),
+            stayed=None if shape is None else frozenset(leaf["id"] for leaf in leaves) - unlogged,
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
