@@ -13,7 +13,8 @@ every row that came or went did so in the stream. What is proven, by the notes o
   fills the new columns only.
 - A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
   same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
-- A partition that is unlogged for a part of a transaction is one that went and came with rows.
+- A partition that is unlogged for a part of a transaction is one that went and came with rows. So is one whose file is
+  another while no trigger tells of TRUNCATE.
 - Labels of an enum and attributes of a composite are part of the text that the lake holds. They change without a lock
   on the table: transactions that wrote to it before are waited for, and the copy begins behind them.
 
@@ -146,8 +147,8 @@ def _columns(
     next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
     columns: list[Column] = []
     reasons: list[_Reason] = []
-    # Without event triggers, a rewrite of the heap may have been one for a new column's values.
-    rewritten = bool(note.rewritten & REWRITTEN_VALUES) or (not note.exact and bool(_heaps_rewritten(note, former)))
+    # Where no trigger tells why, a rewrite of the heap may have been one for a new column's values.
+    rewritten = bool(note.rewritten & REWRITTEN_VALUES) or bool(_heaps_rewritten(note, former))
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
@@ -212,30 +213,27 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
     stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
     if before.keys() - stayed and table.tier is None:
         reasons.append(_Reason("a partition is gone", everywhere=False))
-    if any(leaf in note.filled or not note.exact for leaf in now.keys() - stayed):
+    if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
         reasons.append(_Reason("a partition came with rows", everywhere=False))
-    if not note.exact and _heaps_rewritten(note, former):
-        reasons.append(_Reason("its heap was rewritten, and no event trigger says why", everywhere=False))
+    if _heaps_rewritten(note, former):
+        reasons.append(_Reason("its heap may have been rewritten, and no trigger says why", everywhere=False))
     if _other_texts(former, shape):
         reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
     return reasons
 
 
 def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:
-    """File nodes by OID; None where event triggers make them unnecessary."""
+    """File nodes by OID; None where triggers make them unnecessary."""
     return {one["id"]: one.get("file") for one in shape["leaves"] or ()}
 
 
 def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
-    """Leaves whose file node is another than it was, as far as that is known."""
+    """Leaves whose file node is another than it was, or is watched from here on: nobody knows since when it is what it
+    is. Where it is not watched any more, the note itself says what it came to (Note.filled)."""
     if not former or note.shape is None:
         return set()
     before, now = _leaves(former), _leaves(note.shape)
-    return {
-        leaf
-        for leaf in before.keys() & now.keys()
-        if before[leaf] is not None and now[leaf] is not None and before[leaf] != now[leaf]
-    }
+    return {leaf for leaf in before.keys() & now.keys() if now[leaf] is not None and before[leaf] != now[leaf]}
 
 
 def _other_texts(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:

@@ -8,7 +8,8 @@ labels of enums. Because the message is part of the transaction, it stands betwe
 Any role may emit messages: ours bear a seal, made of the transaction's number, the content and a secret that only the
 catalog's owner reads. What bears none, or that of another transaction, is nobody's.
 A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite); what VACUUM FULL or CLUSTER rewrite is not,
-and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition.
+and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition; where the
+trigger is missing, or is not ours to create, the partition's file is compared instead.
 
 Creating event triggers takes a superuser. Where there are none, or where one was switched off, the pump compares the
 catalogs with what was told every few seconds and emits the same message itself, not `exact`: then only that the table
@@ -51,7 +52,7 @@ _SQL = queries("shape")
 _TRIGGERS = {
     "mirror_pump_ddl": (
         "CREATE EVENT TRIGGER mirror_pump_ddl ON ddl_command_end"
-        " WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'ALTER TYPE', 'ALTER SCHEMA')"
+        " WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA', 'ALTER TYPE', 'ALTER SCHEMA')"
         " EXECUTE FUNCTION modak.mirror_ddl()"
     ),
     "mirror_pump_drop": "CREATE EVENT TRIGGER mirror_pump_drop ON sql_drop EXECUTE FUNCTION modak.mirror_drop()",
@@ -92,11 +93,11 @@ class Note:
     gone: bool = False
     """The table was dropped."""
     filled: frozenset[int] = frozenset()
-    """OIDs of leaves that may hold rows that are not in the stream: new ones whose heap has a page, and those that any
-    shape of the transaction has as unlogged."""
+    """OIDs of leaves that may hold rows that are not in the stream: new ones whose heap has a page, those whose file
+    was known and is another now, and those that any shape of the transaction has as unlogged."""
     stayed: frozenset[int] | None = None
-    """OIDs of the leaves that every shape of the transaction has, and has as logged; None: those of `shape`. A partition
-    that was detached or unlogged for a moment may have changed meanwhile, unpublished."""
+    """OIDs of the leaves that every shape of the transaction has, and has as logged; None: those of `shape`. One that
+    was detached or unlogged for a moment may have changed meanwhile, unpublished."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
     rewritten: int = 0
@@ -269,16 +270,12 @@ def install_triggers(connection: PgConnection) -> bool:
 
 
 def watch_partitions(connection: PgConnection) -> int:
-    """Has a TRUNCATE of single partitions told where it is not yet; returns how many tables could not be locked."""
+    """Has a TRUNCATE of single partitions told where it is not yet; returns how many of them could not be locked."""
     busy = 0
     with source_errors("watching partitions"):
         for (table_id,) in connection.execute(_SQL["unwatched"]).fetchall():
-            try:
-                with connection.transaction():
-                    connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-                    connection.execute(_SQL["watch"], {"table_id": table_id})
-            except psycopg.errors.LockNotAvailable:
-                busy += 1
+            row = connection.execute(_SQL["watch"], {"table_id": table_id}).fetchone()
+            busy += row[0] if row is not None else 0
     return busy
 
 

@@ -47,7 +47,7 @@ SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 
 $$;
 
 -- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
--- only where no event trigger tells why one was rewritten. A column is `filled` if rows that exist may have a value in it
+-- only where no event trigger tells why one was rewritten, or no trigger that a partition was truncated. A column is `filled` if rows that exist may have a value in it
 -- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -91,7 +91,11 @@ SELECT jsonb_build_object(
                           'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
                           'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
                           'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
-                          'file', CASE WHEN NOT told.all_events THEN pg_relation_filenode(l.oid)::bigint END)
+                          'file', CASE WHEN NOT told.all_events
+                                         OR l.oid <> c.oid AND l.relkind = 'r' AND NOT EXISTS (
+                                            SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
+                                               AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A')
+                                       THEN pg_relation_filenode(l.oid)::bigint END)
                           ORDER BY l.oid)
                  FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
                 WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
@@ -127,7 +131,8 @@ SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
 $$;
 
 -- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
--- it, right behind the change. New partitions that hold a page are named: their rows are not in the stream.
+-- it, right behind the change. New partitions that hold a page are named, and those whose file was known and is another
+-- now: their rows are not in the stream.
 CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -139,9 +144,10 @@ BEGIN
         'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
-                    WHERE exact
-                      AND NOT coalesce(former -> 'leaves' @> jsonb_build_array(jsonb_build_object('id', l -> 'id')), false)
-                      AND pg_relation_size((l ->> 'id')::oid) > 0)));
+                     LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f
+                       ON f -> 'id' = l -> 'id'
+                    WHERE CASE WHEN f -> 'id' IS NULL THEN exact AND pg_relation_size((l ->> 'id')::oid) > 0
+                               ELSE (f ->> 'file')::bigint <> pg_relation_filenode((l ->> 'id')::oid)::bigint END)));
 END $$;
 
 -- Looks for tables that are not what the stream was told, and tells it. Outside the transaction of the change, a lock
@@ -169,9 +175,6 @@ BEGIN
         -- Types alone change without a lock on the table: a change of theirs that nobody was told of is another one.
         PERFORM modak.mirror_tell(one.table_id, present, exact, one.table_id = ANY (forced)
                                   AND one.former -> 'types' IS NOT DISTINCT FROM present -> 'types');
-        IF exact AND present ->> 'kind' = 'p' THEN
-            PERFORM modak.mirror_watch(one.table_id::oid);
-        END IF;
         told := told + 1;
     END LOOP;
     RETURN told;
@@ -188,20 +191,46 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION modak.mirror_watch(root oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- Has a TRUNCATE of single partitions told; how many could not be watched now (theirs shows by another file, later). Within
+-- a command that `touched` certain relations, only those and new ones: others it may have no lock on. ALTER TABLE ...
+-- DISABLE TRIGGER is undone within its own command. Whether a partition that was unwatched otherwise was truncated, nobody
+-- knows: so that is told. Partitions that are not ours are left alone.
+CREATE FUNCTION modak.mirror_watch(root oid, touched oid[] DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
-    leaf regclass;
+    one record;
+    missed int := 0;
 BEGIN
-    FOR leaf IN
-        SELECT r.relation FROM modak.mirror_tree(root) r JOIN pg_class c ON c.oid = r.relation
-         WHERE r.relation <> root AND c.relkind = 'r'
-           AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'mirror_pump_truncate')
+    FOR one IN
+        SELECT c.oid AS leaf, t.oid IS NOT NULL AS made,
+               coalesce(told.watched, false) AND NOT coalesce(t.oid IS NOT NULL AND c.oid = ANY (touched), false) AS unseen
+          FROM modak.mirror_tree(root) r
+          JOIN pg_class c ON c.oid = r.relation
+          LEFT JOIN pg_trigger t ON t.tgrelid = c.oid AND t.tgname = 'mirror_pump_truncate'
+          LEFT JOIN (SELECT (l ->> 'id')::oid AS leaf, l ->> 'file' IS NULL AS watched
+                       FROM modak.mirror_shapes s
+                      CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(s.shape -> 'leaves', 'null'), '[]')) l
+                      WHERE s.table_id = root::bigint) told ON told.leaf = c.oid
+         WHERE c.oid <> root AND c.relkind = 'r' AND t.tgenabled IS DISTINCT FROM 'A' AND pg_has_role(c.relowner, 'USAGE')
+           AND (touched IS NULL OR c.oid = ANY (touched) OR told.leaf IS NULL)
     LOOP
-        EXECUTE format('CREATE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s'
-                       ' FOR EACH STATEMENT EXECUTE FUNCTION modak.mirror_truncated()', leaf);
-        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER mirror_pump_truncate', leaf);
+        BEGIN
+            -- Known to mirror_ddl() and nobody else: the shape is noted once, not for each partition.
+            PERFORM set_config('modak.watching', secret, true) FROM modak.mirror_secret;
+            IF NOT one.made THEN
+                EXECUTE format('CREATE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s'
+                               ' FOR EACH STATEMENT EXECUTE FUNCTION modak.mirror_truncated()', one.leaf::regclass);
+            END IF;
+            EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER mirror_pump_truncate', one.leaf::regclass);
+            IF one.unseen THEN
+                PERFORM modak.mirror_message(jsonb_build_object('table', root::bigint, 'truncated', one.leaf::bigint));
+            END IF;
+            PERFORM set_config('modak.watching', '', true);
+        EXCEPTION WHEN OTHERS THEN
+            missed := missed + 1;
+        END;
     END LOOP;
+    RETURN missed;
 END $$;
 
 CREATE FUNCTION modak.mirror_unwatch(root oid) RETURNS void
@@ -230,9 +259,13 @@ CREATE FUNCTION modak.mirror_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     concerned bigint[];
+    touched oid[];
 BEGIN
-    IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE') THEN
-        SELECT array_agg(DISTINCT s.table_id) INTO concerned
+    IF current_setting('modak.watching', true) = (SELECT secret FROM modak.mirror_secret) THEN
+        RETURN;
+    END IF;
+    IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
+        SELECT array_agg(DISTINCT s.table_id), array_agg(d.objid) INTO concerned, touched
           FROM pg_event_trigger_ddl_commands() d
           LEFT JOIN pg_inherits i ON i.inhrelid = d.objid
           JOIN modak.mirror_shapes s
@@ -241,6 +274,7 @@ BEGIN
         IF concerned IS NULL THEN
             RETURN;
         END IF;
+        PERFORM modak.mirror_watch(table_id::oid, touched) FROM unnest(concerned) table_id;
     END IF;
     PERFORM modak.mirror_note(true, concerned, '{}');
 EXCEPTION WHEN OTHERS THEN
@@ -282,6 +316,6 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
-    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid), modak.mirror_unwatch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
+    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid, oid[]), modak.mirror_unwatch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
 
 INSERT INTO modak.mirror_shapes (table_id, shape) SELECT table_id, modak.mirror_shape(table_id::oid) FROM modak.mirror_tables;

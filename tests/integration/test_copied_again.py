@@ -324,6 +324,34 @@ def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse
     assert database.rows(triggers) == []
 
 
+def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
+    database: Database, warehouse: str
+) -> None:
+    """Its trigger is gone for a moment, untold: then its file is compared."""
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO p SELECT generate_series(0, 19)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    steps = Steps()
+    with mirror.pumping(steps):
+        mirror.register("p")
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        with database.connect(autocommit=False) as connection:
+            connection.execute("DROP TRIGGER mirror_pump_truncate ON p1")
+            connection.execute("TRUNCATE p1")
+        await_true(lambda: steps.count(Step.TABLE_COPIED_AGAIN), 20, "copied again")
+        watched = "SELECT count(*) FROM pg_trigger WHERE tgname = 'mirror_pump_truncate' AND tgenabled = 'A'"
+        await_true(lambda: database.rows(watched) == [(2,)], 20, "watched again")
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        mirror.assert_equal("public.p")
+    mirror.assert_sound()
+
+
 def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database, warehouse: str) -> None:
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:

@@ -172,6 +172,10 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
     assert _judged(after, table, exact=False).course is Course.COPY_AGAIN
     # Once triggers tell why heaps are rewritten, shapes have no files; that alone changes nothing.
     assert _judged(SHAPE, table, exact=False).course is Course.FOLLOW
+    assert _judged(SHAPE, table, filled=frozenset({20000})).course is Course.COPY_AGAIN, "it was another by then"
+    # Where there was no file before, it may have been another until a moment ago.
+    assert _judged(after, exact=False).course is Course.COPY_AGAIN
+    assert _judged(after).course is Course.COPY_AGAIN
 
 
 @pytest.mark.parametrize(
