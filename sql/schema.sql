@@ -285,9 +285,19 @@ SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 
    AND shape -> 'identity' ->> 'setting' <> 'n' AND (shape -> 'identity' ->> 'immediate')::boolean
 $$;
 
+-- Whether the event triggers are there and on. That nobody tells of a single session that runs without (event_triggers).
+CREATE FUNCTION modak.mirror_events() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(*) = 3 FROM pg_event_trigger
+ WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A'
+$$;
+
 -- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
 -- only where no event trigger tells why one was rewritten, or no trigger that a partition was truncated. A column is `filled` if rows that exist may have a value in it
 -- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
+-- `altered` is who wrote the attribute last, and its privileges, which are part of it: of ALTER TABLE while event triggers
+-- were off for a moment, a new type that is the former one, with USING, leaves nothing else. VACUUM FULL leaves it alone,
+-- but for attributes with a missing value.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -306,9 +316,7 @@ WITH RECURSIVE used(type) AS (
 missing AS (
     SELECT DISTINCT a.attname FROM modak.mirror_tree(mirror_shape.relation) r JOIN pg_attribute a ON a.attrelid = r.relation
      WHERE a.atthasmissing),
-told AS (
-    SELECT count(*) = 3 AS all_events FROM pg_event_trigger
-     WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A')
+told AS (SELECT modak.mirror_events() AS all_events)
 SELECT jsonb_build_object(
     'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
     'partition_of', CASE WHEN c.relispartition THEN
@@ -323,6 +331,8 @@ SELECT jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
                            'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
                            'generated', a.attgenerated <> '',
+                           'altered', CASE WHEN told.all_events AND NOT a.atthasmissing
+                                      THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
                            'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
                            ) ORDER BY a.attnum)
                   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -370,7 +380,7 @@ SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
 $$;
 
 -- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
--- it, right behind the change. New partitions that hold a page are named, and those whose file was known and is another
+-- it, right behind the change; not said while an event trigger is off, which may have had more to tell. New partitions that hold a page are named, and those whose file was known and is another
 -- now: their rows are not in the stream.
 CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -401,7 +411,7 @@ BEGIN
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
     PERFORM modak.mirror_message(jsonb_build_object(
-        'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
+        'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                      LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f

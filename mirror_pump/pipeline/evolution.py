@@ -215,7 +215,7 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
         reasons.append(_Reason("a partition is gone", everywhere=False))
     if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
         reasons.append(_Reason("a partition came with rows", everywhere=False))
-    if _heaps_rewritten(note, former):
+    if _heaps_rewritten(note, former) or (not note.exact and _altered_untold(former, shape)):
         reasons.append(_Reason("its heap may have been rewritten, and no trigger says why", everywhere=False))
     if _other_texts(former, shape):
         reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
@@ -234,6 +234,20 @@ def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
         return set()
     before, now = _leaves(former), _leaves(note.shape)
     return {leaf for leaf in before.keys() & now.keys() if now[leaf] is not None and before[leaf] != now[leaf]}
+
+
+def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+    """Whether a column is the same but for having been written anew in pg_attribute: as with its own type and USING.
+
+    A GRANT on the column, or the loss of a default whose function was dropped, does the same.
+    """
+    before = {one["attnum"]: one for one in former["columns"] or ()}
+    for now in shape["columns"] or ():
+        was = before.get(now["attnum"], {})
+        old, new = was.get("altered"), now.get("altered")
+        if old and new and old[0] != new[0] and old[1] == new[1] and (now["filled"] or not was["filled"]):
+            return True
+    return False
 
 
 def _other_texts(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:

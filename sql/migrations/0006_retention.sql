@@ -931,7 +931,7 @@ BEGIN
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
     PERFORM modak.mirror_message(jsonb_build_object(
-        'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
+        'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                      LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f

@@ -244,6 +244,49 @@ def test_without_event_triggers_changes_are_found_and_the_table_copied_again(
     mirror.assert_sound()
 
 
+_UNHEARD = (
+    """
+    ALTER EVENT TRIGGER mirror_pump_rewrite DISABLE;
+    ALTER TABLE t ALTER n TYPE int USING n + 1000;
+    ALTER EVENT TRIGGER mirror_pump_rewrite ENABLE ALWAYS
+    """,
+    "SET event_triggers = off; ALTER TABLE t ALTER n TYPE int USING n + 2000; RESET event_triggers",
+)
+
+
+def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(database: Database, warehouse: str) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    steps = Steps()
+    with mirror.pumping(steps):
+        mirror.register("t", "other")
+        mirror.await_live("public.t", "public.other")
+        mirror.await_frontier()
+        for copies, unheard in enumerate(_UNHEARD, start=1):
+            database.execute(unheard)
+            await_true(lambda copies=copies: steps.count(Step.TABLE_COPIED_AGAIN) == copies, 20, unheard)  # type: ignore[misc]
+            mirror.await_live("public.t")
+            mirror.await_frontier()
+            mirror.assert_equal("public.t")
+        # What leaves every value as it was.
+        database.execute(
+            "ALTER TABLE other ADD COLUMN z int DEFAULT 7",
+            f"GRANT SELECT (id, v) ON t TO {database.rows('SELECT current_user::regrole::text')[0][0]}",
+            "VACUUM FREEZE pg_attribute",
+            "VACUUM FULL pg_attribute",
+        )
+        await_true(lambda: steps.count(Step.TABLE_COPIED_AGAIN) == 3, 20, "other, for its default")
+        mirror.await_live("public.other")
+        database.execute("VACUUM FULL other", "ALTER TABLE t ADD COLUMN y int")
+        told = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
+        await_true(lambda: database.rows(told) == [(2,)], 20, "looked at")
+        database.execute("INSERT INTO t (id, y) VALUES (1000, 1)", "UPDATE other SET v = 'u'")
+        mirror.await_frontier()
+        assert steps.count(Step.TABLE_COPIED_AGAIN) == 3, steps.details(Step.TABLE_COPIED_AGAIN, "reason")
+        mirror.assert_equal("public.t", "public.other")
+    mirror.assert_sound()
+
+
 def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:

@@ -179,6 +179,25 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "note", "course"),
+    [
+        ((["700", None], False), (["701", None], False), {}, Course.COPY_AGAIN),
+        ((["700", None], False), (["701", None], False), {"exact": True}, Course.FOLLOW),
+        ((["700", None], False), (["701", "{a=r/a}"], False), {}, Course.FOLLOW),
+        ((["700", None], True), (["701", None], False), {}, Course.FOLLOW),
+        ((None, True), (["701", None], True), {}, Course.FOLLOW),
+    ],
+    ids=["a rewrite", "told", "a GRANT", "its default is gone", "its missing value is gone"],
+)
+def test_a_column_that_was_written_anew_untold_means_that_values_may_be_others(
+    before: tuple[Any, bool], after: tuple[Any, bool], note: dict[str, Any], course: Course
+) -> None:
+    former, present = (_with(2, altered=altered, filled=filled) for altered, filled in (before, after))
+    table = replace(TABLE, shape=json.dumps(former))
+    assert _judged(present, table, **{"exact": False, **note}).course is course
+
+
+@pytest.mark.parametrize(
     ("before", "after", "course"),
     [
         ({"1": {"7": "ok"}}, {"1": {"7": "ok", "8": "new"}}, Course.FOLLOW),
