@@ -190,13 +190,15 @@ BEGIN
     RETURN told;
 END $$;
 
--- TRUNCATE of one partition is not in the stream of the partitioned table: a trigger puts a message there.
+-- TRUNCATE of one partition is not in the stream of the partitioned table: a trigger puts a message there. It does not ask
+-- whether the table is mirrored: a transaction whose snapshot is older than the registration would not see that.
 CREATE FUNCTION modak.mirror_truncated() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    mirrored bigint := pg_partition_root(TG_RELID)::oid::bigint;
 BEGIN
-    IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = pg_partition_root(TG_RELID)::oid::bigint) THEN
-        PERFORM modak.mirror_message(jsonb_build_object(
-            'table', pg_partition_root(TG_RELID)::oid::bigint, 'truncated', TG_RELID::bigint));
+    IF mirrored IS NOT NULL THEN
+        PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'truncated', TG_RELID::bigint));
     END IF;
     RETURN NULL;
 END $$;
@@ -275,12 +277,20 @@ BEGIN
         RETURN;
     END IF;
     IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
-        SELECT array_agg(DISTINCT s.table_id), array_agg(d.objid) INTO concerned, touched
-          FROM pg_event_trigger_ddl_commands() d
-          LEFT JOIN pg_inherits i ON i.inhrelid = d.objid
+        SELECT array_agg(d.objid) INTO touched
+          FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass;
+        SELECT array_agg(DISTINCT s.table_id) INTO concerned
+          FROM unnest(touched) relation
+          LEFT JOIN pg_inherits i ON i.inhrelid = relation
           JOIN modak.mirror_shapes s
-            ON s.table_id IN (d.objid::bigint, pg_partition_root(d.objid)::oid::bigint, i.inhparent::bigint)
-         WHERE d.classid = 'pg_class'::regclass;
+            ON s.table_id IN (relation::bigint, pg_partition_root(relation)::oid::bigint, i.inhparent::bigint);
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
+            PERFORM modak.mirror_message(jsonb_build_object('table', unseen.id, 'rewritten', 4))
+               FROM (SELECT DISTINCT coalesce(pg_partition_root(relation)::oid, relation)::bigint AS id
+                       FROM unnest(touched) relation) unseen
+              WHERE NOT EXISTS (SELECT FROM modak.mirror_shapes s WHERE s.table_id = unseen.id);
+        END IF;
         IF concerned IS NULL THEN
             RETURN;
         END IF;
@@ -319,10 +329,9 @@ DECLARE
     rewritten oid := pg_event_trigger_table_rewrite_oid();
     mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
 BEGIN
-    IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = mirrored) THEN
-        PERFORM modak.mirror_message(jsonb_build_object(
-            'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
-    END IF;
+    -- Of any table: as modak.mirror_truncated().
+    PERFORM modak.mirror_message(jsonb_build_object(
+        'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),

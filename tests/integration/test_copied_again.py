@@ -493,6 +493,41 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
         mirror.assert_equal("public.t")
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_that_cannot_see_the_registration_changes_the_table(
+    database: Database, warehouse: str, level: str
+) -> None:
+    database.execute(
+        *_TABLES,
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE q (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE q1 PARTITION OF q FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO p SELECT generate_series(0, 9)",
+        "INSERT INTO q SELECT generate_series(0, 9)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    names = ["public.t", "public.p", "public.q"]
+    with mirror.pumping() as pump, database.connect(autocommit=False) as late:
+        late.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        late.execute("SELECT 1")
+        mirror.register(*names)
+        mirror.await_live(*names)
+        mirror.await_frontier()
+        late.execute("ALTER TABLE t ALTER n TYPE int USING n + 1000")
+        late.execute("TRUNCATE p1")
+        late.execute("ALTER TABLE q DETACH PARTITION q1; DELETE FROM q1 WHERE id < 5")
+        late.execute("ALTER TABLE q ATTACH PARTITION q1 FOR VALUES FROM (0) TO (10)")
+        late.execute("ALTER TABLE other ADD COLUMN z int")
+        late.commit()
+        mirror.await_frontier()
+        await_true(lambda: set(pump.steps.details(Step.TABLE_COPIED_AGAIN, "table")) == set(names), 20, "copied again")
+        mirror.await_live(*names)
+        mirror.await_frontier()
+        mirror.assert_equal(*names)
+    mirror.assert_sound()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
