@@ -279,11 +279,14 @@ BEGIN
     IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
         SELECT array_agg(d.objid) INTO touched
           FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass;
-        SELECT array_agg(DISTINCT s.table_id) INTO concerned
-          FROM unnest(touched) relation
-          LEFT JOIN pg_inherits i ON i.inhrelid = relation
-          JOIN modak.mirror_shapes s
-            ON s.table_id IN (relation::bigint, pg_partition_root(relation)::oid::bigint, i.inhparent::bigint);
+        -- What they are, what they are partitions of, and tables that became their partitions.
+        SELECT array_agg(s.table_id) INTO concerned
+          FROM modak.mirror_shapes s
+         WHERE s.table_id IN (
+             SELECT relation FROM unnest(touched) relation
+             UNION ALL SELECT pg_partition_root(relation)::oid FROM unnest(touched) relation
+             UNION ALL SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = ANY (touched)
+             UNION ALL SELECT tree.relation FROM unnest(touched) parent CROSS JOIN LATERAL modak.mirror_tree(parent) tree);
         IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
             -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
             PERFORM modak.mirror_message(jsonb_build_object('table', unseen.id, 'rewritten', 4))

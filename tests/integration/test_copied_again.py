@@ -493,6 +493,39 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
         mirror.assert_equal("public.t")
 
 
+def test_a_table_that_was_another_ones_partition_for_a_moment_is_set_aside(database: Database, warehouse: str) -> None:
+    """Its changes are the other's meanwhile."""
+    database.execute(
+        "CREATE TABLE one (id int PRIMARY KEY, v text)",
+        "CREATE TABLE two (id int PRIMARY KEY, v text)",
+        "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "INSERT INTO one VALUES (1, 'a'), (2, 'b')",
+        "INSERT INTO two VALUES (11, 'a'), (12, 'b')",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    with mirror.pumping():
+        mirror.register("one", "two", "p")
+        mirror.await_live("public.one", "public.two", "public.p")
+        mirror.await_frontier()
+        with database.connect(autocommit=False) as connection:
+            connection.execute("ALTER TABLE p ATTACH PARTITION one FOR VALUES FROM (0) TO (10)")
+            connection.execute("UPDATE one SET v = 'x'")
+            connection.execute("ALTER TABLE p DETACH PARTITION one")
+        database.execute(
+            "ALTER TABLE p ATTACH PARTITION two FOR VALUES FROM (10) TO (20)",
+            "UPDATE two SET v = 'x'",
+            "ALTER TABLE p DETACH PARTITION two",
+        )
+        mirror.await_frontier()
+        for name in ("public.one", "public.two"):
+            await_true(lambda name=name: mirror.state(name) == "failed", 20, f"{name} set aside")  # type: ignore[misc]
+            assert "is a partition" in mirror.error(name)
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        mirror.assert_equal("public.p")
+    mirror.assert_sound()
+
+
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_transaction_that_cannot_see_the_registration_changes_the_table(
     database: Database, warehouse: str, level: str
