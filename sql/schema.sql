@@ -519,6 +519,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     concerned bigint[];
     touched oid[];
+    row_types text[];
 BEGIN
     IF current_setting('modak.watching', true) = (SELECT secret FROM modak.mirror_secret) THEN
         RETURN;
@@ -526,14 +527,21 @@ BEGIN
     IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
         SELECT array_agg(d.objid) INTO touched
           FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass;
-        -- What they are, what they are partitions of, and tables that became their partitions.
+        row_types := ARRAY(
+            SELECT t.oid::text FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
+             WHERE c.oid = ANY (touched) AND EXISTS (
+                SELECT FROM pg_depend d
+                 WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray) AND d.deptype = 'n'));
+        -- What they are, what they are partitions of, tables that became their partitions, and those that have columns of
+        -- their row types (which are looked for only where something depends on these).
         SELECT array_agg(s.table_id) INTO concerned
           FROM modak.mirror_shapes s
          WHERE s.table_id IN (
              SELECT relation FROM unnest(touched) relation
              UNION ALL SELECT pg_partition_root(relation)::oid FROM unnest(touched) relation
              UNION ALL SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = ANY (touched)
-             UNION ALL SELECT tree.relation FROM unnest(touched) parent CROSS JOIN LATERAL modak.mirror_tree(parent) tree);
+             UNION ALL SELECT tree.relation FROM unnest(touched) parent CROSS JOIN LATERAL modak.mirror_tree(parent) tree)
+            OR row_types <> '{}' AND s.shape -> 'types' ?| row_types;
         IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
             -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
             PERFORM modak.mirror_message(jsonb_build_object('table', unseen.id, 'rewritten', 4))

@@ -15,8 +15,9 @@ every row that came or went did so in the stream. What is proven, by the notes o
   same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
 - A partition that is unlogged for a part of a transaction is one that went and came with rows. So is one whose file is
   another while no trigger tells of TRUNCATE.
-- Labels of an enum and attributes of a composite are part of the text that the lake holds. They change without a lock
-  on the table: transactions that wrote to it before are waited for, and the copy begins behind them.
+- Labels of an enum and attributes of a composite are part of the text that the lake holds, also if they are what they
+  were again by the end of the transaction. They change without a lock on the table: transactions that wrote to it
+  before are waited for, and the copy begins behind them.
 
 Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
 former key's, and beginning anew needs no proof.
@@ -123,7 +124,7 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     if everywhere and table.tier is not None and table.tier.moved:
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
         return Verdict(Course.SET_ASIDE, table, said)
-    if not note.settled and _other_texts(former, note.shape):
+    if not note.settled and _printed_otherwise(former, note):
         # Of transactions that were writing to the table, rows follow as they were printed before.
         return Verdict(Course.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
@@ -217,7 +218,7 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
         reasons.append(_Reason("a partition came with rows", everywhere=False))
     if _heaps_rewritten(note, former) or (not note.exact and _altered_untold(former, shape)):
         reasons.append(_Reason("its heap may have been rewritten, and no trigger says why", everywhere=False))
-    if _other_texts(former, shape):
+    if _printed_otherwise(former, note):
         reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
     return reasons
 
@@ -250,9 +251,15 @@ def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool
     return False
 
 
-def _other_texts(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+def _printed_otherwise(former: Mapping[str, Any], note: Note) -> bool:
+    """Whether values print otherwise than under the former types, or did for a part of the transaction."""
+    before = former.get("types") or {}
+    now = note.shape.get("types") if note.shape is not None else None
+    return any(_other_texts(before, types) for types in (now or {}, *note.types))
+
+
+def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether values stored under the former types print otherwise: labels may come, attributes may not."""
-    before, now = former.get("types") or {}, shape.get("types") or {}
     for oid in before.keys() & now.keys():
         old, new = before[oid] or {}, now[oid] or {}
         is_enum = all(isinstance(one, str) for one in (*old.values(), *new.values()))

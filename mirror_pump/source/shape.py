@@ -100,6 +100,9 @@ class Note:
     was detached or unlogged for a moment may have changed meanwhile, unpublished."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
+    types: tuple[Mapping[str, Any], ...] = ()
+    """Labels and attributes of the columns' types in each shape of the transaction: what was written under one of them
+    is in the stream as it was printed then."""
     rewritten: int = 0
     """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()); the shape follows."""
     truncated: bool = False
@@ -114,6 +117,7 @@ class Note:
             filled=former.filled | self.filled,
             stayed=frozenset.intersection(*stayed) if stayed else None,
             filled_columns=former.filled_columns | self.filled_columns,
+            types=former.types + tuple(one for one in self.types if one not in former.types),
             rewritten=former.rewritten | self.rewritten,
         )
 
@@ -161,6 +165,7 @@ def parse_note(message: bytes) -> Note | None:
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
+            types=tuple(one for one in ((shape or {}).get("types"),) if one),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
         )
