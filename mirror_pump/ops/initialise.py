@@ -107,7 +107,7 @@ def initialise(settings: Settings, say: Say) -> Initialised:
                 " seconds instead, and tables copied again where they cannot be followed"
             )
         if busy := watch_partitions(connection):
-            say(f"warning: {busy} partitioned tables were locked by others; run init again for TRUNCATE of a partition")
+            say(f"warning: {busy} partitions were locked by others; the pump watches them for TRUNCATE later")
         position = _slot(connection, settings, say)
     return Initialised(settings.slot, settings.publication, warehouse, position)
 

@@ -13,8 +13,11 @@ every row that came or went did so in the stream. What is proven, by the notes o
   fills the new columns only.
 - A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
   same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
-- Labels of an enum and attributes of a composite are part of the text that the lake holds. They change without a lock
-  on the table: transactions that wrote to it before are waited for, and the copy begins behind them.
+- A partition that is unlogged for a part of a transaction is one that went and came with rows. So is one whose file is
+  another while no trigger tells of TRUNCATE.
+- Labels of an enum and attributes of a composite are part of the text that the lake holds, also if they are what they
+  were again by the end of the transaction. They change without a lock on the table: transactions that wrote to it
+  before are waited for, and the copy begins behind them.
 
 Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
 former key's, and beginning anew needs no proof.
@@ -121,7 +124,7 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     if everywhere and table.tier is not None and table.tier.moved:
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
         return Verdict(Course.SET_ASIDE, table, said)
-    if not note.settled and _other_texts(former, note.shape):
+    if not note.settled and _printed_otherwise(former, note):
         # Of transactions that were writing to the table, rows follow as they were printed before.
         return Verdict(Course.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
@@ -145,8 +148,8 @@ def _columns(
     next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
     columns: list[Column] = []
     reasons: list[_Reason] = []
-    # Without event triggers, a rewrite of the heap may have been one for a new column's values.
-    rewritten = bool(note.rewritten & REWRITTEN_VALUES) or (not note.exact and bool(_heaps_rewritten(note, former)))
+    # Where no trigger tells why, a rewrite of the heap may have been one for a new column's values.
+    rewritten = bool(note.rewritten & REWRITTEN_VALUES) or bool(_heaps_rewritten(note, former))
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
@@ -211,35 +214,52 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
     stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
     if before.keys() - stayed and table.tier is None:
         reasons.append(_Reason("a partition is gone", everywhere=False))
-    if any(leaf in note.filled or not note.exact for leaf in now.keys() - stayed):
+    if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
         reasons.append(_Reason("a partition came with rows", everywhere=False))
-    if not note.exact and _heaps_rewritten(note, former):
-        reasons.append(_Reason("its heap was rewritten, and no event trigger says why", everywhere=False))
-    if _other_texts(former, shape):
+    if _heaps_rewritten(note, former) or (not note.exact and _altered_untold(former, shape)):
+        reasons.append(_Reason("its heap may have been rewritten, and no trigger says why", everywhere=False))
+    if _printed_otherwise(former, note):
         reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
     return reasons
 
 
 def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:
-    """File nodes by OID; None where event triggers make them unnecessary."""
+    """File nodes by OID; None where triggers make them unnecessary."""
     return {one["id"]: one.get("file") for one in shape["leaves"] or ()}
 
 
 def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
-    """Leaves whose file node is another than it was, as far as that is known."""
+    """Leaves whose file node is another than it was, or is watched from here on: nobody knows since when it is what it
+    is. Where it is not watched any more, the note itself says what it came to (Note.filled)."""
     if not former or note.shape is None:
         return set()
     before, now = _leaves(former), _leaves(note.shape)
-    return {
-        leaf
-        for leaf in before.keys() & now.keys()
-        if before[leaf] is not None and now[leaf] is not None and before[leaf] != now[leaf]
-    }
+    return {leaf for leaf in before.keys() & now.keys() if now[leaf] is not None and before[leaf] != now[leaf]}
 
 
-def _other_texts(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+    """Whether a column is the same but for having been written anew in pg_attribute: as with its own type and USING.
+
+    A GRANT on the column, or the loss of a default whose function was dropped, does the same.
+    """
+    before = {one["attnum"]: one for one in former["columns"] or ()}
+    for now in shape["columns"] or ():
+        was = before.get(now["attnum"], {})
+        old, new = was.get("altered"), now.get("altered")
+        if old and new and old[0] != new[0] and old[1] == new[1] and (now["filled"] or not was["filled"]):
+            return True
+    return False
+
+
+def _printed_otherwise(former: Mapping[str, Any], note: Note) -> bool:
+    """Whether values print otherwise than under the former types, or did for a part of the transaction."""
+    before = former.get("types") or {}
+    now = note.shape.get("types") if note.shape is not None else None
+    return any(_other_texts(before, types) for types in (now or {}, *note.types))
+
+
+def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether values stored under the former types print otherwise: labels may come, attributes may not."""
-    before, now = former.get("types") or {}, shape.get("types") or {}
     for oid in before.keys() & now.keys():
         old, new = before[oid] or {}, now[oid] or {}
         is_enum = all(isinstance(one, str) for one in (*old.values(), *new.values()))

@@ -1,4 +1,4 @@
-"""Looks for schema changes that the stream was not told of, and judges those that it was."""
+"""Looks for schema changes that the stream was not told of, has partitions watched, and judges what it was told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from mirror_pump.pipeline.evolution import Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import Work
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.shape import NONSENSE, Note, Waiting, describe_note, note_changes, waiting_tables
+from mirror_pump.source.shape import (
+    NONSENSE,
+    Note,
+    Waiting,
+    describe_note,
+    note_changes,
+    waiting_tables,
+    watch_partitions,
+)
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
@@ -61,6 +69,7 @@ class Watcher:
                 self._changed.clear()
                 began = time.monotonic()
                 note_changes(connection, self._slot, self._settled(connection))
+                watch_partitions(connection)
                 self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
     def _settled(self, connection: PgConnection) -> list[Waiting]:

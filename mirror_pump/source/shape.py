@@ -8,7 +8,8 @@ labels of enums. Because the message is part of the transaction, it stands betwe
 Any role may emit messages: ours bear a seal, made of the transaction's number, the content and a secret that only the
 catalog's owner reads. What bears none, or that of another transaction, is nobody's.
 A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite); what VACUUM FULL or CLUSTER rewrite is not,
-and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition.
+and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition; where the
+trigger is missing, or is not ours to create, the partition's file is compared instead.
 
 Creating event triggers takes a superuser. Where there are none, or where one was switched off, the pump compares the
 catalogs with what was told every few seconds and emits the same message itself, not `exact`: then only that the table
@@ -52,7 +53,7 @@ _SQL = queries("shape")
 _TRIGGERS = {
     "mirror_pump_ddl": (
         "CREATE EVENT TRIGGER mirror_pump_ddl ON ddl_command_end"
-        " WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'ALTER TYPE', 'ALTER SCHEMA')"
+        " WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA', 'ALTER TYPE', 'ALTER SCHEMA')"
         " EXECUTE FUNCTION modak.mirror_ddl()"
     ),
     "mirror_pump_drop": "CREATE EVENT TRIGGER mirror_pump_drop ON sql_drop EXECUTE FUNCTION modak.mirror_drop()",
@@ -93,12 +94,16 @@ class Note:
     gone: bool = False
     """The table was dropped."""
     filled: frozenset[int] = frozenset()
-    """OIDs of new leaves whose heap has a page."""
+    """OIDs of leaves that may hold rows that are not in the stream: new ones whose heap has a page, those whose file
+    was known and is another now, and those that any shape of the transaction has as unlogged."""
     stayed: frozenset[int] | None = None
-    """OIDs of the leaves that every shape of the transaction has; None: those of `shape`. A partition that was detached
-    for a moment may have changed meanwhile, unpublished."""
+    """OIDs of the leaves that every shape of the transaction has, and has as logged; None: those of `shape`. One that
+    was detached or unlogged for a moment may have changed meanwhile, unpublished."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
+    types: tuple[Mapping[str, Any], ...] = ()
+    """Labels and attributes of the columns' types in each shape of the transaction: what was written under one of them
+    is in the stream as it was printed then."""
     rewritten: int = 0
     """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()); the shape follows."""
     truncated: bool = False
@@ -113,6 +118,7 @@ class Note:
             filled=former.filled | self.filled,
             stayed=frozenset.intersection(*stayed) if stayed else None,
             filled_columns=former.filled_columns | self.filled_columns,
+            types=former.types + tuple(one for one in self.types if one not in former.types),
             rewritten=former.rewritten | self.rewritten,
         )
 
@@ -159,17 +165,20 @@ def parse_note(message: bytes) -> Note | None:
     try:
         found = json.loads(message[_SEAL_LENGTH:])
         shape = found.get("shape")
+        leaves = (shape or {}).get("leaves") or ()
+        unlogged = frozenset(leaf["id"] for leaf in leaves if leaf.get("persistence", "p") != "p")
         return Note(
             TableId(int(found["table"])),
             exact=found.get("exact") is True,
             settled=found.get("settled") is True,
             shape=shape,
             gone="shape" in found and shape is None,
-            filled=frozenset(int(one) for one in found.get("filled", ())),
-            stayed=None if shape is None else frozenset(leaf["id"] for leaf in shape.get("leaves") or ()),
+            filled=unlogged.union(int(one) for one in found.get("filled", ())),
+            stayed=None if shape is None else frozenset(leaf["id"] for leaf in leaves) - unlogged,
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
+            types=tuple(one for one in ((shape or {}).get("types"),) if one),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
         )
@@ -279,16 +288,12 @@ def install_triggers(connection: PgConnection) -> bool:
 
 
 def watch_partitions(connection: PgConnection) -> int:
-    """Has a TRUNCATE of single partitions told where it is not yet; returns how many tables could not be locked."""
+    """Has a TRUNCATE of single partitions told where it is not yet; returns how many of them could not be locked."""
     busy = 0
     with source_errors("watching partitions"):
         for (table_id,) in connection.execute(_SQL["unwatched"]).fetchall():
-            try:
-                with connection.transaction():
-                    connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-                    connection.execute(_SQL["watch"], {"table_id": table_id})
-            except psycopg.errors.LockNotAvailable:
-                busy += 1
+            row = connection.execute(_SQL["watch"], {"table_id": table_id}).fetchone()
+            busy += row[0] if row is not None else 0
     return busy
 
 

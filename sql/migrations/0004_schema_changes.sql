@@ -46,9 +46,19 @@ SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 
    AND shape -> 'identity' ->> 'setting' <> 'n' AND (shape -> 'identity' ->> 'immediate')::boolean
 $$;
 
+-- Whether the event triggers are there and on. That nobody tells of a single session that runs without (event_triggers).
+CREATE FUNCTION modak.mirror_events() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(*) = 3 FROM pg_event_trigger
+ WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A'
+$$;
+
 -- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
--- only where no event trigger tells why one was rewritten. A column is `filled` if rows that exist may have a value in it
+-- only where no event trigger tells why one was rewritten, or no trigger that a partition was truncated. A column is `filled` if rows that exist may have a value in it
 -- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
+-- `altered` is who wrote the attribute last, and its privileges, which are part of it: of ALTER TABLE while event triggers
+-- were off for a moment, a new type that is the former one, with USING, leaves nothing else. VACUUM FULL leaves it alone,
+-- but for attributes with a missing value.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -67,9 +77,7 @@ WITH RECURSIVE used(type) AS (
 missing AS (
     SELECT DISTINCT a.attname FROM modak.mirror_tree(mirror_shape.relation) r JOIN pg_attribute a ON a.attrelid = r.relation
      WHERE a.atthasmissing),
-told AS (
-    SELECT count(*) = 3 AS all_events FROM pg_event_trigger
-     WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A')
+told AS (SELECT modak.mirror_events() AS all_events)
 SELECT jsonb_build_object(
     'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
     'partition_of', CASE WHEN c.relispartition THEN
@@ -84,6 +92,8 @@ SELECT jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
                            'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
                            'generated', a.attgenerated <> '',
+                           'altered', CASE WHEN told.all_events AND NOT a.atthasmissing
+                                      THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
                            'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
                            ) ORDER BY a.attnum)
                   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -91,7 +101,11 @@ SELECT jsonb_build_object(
                           'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
                           'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
                           'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
-                          'file', CASE WHEN NOT told.all_events THEN pg_relation_filenode(l.oid)::bigint END)
+                          'file', CASE WHEN NOT told.all_events
+                                         OR l.oid <> c.oid AND l.relkind = 'r' AND NOT EXISTS (
+                                            SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
+                                               AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A')
+                                       THEN pg_relation_filenode(l.oid)::bigint END)
                           ORDER BY l.oid)
                  FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
                 WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
@@ -127,7 +141,8 @@ SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
 $$;
 
 -- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
--- it, right behind the change. New partitions that hold a page are named: their rows are not in the stream.
+-- it, right behind the change; not said while an event trigger is off, which may have had more to tell. New partitions that hold a page are named, and those whose file was known and is another
+-- now: their rows are not in the stream.
 CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -136,12 +151,13 @@ BEGIN
     SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
     UPDATE modak.mirror_shapes SET shape = present, told_at = now() WHERE table_id = told_id;
     PERFORM modak.mirror_message(jsonb_build_object(
-        'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
+        'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
-                    WHERE exact
-                      AND NOT coalesce(former -> 'leaves' @> jsonb_build_array(jsonb_build_object('id', l -> 'id')), false)
-                      AND pg_relation_size((l ->> 'id')::oid) > 0)));
+                     LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f
+                       ON f -> 'id' = l -> 'id'
+                    WHERE CASE WHEN f -> 'id' IS NULL THEN exact AND pg_relation_size((l ->> 'id')::oid) > 0
+                               ELSE (f ->> 'file')::bigint <> pg_relation_filenode((l ->> 'id')::oid)::bigint END)));
 END $$;
 
 -- Looks for tables that are not what the stream was told, and tells it. Outside the transaction of the change, a lock
@@ -169,39 +185,64 @@ BEGIN
         -- Types alone change without a lock on the table: a change of theirs that nobody was told of is another one.
         PERFORM modak.mirror_tell(one.table_id, present, exact, one.table_id = ANY (forced)
                                   AND one.former -> 'types' IS NOT DISTINCT FROM present -> 'types');
-        IF exact AND present ->> 'kind' = 'p' THEN
-            PERFORM modak.mirror_watch(one.table_id::oid);
-        END IF;
         told := told + 1;
     END LOOP;
     RETURN told;
 END $$;
 
--- TRUNCATE of one partition is not in the stream of the partitioned table: a trigger puts a message there.
+-- TRUNCATE of one partition is not in the stream of the partitioned table: a trigger puts a message there. It does not ask
+-- whether the table is mirrored: a transaction whose snapshot is older than the registration would not see that.
 CREATE FUNCTION modak.mirror_truncated() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    mirrored bigint := pg_partition_root(TG_RELID)::oid::bigint;
 BEGIN
-    IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = pg_partition_root(TG_RELID)::oid::bigint) THEN
-        PERFORM modak.mirror_message(jsonb_build_object(
-            'table', pg_partition_root(TG_RELID)::oid::bigint, 'truncated', TG_RELID::bigint));
+    IF mirrored IS NOT NULL THEN
+        PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'truncated', TG_RELID::bigint));
     END IF;
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION modak.mirror_watch(root oid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- Has a TRUNCATE of single partitions told; how many could not be watched now (theirs shows by another file, later). Within
+-- a command that `touched` certain relations, only those and new ones: others it may have no lock on. ALTER TABLE ...
+-- DISABLE TRIGGER is undone within its own command. Whether a partition that was unwatched otherwise was truncated, nobody
+-- knows: so that is told. Partitions that are not ours are left alone.
+CREATE FUNCTION modak.mirror_watch(root oid, touched oid[] DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
-    leaf regclass;
+    one record;
+    missed int := 0;
 BEGIN
-    FOR leaf IN
-        SELECT r.relation FROM modak.mirror_tree(root) r JOIN pg_class c ON c.oid = r.relation
-         WHERE r.relation <> root AND c.relkind = 'r'
-           AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'mirror_pump_truncate')
+    FOR one IN
+        SELECT c.oid AS leaf, t.oid IS NOT NULL AS made,
+               coalesce(told.watched, false) AND NOT coalesce(t.oid IS NOT NULL AND c.oid = ANY (touched), false) AS unseen
+          FROM modak.mirror_tree(root) r
+          JOIN pg_class c ON c.oid = r.relation
+          LEFT JOIN pg_trigger t ON t.tgrelid = c.oid AND t.tgname = 'mirror_pump_truncate'
+          LEFT JOIN (SELECT (l ->> 'id')::oid AS leaf, l ->> 'file' IS NULL AS watched
+                       FROM modak.mirror_shapes s
+                      CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(s.shape -> 'leaves', 'null'), '[]')) l
+                      WHERE s.table_id = root::bigint) told ON told.leaf = c.oid
+         WHERE c.oid <> root AND c.relkind = 'r' AND t.tgenabled IS DISTINCT FROM 'A' AND pg_has_role(c.relowner, 'USAGE')
+           AND (touched IS NULL OR c.oid = ANY (touched) OR told.leaf IS NULL)
     LOOP
-        EXECUTE format('CREATE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s'
-                       ' FOR EACH STATEMENT EXECUTE FUNCTION modak.mirror_truncated()', leaf);
-        EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER mirror_pump_truncate', leaf);
+        BEGIN
+            -- Known to mirror_ddl() and nobody else: the shape is noted once, not for each partition.
+            PERFORM set_config('modak.watching', secret, true) FROM modak.mirror_secret;
+            IF NOT one.made THEN
+                EXECUTE format('CREATE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s'
+                               ' FOR EACH STATEMENT EXECUTE FUNCTION modak.mirror_truncated()', one.leaf::regclass);
+            END IF;
+            EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER mirror_pump_truncate', one.leaf::regclass);
+            IF one.unseen THEN
+                PERFORM modak.mirror_message(jsonb_build_object('table', root::bigint, 'truncated', one.leaf::bigint));
+            END IF;
+            PERFORM set_config('modak.watching', '', true);
+        EXCEPTION WHEN OTHERS THEN
+            missed := missed + 1;
+        END;
     END LOOP;
+    RETURN missed;
 END $$;
 
 CREATE FUNCTION modak.mirror_unwatch(root oid) RETURNS void
@@ -230,17 +271,41 @@ CREATE FUNCTION modak.mirror_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     concerned bigint[];
+    touched oid[];
+    row_types text[];
 BEGIN
-    IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE') THEN
-        SELECT array_agg(DISTINCT s.table_id) INTO concerned
-          FROM pg_event_trigger_ddl_commands() d
-          LEFT JOIN pg_inherits i ON i.inhrelid = d.objid
-          JOIN modak.mirror_shapes s
-            ON s.table_id IN (d.objid::bigint, pg_partition_root(d.objid)::oid::bigint, i.inhparent::bigint)
-         WHERE d.classid = 'pg_class'::regclass;
+    IF current_setting('modak.watching', true) = (SELECT secret FROM modak.mirror_secret) THEN
+        RETURN;
+    END IF;
+    IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
+        SELECT array_agg(d.objid) INTO touched
+          FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass;
+        row_types := ARRAY(
+            SELECT t.oid::text FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
+             WHERE c.oid = ANY (touched) AND EXISTS (
+                SELECT FROM pg_depend d
+                 WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray) AND d.deptype = 'n'));
+        -- What they are, what they are partitions of, tables that became their partitions, and those that have columns of
+        -- their row types (which are looked for only where something depends on these).
+        SELECT array_agg(s.table_id) INTO concerned
+          FROM modak.mirror_shapes s
+         WHERE s.table_id IN (
+             SELECT relation FROM unnest(touched) relation
+             UNION ALL SELECT pg_partition_root(relation)::oid FROM unnest(touched) relation
+             UNION ALL SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = ANY (touched)
+             UNION ALL SELECT tree.relation FROM unnest(touched) parent CROSS JOIN LATERAL modak.mirror_tree(parent) tree)
+            OR row_types <> '{}' AND s.shape -> 'types' ?| row_types;
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
+            PERFORM modak.mirror_message(jsonb_build_object('table', unseen.id, 'rewritten', 4))
+               FROM (SELECT DISTINCT coalesce(pg_partition_root(relation)::oid, relation)::bigint AS id
+                       FROM unnest(touched) relation) unseen
+              WHERE NOT EXISTS (SELECT FROM modak.mirror_shapes s WHERE s.table_id = unseen.id);
+        END IF;
         IF concerned IS NULL THEN
             RETURN;
         END IF;
+        PERFORM modak.mirror_watch(table_id::oid, touched) FROM unnest(concerned) table_id;
     END IF;
     PERFORM modak.mirror_note(true, concerned, '{}');
 EXCEPTION WHEN OTHERS THEN
@@ -275,13 +340,12 @@ DECLARE
     rewritten oid := pg_event_trigger_table_rewrite_oid();
     mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
 BEGIN
-    IF EXISTS (SELECT FROM modak.mirror_shapes WHERE table_id = mirrored) THEN
-        PERFORM modak.mirror_message(jsonb_build_object(
-            'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
-    END IF;
+    -- Of any table: as modak.mirror_truncated().
+    PERFORM modak.mirror_message(jsonb_build_object(
+        'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
-    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid), modak.mirror_unwatch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
+    modak.mirror_alarm(bigint[]), modak.mirror_watch(oid, oid[]), modak.mirror_unwatch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
 
 INSERT INTO modak.mirror_shapes (table_id, shape) SELECT table_id, modak.mirror_shape(table_id::oid) FROM modak.mirror_tables;

@@ -1001,10 +1001,11 @@ BEGIN
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
     PERFORM modak.mirror_message(jsonb_build_object(
-        'table', told_id, 'exact', exact, 'settled', settled, 'shape', present,
+        'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
-                    WHERE exact
-                      AND NOT coalesce(former -> 'leaves' @> jsonb_build_array(jsonb_build_object('id', l -> 'id')), false)
-                      AND pg_relation_size((l ->> 'id')::oid) > 0)));
+                     LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f
+                       ON f -> 'id' = l -> 'id'
+                    WHERE CASE WHEN f -> 'id' IS NULL THEN exact AND pg_relation_size((l ->> 'id')::oid) > 0
+                               ELSE (f ->> 'file')::bigint <> pg_relation_filenode((l ->> 'id')::oid)::bigint END)));
 END $$;

@@ -36,12 +36,14 @@ SELECT table_id, shape FROM modak.mirror_tables WHERE table_id = %(table_id)s;
 SELECT modak.mirror_shape(%(table_id)s::bigint::oid);
 
 -- name: unwatched
--- Partitioned tables that were registered before partitions were watched, or have partitions that are not.
+-- Partitioned tables that have partitions that modak.mirror_watch() has not had watched yet.
 SELECT m.table_id FROM modak.mirror_tables m JOIN pg_class c ON c.oid = m.table_id::oid
  WHERE c.relkind = 'p'
    AND EXISTS (SELECT FROM modak.mirror_tree(c.oid) r
-                WHERE r.is_leaf AND NOT EXISTS (SELECT FROM pg_trigger t
-                                                 WHERE t.tgrelid = r.relation AND t.tgname = 'mirror_pump_truncate'));
+                 JOIN pg_class l ON l.oid = r.relation
+                WHERE l.relkind = 'r' AND pg_has_role(l.relowner, 'USAGE')
+                  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
+                                     AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A'));
 
 -- name: watch
 SELECT modak.mirror_watch(%(table_id)s::bigint::oid);

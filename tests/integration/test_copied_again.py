@@ -324,6 +324,49 @@ def test_without_event_triggers_changes_are_found_and_the_table_copied_again(
     mirror.assert_sound()
 
 
+_UNHEARD = (
+    """
+    ALTER EVENT TRIGGER mirror_pump_rewrite DISABLE;
+    ALTER TABLE t ALTER n TYPE int USING n + 1000;
+    ALTER EVENT TRIGGER mirror_pump_rewrite ENABLE ALWAYS
+    """,
+    "SET event_triggers = off; ALTER TABLE t ALTER n TYPE int USING n + 2000; RESET event_triggers",
+)
+
+
+def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(database: Database, warehouse: str) -> None:
+    database.execute(*_TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    steps = Steps()
+    with mirror.pumping(steps):
+        mirror.register("t", "other")
+        mirror.await_live("public.t", "public.other")
+        mirror.await_frontier()
+        for copies, unheard in enumerate(_UNHEARD, start=1):
+            database.execute(unheard)
+            await_true(lambda copies=copies: steps.count(Step.TABLE_COPIED_AGAIN) == copies, 20, unheard)  # type: ignore[misc]
+            mirror.await_live("public.t")
+            mirror.await_frontier()
+            mirror.assert_equal("public.t")
+        # What leaves every value as it was.
+        database.execute(
+            "ALTER TABLE other ADD COLUMN z int DEFAULT 7",
+            f"GRANT SELECT (id, v) ON t TO {database.rows('SELECT current_user::regrole::text')[0][0]}",
+            "VACUUM FREEZE pg_attribute",
+            "VACUUM FULL pg_attribute",
+        )
+        await_true(lambda: steps.count(Step.TABLE_COPIED_AGAIN) == 3, 20, "other, for its default")
+        mirror.await_live("public.other")
+        database.execute("VACUUM FULL other", "ALTER TABLE t ADD COLUMN y int")
+        told = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
+        await_true(lambda: database.rows(told) == [(2,)], 20, "looked at")
+        database.execute("INSERT INTO t (id, y) VALUES (1000, 1)", "UPDATE other SET v = 'u'")
+        mirror.await_frontier()
+        assert steps.count(Step.TABLE_COPIED_AGAIN) == 3, steps.details(Step.TABLE_COPIED_AGAIN, "reason")
+        mirror.assert_equal("public.t", "public.other")
+    mirror.assert_sound()
+
+
 def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
@@ -402,6 +445,34 @@ def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse
     mirror.assert_equal("public.p")
     mirror.unregister("p")
     assert database.rows(triggers) == []
+
+
+def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
+    database: Database, warehouse: str
+) -> None:
+    """Its trigger is gone for a moment, untold: then its file is compared."""
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO p SELECT generate_series(0, 19)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    steps = Steps()
+    with mirror.pumping(steps):
+        mirror.register("p")
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        with database.connect(autocommit=False) as connection:
+            connection.execute("DROP TRIGGER mirror_pump_truncate ON p1")
+            connection.execute("TRUNCATE p1")
+        await_true(lambda: steps.count(Step.TABLE_COPIED_AGAIN), 20, "copied again")
+        watched = "SELECT count(*) FROM pg_trigger WHERE tgname = 'mirror_pump_truncate' AND tgenabled = 'A'"
+        await_true(lambda: database.rows(watched) == [(2,)], 20, "watched again")
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        mirror.assert_equal("public.p")
+    mirror.assert_sound()
 
 
 def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database, warehouse: str) -> None:
@@ -500,6 +571,74 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
         mirror.await_live("public.t")
         mirror.await_frontier()
         mirror.assert_equal("public.t")
+
+
+def test_a_table_that_was_another_ones_partition_for_a_moment_is_set_aside(database: Database, warehouse: str) -> None:
+    """Its changes are the other's meanwhile."""
+    database.execute(
+        "CREATE TABLE one (id int PRIMARY KEY, v text)",
+        "CREATE TABLE two (id int PRIMARY KEY, v text)",
+        "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "INSERT INTO one VALUES (1, 'a'), (2, 'b')",
+        "INSERT INTO two VALUES (11, 'a'), (12, 'b')",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    with mirror.pumping():
+        mirror.register("one", "two", "p")
+        mirror.await_live("public.one", "public.two", "public.p")
+        mirror.await_frontier()
+        with database.connect(autocommit=False) as connection:
+            connection.execute("ALTER TABLE p ATTACH PARTITION one FOR VALUES FROM (0) TO (10)")
+            connection.execute("UPDATE one SET v = 'x'")
+            connection.execute("ALTER TABLE p DETACH PARTITION one")
+        database.execute(
+            "ALTER TABLE p ATTACH PARTITION two FOR VALUES FROM (10) TO (20)",
+            "UPDATE two SET v = 'x'",
+            "ALTER TABLE p DETACH PARTITION two",
+        )
+        mirror.await_frontier()
+        for name in ("public.one", "public.two"):
+            await_true(lambda name=name: mirror.state(name) == "failed", 20, f"{name} set aside")  # type: ignore[misc]
+            assert "is a partition" in mirror.error(name)
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        mirror.assert_equal("public.p")
+    mirror.assert_sound()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_that_cannot_see_the_registration_changes_the_table(
+    database: Database, warehouse: str, level: str
+) -> None:
+    database.execute(
+        *_TABLES,
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE q (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE q1 PARTITION OF q FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO p SELECT generate_series(0, 9)",
+        "INSERT INTO q SELECT generate_series(0, 9)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    names = ["public.t", "public.p", "public.q"]
+    with mirror.pumping() as pump, database.connect(autocommit=False) as late:
+        late.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
+        late.execute("SELECT 1")
+        mirror.register(*names)
+        mirror.await_live(*names)
+        mirror.await_frontier()
+        late.execute("ALTER TABLE t ALTER n TYPE int USING n + 1000")
+        late.execute("TRUNCATE p1")
+        late.execute("ALTER TABLE q DETACH PARTITION q1; DELETE FROM q1 WHERE id < 5")
+        late.execute("ALTER TABLE q ATTACH PARTITION q1 FOR VALUES FROM (0) TO (10)")
+        late.execute("ALTER TABLE other ADD COLUMN z int")
+        late.commit()
+        mirror.await_frontier()
+        await_true(lambda: set(pump.steps.details(Step.TABLE_COPIED_AGAIN, "table")) == set(names), 20, "copied again")
+        mirror.await_live(*names)
+        mirror.await_frontier()
+        mirror.assert_equal(*names)
+    mirror.assert_sound()
 
 
 @pytest.mark.parametrize(

@@ -275,9 +275,12 @@ def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.verdicts = [Verdict(Course.NOTHING, table)]
-    # A partition went and came back, another came with rows, and a column had a default for a moment.
-    first = {"leaves": [{"id": 8}], "columns": [{"attnum": 5, "filled": True}]}
-    last = {"leaves": [{"id": 8}, {"id": 9}, {"id": 10}], "columns": [{"attnum": 5, "filled": False}]}
+    # A partition went and came back, one came with rows, one was unlogged, and a column had a default for a moment.
+    first = {"leaves": [{"id": 8}, {"id": 11, "persistence": "u"}], "columns": [{"attnum": 5, "filled": True}]}
+    last = {
+        "leaves": [{"id": 8}, {"id": 9}, {"id": 10}, {"id": 11, "persistence": "p"}],
+        "columns": [{"attnum": 5, "filled": False}],
+    }
     told = [pg.note(7, rewritten=4), pg.note(7, shape=first, filled=[10]), pg.note(7, shape=last, filled=[9])]
     fed.feed(*transaction(100, *told))
     assert fed.judged == [
@@ -285,7 +288,7 @@ def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
             TableId(7),
             exact=True,
             shape=last,
-            filled=frozenset({9, 10}),
+            filled=frozenset({9, 10, 11}),
             stayed=frozenset({8}),
             filled_columns=frozenset({5}),
             rewritten=4,

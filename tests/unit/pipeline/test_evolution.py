@@ -172,6 +172,29 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
     assert _judged(after, table, exact=False).course is Course.COPY_AGAIN
     # Once triggers tell why heaps are rewritten, shapes have no files; that alone changes nothing.
     assert _judged(SHAPE, table, exact=False).course is Course.FOLLOW
+    assert _judged(SHAPE, table, filled=frozenset({20000})).course is Course.COPY_AGAIN, "it was another by then"
+    # Where there was no file before, it may have been another until a moment ago.
+    assert _judged(after, exact=False).course is Course.COPY_AGAIN
+    assert _judged(after).course is Course.COPY_AGAIN
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "note", "course"),
+    [
+        ((["700", None], False), (["701", None], False), {}, Course.COPY_AGAIN),
+        ((["700", None], False), (["701", None], False), {"exact": True}, Course.FOLLOW),
+        ((["700", None], False), (["701", "{a=r/a}"], False), {}, Course.FOLLOW),
+        ((["700", None], True), (["701", None], False), {}, Course.FOLLOW),
+        ((None, True), (["701", None], True), {}, Course.FOLLOW),
+    ],
+    ids=["a rewrite", "told", "a GRANT", "its default is gone", "its missing value is gone"],
+)
+def test_a_column_that_was_written_anew_untold_means_that_values_may_be_others(
+    before: tuple[Any, bool], after: tuple[Any, bool], note: dict[str, Any], course: Course
+) -> None:
+    former, present = (_with(2, altered=altered, filled=filled) for altered, filled in (before, after))
+    table = replace(TABLE, shape=json.dumps(former))
+    assert _judged(present, table, **{"exact": False, **note}).course is course
 
 
 @pytest.mark.parametrize(
