@@ -1,5 +1,9 @@
 -- The statements of the publish transaction (mirror_pump/pipeline/publish.py), in the order in which they run.
 
+-- name: pin_in_hand
+-- Whether a transaction may hold a pin that nobody sees yet. Asked first: else it might commit in between, and be missed.
+SELECT modak.pinning(interval '15 min') IS NOT NULL;
+
 -- name: registrations
 -- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have pinned, the sequence number from which
 -- on a rewrite under way needs the history, before when unreferenced files may have been removed, the time, the policy; then
@@ -20,10 +24,6 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
-
--- name: pin_in_hand
--- Before `registrations`: a pin that nobody sees yet, or that is among those which that finds.
-SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
