@@ -1,5 +1,9 @@
 -- The statements of the publish transaction (mirror_pump/pipeline/publish.py), in the order in which they run.
 
+-- name: pin_in_hand
+-- Whether a transaction may hold a pin that nobody sees yet. Asked first: else it might commit in between, and be missed.
+SELECT modak.pinning(interval '15 min') IS NOT NULL;
+
 -- name: registrations
 -- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have pinned, the sequence number from which
 -- on a rewrite under way needs the history, before when unreferenced files may have been removed, the time, the policy; then
@@ -21,6 +25,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
 
+<<<<<<< HEAD
 -- name: due_to_swap_in
 -- Tables that were copied again and go live at this F, or the present one: their metadata, and what readers see.
 SELECT m.table_id, m.staged_location, i.metadata_location
@@ -36,6 +41,8 @@ SELECT m.table_id, m.staged_location, i.metadata_location
 -- Before `registrations`: a pin that nobody sees yet, or that is among those which that finds.
 SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
+=======
+>>>>>>> fix-ret6
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
