@@ -25,7 +25,6 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
 
-<<<<<<< HEAD
 -- name: due_to_swap_in
 -- Tables that were copied again and go live at this F, or the present one: their metadata, and what readers see.
 SELECT m.table_id, m.staged_location, i.metadata_location
@@ -37,12 +36,6 @@ SELECT m.table_id, m.staged_location, i.metadata_location
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, (SELECT applied_lsn FROM modak.mirror_slots
                                                             WHERE slot_name = %(slot)s));
 
--- name: pin_in_hand
--- Before `registrations`: a pin that nobody sees yet, or that is among those which that finds.
-SELECT modak.pinning(interval '15 min') IS NOT NULL;
-
-=======
->>>>>>> fix-ret6
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
