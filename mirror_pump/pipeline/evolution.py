@@ -212,6 +212,8 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
     reasons = []
     before, now = _leaves(former), _leaves(shape)
     stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
+    if not note.exact and _attached_untold(former, shape):
+        reasons.append(_Reason("a partition was detached for a moment, and nothing says when", everywhere=False))
     if before.keys() - stayed and table.tier is None:
         reasons.append(_Reason("a partition is gone", everywhere=False))
     if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
@@ -235,6 +237,12 @@ def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
         return set()
     before, now = _leaves(former), _leaves(note.shape)
     return {leaf for leaf in before.keys() & now.keys() if now[leaf] is not None and before[leaf] != now[leaf]}
+
+
+def _attached_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+    """Whether a partition of both shapes, at any level, was attached anew between them."""
+    before, now = former.get("attached") or {}, shape.get("attached") or {}
+    return any(before[relation] != now[relation] for relation in before.keys() & now.keys())
 
 
 def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:

@@ -58,7 +58,7 @@ $$;
 -- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
 -- `altered` is who wrote the attribute last, and its privileges, which are part of it: of ALTER TABLE while event triggers
 -- were off for a moment, a new type that is the former one, with USING, leaves nothing else. VACUUM FULL leaves it alone,
--- but for attributes with a missing value.
+-- but for attributes with a missing value. `attached` is who attached each partition last, for the same reason.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -109,6 +109,8 @@ SELECT jsonb_build_object(
                           ORDER BY l.oid)
                  FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
                 WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
+    'attached', (SELECT jsonb_object_agg(i.inhrelid::text, i.xmin::text)
+                   FROM modak.mirror_tree(c.oid) r JOIN pg_inherits i ON i.inhrelid = r.relation WHERE r.relation <> c.oid),
     'types', (SELECT jsonb_object_agg(t.oid::text, CASE t.typtype
                          WHEN 'e' THEN (SELECT jsonb_object_agg(e.oid::text, e.enumlabel)
                                           FROM pg_enum e WHERE e.enumtypid = t.oid)

@@ -367,6 +367,39 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
     mirror.assert_sound()
 
 
+@pytest.mark.parametrize(
+    ("part", "untold"), [("p1", "SET event_triggers = off"), ("s", "DROP EVENT TRIGGER mirror_pump_ddl")]
+)
+def test_a_partition_that_was_detached_for_a_moment_untold_is_known_by_what_that_leaves(
+    database: Database, warehouse: str, part: str, untold: str
+) -> None:
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE s PARTITION OF p FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id)",
+        "CREATE TABLE s1 PARTITION OF s FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO p SELECT generate_series(0, 19)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    if untold.startswith("DROP"):
+        database.execute(untold)
+    with mirror.pumping() as pump:
+        mirror.register("p")
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        bounds = "(0) TO (10)" if part == "p1" else "(10) TO (20)"
+        with database.connect(autocommit=False) as connection:
+            if untold.startswith("SET"):
+                connection.execute(untold.encode())
+            connection.execute(f"ALTER TABLE p DETACH PARTITION {part}; DELETE FROM {part} WHERE id % 2 = 0".encode())
+            connection.execute(f"ALTER TABLE p ATTACH PARTITION {part} FOR VALUES FROM {bounds}".encode())
+        await_true(lambda: pump.steps.count(Step.TABLE_COPIED_AGAIN), 20, "copied again")
+        mirror.await_live("public.p")
+        mirror.await_frontier()
+        mirror.assert_equal("public.p")
+    mirror.assert_sound()
+
+
 def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
