@@ -9,10 +9,11 @@ SELECT secret FROM modak.mirror_secret;
 
 -- name: waiting
 -- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
--- them.
+-- them. Not those that the stream has nothing or not all of.
 SELECT s.table_id, s.told_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state <> 'failed' AND (m.shape IS NULL OR m.stalled)
-   AND modak.mirror_has_key(s.shape);
+   AND modak.mirror_has_key(s.shape)
+   AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged
 -- Keeps everybody from telling more of the table, if nobody has since.
