@@ -21,13 +21,13 @@ SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND told_at = %(to
 
 -- name: note
 -- Tells the stream about tables that changed without it, and about those that are settled.
-SELECT modak.mirror_note(false, NULL, %(settled)s::bigint[]);
+SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 
 -- name: differing
--- Whether `note` would tell of any change; reads only.
-SELECT EXISTS (SELECT FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
-                WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
-                  AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid));
+-- The tables that `note` would tell of a change of; reads only.
+SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
+ WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
+   AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid);
 
 -- name: record
 INSERT INTO modak.mirror_shapes (table_id, shape)
