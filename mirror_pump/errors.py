@@ -39,6 +39,11 @@ class RowNotSent(ConnectionLost):
     """LSN of its commit, once known."""
 
 
+class PublicationChanged(ConnectionLost):
+    """Somebody changed what is published: the stream may lack changes. Tables are copied again by the next session, or
+    it says what to do."""
+
+
 class NotLeader(SourceError):
     """Another pump leads this database, or took over from us: this one must stop."""
 

@@ -230,6 +230,7 @@ CREATE TABLE modak.mirror_tables (
     staged_location text,
     staged_snapshot_id bigint,
     stalled         boolean     NOT NULL DEFAULT false,
+    published       text,
     excluded        jsonb       NOT NULL DEFAULT '[]',
     retention       jsonb
 );
@@ -599,6 +600,20 @@ END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
     modak.mirror_alarm(bigint[]), modak.mirror_watch(oid, oid[]), modak.mirror_message(jsonb) FROM PUBLIC;
+
+-- How the mirror's tables are published at present: what changes with every change of the publication's settings or of the
+-- table's part in it, also if it is changed back, and whether all rows and columns are (filters exist from version 15 on).
+CREATE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
+       r.oid IS NOT NULL AND to_jsonb(r) ->> 'prqual' IS NULL AND to_jsonb(r) ->> 'prattrs' IS NULL
+  FROM modak.mirror_tables m
+  JOIN modak.mirror_slots s USING (slot_name)
+  JOIN pg_class c ON c.oid = m.table_id::oid
+  LEFT JOIN pg_publication p ON p.pubname = s.publication_name
+  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+ WHERE m.slot_name = mirror_published.slot AND m.state <> 'failed'
+$$;
 
 CREATE TABLE modak.mirror_captured (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,

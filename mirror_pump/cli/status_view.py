@@ -33,6 +33,8 @@ def render(status: MirrorStatus) -> RenderableType:
 def _slot(slot: SlotState) -> Text:
     if not slot.exists:
         return Text(f"slot {slot.name}: MISSING", style="red")
+    if slot.publication_error is not None:
+        return Text(f"slot {slot.name}: {one_line(slot.publication_error)}", style="red")
     text = f"slot {slot.name}: {'active' if slot.active else 'inactive'}, retains {bytes_text(slot.retained_bytes)}"
     text += f" of WAL ({slot.wal_status})"
     held = slot.held_by

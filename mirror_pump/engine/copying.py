@@ -13,7 +13,7 @@ from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import sidecar_id, with_sidecars
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
-from mirror_pump.source.copyread import Chunk, FilenodeChanged, SidecarsNeeded, read_chunk
+from mirror_pump.source.copyread import Chunk, FilenodeChanged, HeapLocked, SidecarsNeeded, read_chunk
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class ChunkResult:
     """None when the range held no row."""
     heap_rewritten: bool = False
     """The heap was rewritten since the chunks were planned: its block numbers mean nothing any more."""
+    locked: bool = False
+    """Somebody is altering the heap: nothing was read."""
     error: str | None = None
     """Why the table cannot be copied, if it cannot."""
     sidecars: frozenset[int] = frozenset()
@@ -54,6 +56,8 @@ def copy_chunk(task: ChunkTask) -> ChunkResult:
             beside |= needed.columns
         except FilenodeChanged:
             return ChunkResult(0, None, heap_rewritten=True)
+        except HeapLocked:
+            return ChunkResult(0, None, locked=True)
         except TableError as error:
             return ChunkResult(0, None, error=f"{error} {error.remedy}".strip())
 

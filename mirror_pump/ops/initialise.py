@@ -14,12 +14,12 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.profile import REMEMBERED_STORAGE
 from mirror_pump.source.catalog_schema import installed_version, migrate
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.publication import make_publication
 from mirror_pump.source.server import check_server
 from mirror_pump.source.shape import install_triggers, watch_partitions
 from mirror_pump.source.slot import (
     SystemIdentity,
     check_slot,
-    create_publication,
     create_slot,
     read_slot,
     system_identity,
@@ -97,8 +97,11 @@ def initialise(settings: Settings, say: Say) -> Initialised:
         else:
             say(f"schema modak: up to date (version {migration.after})")
         warehouse = _store_profile(connection, settings, say)
-        made = create_publication(connection, settings.publication)
-        say(f"publication {settings.publication}: {'created' if made else 'there already'}")
+        tables = make_publication(connection, settings.publication)
+        made = "there already" if tables is None else "created"
+        # The stream lacks what became of them without it.
+        again = f" anew, with {tables} tables, which are copied again" if tables else ""
+        say(f"publication {settings.publication}: {made}{again}")
         if install_triggers(connection):
             say("event triggers: schema changes are followed where they happen")
         else:

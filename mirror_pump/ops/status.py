@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -11,13 +11,15 @@ from typing import Any, Self
 import orjson
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import LakeError, SourceError
+from mirror_pump.errors import ConnectionLost, LakeError, SourceError
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 from mirror_pump.lake.summary import ledger, live_rows, pending_since
-from mirror_pump.model import Lsn, TableState, format_lsn
+from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.retention_state import RetentionState, retention_states
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
+from mirror_pump.source.publication import how_to_publish, not_whole
+from mirror_pump.source.slot import check_publication
 
 # One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what
 # the pump reports as applied to its walsender, count as reached: a pump with nothing in hand may report how far it has
@@ -49,7 +51,7 @@ SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - 
 _TABLES = """
 SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index
+       p.total, p.done, p.rows, m.key_index, t.schema_name, t.table_name
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
@@ -149,6 +151,8 @@ class SlotState:
     retained_bytes: int | None
     """WAL that the server keeps for the slot."""
     confirmed: Lsn | None
+    publication_error: str | None = None
+    """Why the pump cannot go on with the publication, and what to do."""
     held_by: Holder | None = None
     """The oldest open transaction, if later ones are published already: it is why the WAL is kept."""
 
@@ -195,6 +199,7 @@ class MirrorStatus:
             "slot": {
                 "name": self.slot.name,
                 "publication": self.slot.publication,
+                "publication_error": self.slot.publication_error,
                 "exists": self.slot.exists,
                 "active": self.slot.active,
                 "wal_status": self.slot.wal_status,
@@ -281,8 +286,11 @@ class StatusReader:
             holder = self._connection.execute(_HOLDER, (row[4],)).fetchone() if row[4] is not None else None
             leader = self._leader(row[5], int(row[6]))
             retention = retention_states(self._connection, self._settings.slot)
+            error = self._publication_error()
+            unpublished = set() if error is not None else not_whole(self._connection, self._settings.slot)
         wal, at, database, applied, commit_time = row[:5]
         slot = SlotState(self._settings.slot, self._settings.publication, row[7], bool(row[8]), *row[9:12])
+        slot = replace(slot, publication_error=error)
         if holder is not None:
             slot = replace(slot, held_by=Holder(*holder))
         replayed, replied_at = row[12:14]
@@ -305,11 +313,22 @@ class StatusReader:
             leader=leader,
             tables=(),
         )
-        shown = (replace(_table(table, status, contents), retention=retention.get(table[0])) for table in tables)
+        shown = (
+            replace(_table(table, status, contents, unpublished), retention=retention.get(table[0])) for table in tables
+        )
         return replace(status, tables=tuple(shown))
 
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
+
+    def _publication_error(self) -> str | None:
+        try:
+            check_publication(self._connection, self._settings.publication)
+        except ConnectionLost:
+            raise
+        except SourceError as error:
+            return f"{error}. {error.remedy}"
+        return None
 
     def _leader(self, leader: Mapping[str, Any] | None, epoch: int) -> Leader | None:
         alive = is_led(self._connection, self._settings.slot)
@@ -343,8 +362,13 @@ class StatusReader:
             return f"its metadata cannot be read: {error}"
 
 
-def _table(row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str]) -> TableStatus:
-    _, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows, index = row
+def _table(
+    row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
+) -> TableStatus:
+    table_id, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows, index, *parts = row
+    if table_id in unpublished:
+        remedy = how_to_publish(mirror.slot.publication, TableName(*parts))
+        error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
     # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
     live = state == TableState.LIVE and frontier is not None

@@ -75,6 +75,8 @@ class Copier:
         self._slots = threading.Semaphore(settings.workers)
         self._reported: set[tuple[TableId, int, int, int]] = set()
         """Chunks given to a task in this run, as (table, L0, generation, number): published or not, not again."""
+        self._locked: set[int] = set()
+        """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
         """By table and L0, field IDs of the columns that needed a sidecar in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
@@ -101,6 +103,7 @@ class Copier:
         with reporting(self._inbox), self._connect() as connection:
             while not self._stopping.is_set():
                 self._changed.clear()
+                self._locked.clear()
                 for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
                     if self._stopping.is_set():
                         break
@@ -178,14 +181,22 @@ class Copier:
             if self._stopping.is_set() or not _same_copy(table, load_table(connection, table.table_id)):
                 self._slots.release()
                 return
+            if relation_id in self._locked:
+                # Later; what can be read meanwhile is not to wait for it.
+                self._slots.release()
+                continue
             self._reported.add(identity)
             chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
             beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
             task = ChunkTask(self._settings.dsn, table, chunk, self._storage, beside=beside)
             future = self._runner.submit(copy_chunk, task)
-            future.add_done_callback(partial(self._finished, table, number))
+            future.add_done_callback(partial(self._finished, table, number, relation_id))
 
-    def _finished(self, table: MirroredTable, number: int, future: Future[ChunkResult]) -> None:
+    def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
+        if not future.cancelled() and future.exception() is None and future.result().locked:
+            # Before another chunk takes the worker.
+            self._locked.add(relation_id)
+            self._reported.discard((table.table_id, table.start_lsn, table.generation, number))
         self._slots.release()
         if future.cancelled():
             return
@@ -198,6 +209,8 @@ class Copier:
             self._inbox.put(ThreadFailed(error))
             return
         result = future.result()
+        if result.locked:
+            return
         if result.error is not None:
             self._inbox.put(CopyFailed(table, result.error))
         elif result.heap_rewritten:

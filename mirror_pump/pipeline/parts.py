@@ -22,6 +22,7 @@ from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.leftovers import Leftovers
 from mirror_pump.pipeline.listener import Listener
 from mirror_pump.pipeline.publish import Publisher, RetryPolicy
+from mirror_pump.pipeline.publishing import copy_altered
 from mirror_pump.pipeline.receiver import Receiver, ReceiverSettings
 from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.steps import Observer, Step
@@ -30,7 +31,7 @@ from mirror_pump.pipeline.watching import Watcher, judge
 from mirror_pump.pipeline.work import Work
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.shape import note_reader
-from mirror_pump.source.slot import SystemIdentity, check_slot
+from mirror_pump.source.slot import SystemIdentity, check_publication, check_slot
 from mirror_pump.source.stream import ReplicationStream
 from mirror_pump.source.tables import load_table
 from sql import queries
@@ -71,7 +72,7 @@ def start_parts(
     """Opens and starts all of it; `closing` ends what was begun, also after an error.
 
     `epoch`: of the lead; `until`: where the stream may end; `apart`: the transaction (LSN of its commit) that is
-    received by itself. Raises SourceError when the slot is not what the catalog says.
+    received by itself. Raises SourceError when the slot or the publication is not what the mirror needs.
     """
     dsn = settings.require_dsn()
 
@@ -152,6 +153,8 @@ def start_parts(
     )
     builder = IndexBuilder(runner, inbox)
     indexes.attach(builder, observer)
+    # Before anything is received: what follows in the stream is no continuation of these tables.
+    copy_altered(connection, settings.slot, publication, applied, publisher, indexes, observer)
     retain_live(indexes, connection, settings.slot)
     connection.execute(_SQL["no_indexes"], {"slot": settings.slot})
     watcher = Watcher(connected, inbox, settings.slot)
@@ -177,6 +180,7 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
     publication, system, timeline, database, applied = row
     check_slot(connection, slot, applied_lsn=applied, identity=SystemIdentity(system, timeline, database))
+    check_publication(connection, publication)
     return publication, Lsn(applied)
 
 

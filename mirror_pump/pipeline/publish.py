@@ -24,6 +24,7 @@ from mirror_pump.errors import (
     LakeError,
     NotLeader,
     OutcomeUnknown,
+    PublicationChanged,
     TableError,
 )
 from mirror_pump.lake.catalog import swap_pointer
@@ -44,6 +45,7 @@ from mirror_pump.pipeline.staging import AdvanceRefused, Staged, StagedDelta, St
 from mirror_pump.pipeline.standing import Standing, standing_of
 from mirror_pump.pipeline.swapping import DueSwap, Swap
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.publication import record_published, refuse_changed
 from mirror_pump.source.tables import load_table
 from sql import queries
 
@@ -144,8 +146,8 @@ class Publisher:
         """Make the request true, in one transaction.
 
         Raises NotLeader when another pump took over, LakeError when the storage fails (CommitConflict when the retries
-        are used up), and ConnectionLost: in all these cases the publish certainly did not happen. OutcomeUnknown when
-        nobody can say yet.
+        are used up), and ConnectionLost (PublicationChanged when the batch may lack changes): in all these cases the
+        publish certainly did not happen. OutcomeUnknown when nobody can say yet.
         """
         for attempt in Retrying(
             stop=stop_after_attempt(self._retry.attempts),
@@ -166,7 +168,7 @@ class Publisher:
             self._staged(request)
             request = replace(request, failures=(*request.failures, *staged.failures))
             landed = self._transaction(request, staged, registered)
-        except (LakeError, NotLeader, AdvanceRefused):
+        except (LakeError, NotLeader, AdvanceRefused, PublicationChanged):
             # None of these comes after COMMIT was sent.
             self._stager.discard(staged)
             raise
@@ -243,6 +245,8 @@ class Publisher:
             cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
             live = tuple(TableId(row[0]) for row in cursor.fetchall())
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
+            # The last thing that is looked at: the later, the less can have come behind its commit record unseen.
+            refuse_changed(cursor, self._slot)
             self._in_commit = True
         self._in_commit = False
         return _Landed(live, failures)
@@ -278,6 +282,8 @@ class Publisher:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
         if delta.change is not None:
             store_change(cursor, delta.change)
+        if delta.republished:
+            record_published(cursor, self._slot, [table.table_id])
         if staged is not None and (row.staged or (delta.copies and row.state is TableState.LIVE)):
             # Readers stay at S, and at the F that was promised with it, until the copy is complete (swap_in).
             cursor.execute(

@@ -34,6 +34,7 @@ from mirror_pump.pipeline.unregistration import named
 from mirror_pump.source.choices import NO_CHOICES, Choices, chosen, describe_choices, same_choices
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
+from mirror_pump.source.publication import how_to_publish, not_whole
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
 from mirror_pump.source.retainable import (
     RetentionPlan,
@@ -43,7 +44,7 @@ from mirror_pump.source.retainable import (
     plan_retention,
 )
 from mirror_pump.source.retention import read_choices
-from mirror_pump.source.slot import add_to_publication, remove_from_publication, wal_end
+from mirror_pump.source.slot import add_to_publication, check_publication, remove_from_publication, wal_end
 from mirror_pump.source.tables import insert_table, load_table
 from sql import queries
 
@@ -138,6 +139,12 @@ def _register_one(
             raise TableError(
                 f"{known.name} is registered, but was set aside",
                 "`mirror-pump status` says why; mend that, then unregister and register the table.",
+            )
+        if table_id in not_whole(connection, settings.slot):
+            raise TableError(
+                f"{known.name} is registered, but not published whole: somebody changed publication"
+                f" {settings.publication}",
+                how_to_publish(settings.publication, known.name),
             )
         if choices and not same_choices(known, choices):
             raise TableError(
@@ -262,6 +269,8 @@ def _enter(
             slot=settings.slot,
             publication=settings.publication,
         )
+        # Behind what was recorded of it: settings that change later are others than those.
+        check_publication(connection, settings.publication)
         if plan is not None:
             enter_partitions(connection, table, plan, own_default=own_default)
 

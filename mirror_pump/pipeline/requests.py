@@ -99,6 +99,8 @@ class TableDelta:
     """Corrections of rows below T. Left out if they do not fit the table any more."""
     renew_cold: bool = False
     """S is to be made anew: it holds on to files that the table has exchanged since."""
+    republished: bool = False
+    """How it is published is another thing than was recorded, and is recorded anew."""
 
     @property
     def copies(self) -> bool:

@@ -1,4 +1,4 @@
-"""Looks for schema changes that the stream was not told of, has partitions watched, and judges what it was told."""
+"""Looks for changes of schema and publication that the stream was not told of, and judges those that it was."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mirror_pump.pipeline.evolution import Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import Work
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.publication import refuse_changed
 from mirror_pump.source.shape import (
     NONSENSE,
     Note,
@@ -68,6 +69,8 @@ class Watcher:
             while not self._stopping.is_set():
                 self._changed.clear()
                 began = time.monotonic()
+                # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
+                refuse_changed(connection.cursor(), self._slot)
                 note_changes(connection, self._slot, self._settled(connection))
                 watch_partitions(connection)
                 self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))

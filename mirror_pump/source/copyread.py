@@ -28,6 +28,7 @@ from mirror_pump.errors import ConnectionLost, SourceError, TableError
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import PgConnection, adbc_uri, connect, source_errors
+from mirror_pump.source.shape import LOCK_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Chunk:
 
 class FilenodeChanged(TableError):
     """The heap was rewritten, or replaced, since the chunk was planned: its block numbers mean nothing any more."""
+
+
+class HeapLocked(Exception):
+    """Somebody alters the relation, or waits to: its chunk is to be read later."""
 
 
 class SidecarsNeeded(Exception):
@@ -121,9 +126,9 @@ def read_chunk(
 
     Reads in one REPEATABLE READ, READ ONLY transaction: in the exported `snapshot` if one is given. Raises
     FilenodeChanged if the heap is another than planned (checked under a lock that keeps it from being rewritten
-    meanwhile), SidecarsNeeded, before a batch is yielded that would lack a value, for columns that hold one that their
-    type cannot hold and are not in `beside`, TableError for bytes that are no text, ConnectionLost or SourceError for
-    the rest.
+    meanwhile), HeapLocked, without `snapshot`, if that lock is not to be had at once, SidecarsNeeded, before a batch is
+    yielded that would lack a value, for columns that hold one that their type cannot hold and are not in `beside`,
+    TableError for bytes that are no text, ConnectionLost or SourceError for the rest.
     """
     doing = f"copying {chunk.table}"
     statement = ""
@@ -185,6 +190,8 @@ def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
         # Who exported it may hold the table's lock, with a DDL statement in the queue behind: then nobody would move.
         cursor.execute("SET LOCAL lock_timeout = '30s'")
         cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+    else:
+        cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
     gone = FilenodeChanged(
         f"{chunk.table} was rewritten or replaced while it was copied", "mirror-pump starts its copy again by itself"
     )
@@ -193,6 +200,8 @@ def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
     except adbc.Error as error:
         if error.sqlstate in ("42P01", "3F000"):
             raise gone from error
+        if error.sqlstate == "55P03" and snapshot is None:
+            raise HeapLocked(f"{chunk.table} is locked") from error
         raise
     cursor.execute(
         f"SELECT pg_relation_filenode(c.oid)::bigint FROM pg_class c WHERE c.oid = {chunk.relation_id}"

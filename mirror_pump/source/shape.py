@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
@@ -77,6 +78,15 @@ _SEAL_LENGTH = 64
 LOCK_TIMEOUT = "200ms"
 """How long the pump waits for a table that somebody is altering; then it is left for the next time. Less than a usual
 deadlock_timeout: a user's command must never be the victim of a deadlock with us."""
+_NEXT_LOCK_TIMEOUT = "10ms"
+"""The same for each of the others, once the pump has waited for one."""
+_BUSY = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.InvalidSchemaName,
+)
+"""What comes of a table that somebody is altering, moving or dropping."""
 
 
 @dataclass(frozen=True)
@@ -320,29 +330,37 @@ def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str
 def note_changes(connection: PgConnection, slot: str, settled: Iterable[Waiting] = ()) -> int:
     """Tells the stream about tables that changed without it, and about those that waited and are settled; how many it
     was. A table that somebody is altering just now is left for the next time."""
-    ready = list(settled)
+    ready = {one.table_id: one for one in settled}
     with source_errors("looking for schema changes"):
-        row = connection.execute(_SQL["differing"], {"slot": slot}).fetchone()
-        if not ready and (row is None or not row[0]):
+        rows = connection.execute(_SQL["differing"], {"slot": slot}).fetchall()
+        concerned = sorted({*ready, *(TableId(table_id) for (table_id,) in rows)})
+        if not concerned:
             return 0
-        try:
-            with connection.transaction():
-                connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-                forced = [
-                    one.table_id
-                    for one in ready
-                    if connection.execute(
-                        _SQL["unchanged"], {"table_id": one.table_id, "told_at": one.told_at}
-                    ).fetchone()
-                    is not None
-                ]
-                told = connection.execute(_SQL["note"], {"settled": forced}).fetchone()
-        except (
-            psycopg.errors.LockNotAvailable,
-            psycopg.errors.DeadlockDetected,
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.InvalidSchemaName,
-        ):
-            return 0
+        # Together, where that can be: tables that swapped their names are not to be told of in two batches.
+        with suppress(*_BUSY):
+            return _note(connection, concerned, ready, LOCK_TIMEOUT)
+        told = 0
+        for table_id in concerned:
+            with suppress(*_BUSY):
+                told += _note(connection, [table_id], ready, _NEXT_LOCK_TIMEOUT)
+        return told
+
+
+def _note(
+    connection: PgConnection, concerned: Sequence[TableId], ready: Mapping[TableId, Waiting], lock_timeout: str
+) -> int:
+    """Tells of these tables in one transaction; raises one of _BUSY if one of them is not to be had."""
+    with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
+        forced = [
+            table_id
+            for table_id in concerned
+            if table_id in ready
+            and connection.execute(
+                _SQL["unchanged"], {"table_id": table_id, "told_at": ready[table_id].told_at}
+            ).fetchone()
+            is not None
+        ]
+        told = connection.execute(_SQL["note"], {"table_ids": list(concerned), "settled": forced}).fetchone()
     assert told is not None
     return int(told[0])

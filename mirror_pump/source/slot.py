@@ -10,6 +10,7 @@ from psycopg import sql
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
+from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
 
 OUTPUT_PLUGIN = "pgoutput"
@@ -63,35 +64,60 @@ def create_publication(conn: PgConnection, name: str) -> bool:
 
     SourceError if one of that name publishes something else than we need.
     """
-    with source_errors(f"creating publication {name}"):
-        schemas_column = (
-            "EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid)"
-            if conn.info.server_version >= 150000
-            else "false"
-        )
-        query = (
-            "SELECT puballtables, pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate,"
-            f" {schemas_column} FROM pg_publication p WHERE pubname = %s"
-        )
-        row = conn.execute(query.encode(), (name,)).fetchone()
-        if row is None:
+    if not _publishes_ours(conn, name):
+        with source_errors(f"creating publication {name}"):
             statement = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)")
             conn.execute(statement.format(sql.Identifier(name)))
-            return True
-    all_tables, via_root, all_operations, schemas = row
-    if all_tables or schemas:
+        return True
+    if conn.info.server_version >= 150000:
+        with source_errors(f"reading publication {name}"):
+            schemas = conn.execute(
+                "SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid"
+                " WHERE p.pubname = %s LIMIT 1",
+                (name,),
+            ).fetchone()
+        if schemas is not None:
+            raise _publishes_too_much(name, "whole schemas")
+    return False
+
+
+def check_publication(conn: PgConnection, name: str) -> None:
+    """SourceError with what to do if the publication is gone, or publishes something else than we need."""
+    if not _publishes_ours(conn, name):
         raise SourceError(
-            f"publication {name} publishes {'all tables' if all_tables else 'whole schemas'}; the mirror adds tables"
-            " one by one, each at a known WAL position",
-            "give mirror-pump a publication name of its own",
+            f"publication {name} does not exist (any more): changes since F are lost to the mirror",
+            "`mirror-pump init` makes it again with the registered tables, which the pump then copies again; if it was"
+            " only renamed, give it its name back",
         )
-    if not via_root or not all_operations:
+
+
+def _publishes_ours(conn: PgConnection, name: str) -> bool:
+    """False if there is no such publication; SourceError if it does not publish all changes of what is added to it."""
+    with source_errors(f"reading publication {name}"):
+        row = conn.execute(
+            "SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pubtruncate"
+            " FROM pg_publication WHERE pubname = %s",
+            (name,),
+        ).fetchone()
+    if row is None:
+        return False
+    all_tables, as_needed = row
+    if all_tables:
+        raise _publishes_too_much(name, "all tables")
+    if not as_needed:
         raise SourceError(
             f"publication {name} exists with other settings than the mirror needs",
-            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate',"
+            f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate',"
             " publish_via_partition_root = true)",
         )
-    return False
+    return True
+
+
+def _publishes_too_much(name: str, what: str) -> SourceError:
+    return SourceError(
+        f"publication {name} publishes {what}; the mirror adds tables one by one, each at a known WAL position",
+        "give mirror-pump a publication name of its own",
+    )
 
 
 def add_to_publication(conn: PgConnection, publication: str, table: TableName) -> bool:

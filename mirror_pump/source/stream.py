@@ -312,7 +312,11 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
     if state is None or state.startswith(("08", "57P")):
         return ConnectionLost(f"the stream from slot {slot} broke: {detail}", "mirror-pump connects again by itself")
     if state == "42704":
-        remedy = "`mirror-pump init` makes publication and slot; if the slot was dropped, register the tables again"
+        remedy = (
+            "`mirror-pump init` makes publication and slot; if the slot was dropped, or if this is what it says with a"
+            " publication that is there again (before version 18, what was written without one cannot be decoded),"
+            " unregister the tables, drop the slot, `mirror-pump init`, and register them again"
+        )
     elif state == "55000":
         remedy = "if the slot was invalidated, drop it, `mirror-pump init`, and register the tables again"
     else:

@@ -23,6 +23,7 @@ from mirror_pump.model import (
     TierKind,
 )
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.publication import record_published
 from sql import queries
 
 _SHAPE_SQL = queries("shape")
@@ -66,7 +67,8 @@ def insert_table(
     slot: str,
     publication: str,
 ) -> None:
-    """Registers a table, in the caller's transaction. `lake_props` names its lake metadata (cutline.lake_props).
+    """Registers a table, in the transaction that published it. `lake_props` names its lake metadata
+    (cutline.lake_props).
 
     The tier key of a plain mirror is the first key column. F is NULL: readers are promised nothing before the copy is
     complete.
@@ -123,6 +125,7 @@ def insert_table(
             ),
         )
         conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
+        record_published(conn, slot, [table.table_id])
 
 
 def tier_key(table: MirroredTable) -> str:

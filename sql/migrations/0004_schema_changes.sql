@@ -5,7 +5,8 @@ ALTER TABLE modak.mirror_tables
     ADD COLUMN shape jsonb,
     ADD COLUMN staged_location text,
     ADD COLUMN staged_snapshot_id bigint,
-    ADD COLUMN stalled boolean NOT NULL DEFAULT false;
+    ADD COLUMN stalled boolean NOT NULL DEFAULT false,
+    ADD COLUMN published text;
 
 CREATE TABLE modak.mirror_shapes (
     table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
@@ -349,5 +350,22 @@ END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
     modak.mirror_alarm(bigint[]), modak.mirror_watch(oid, oid[]), modak.mirror_unwatch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
+
+-- How the mirror's tables are published at present: what changes with every change of the publication's settings or of the
+-- table's part in it, also if it is changed back, and whether all rows and columns are (filters exist from version 15 on).
+CREATE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
+       r.oid IS NOT NULL AND to_jsonb(r) ->> 'prqual' IS NULL AND to_jsonb(r) ->> 'prattrs' IS NULL
+  FROM modak.mirror_tables m
+  JOIN modak.mirror_slots s USING (slot_name)
+  JOIN pg_class c ON c.oid = m.table_id::oid
+  LEFT JOIN pg_publication p ON p.pubname = s.publication_name
+  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+ WHERE m.slot_name = mirror_published.slot AND m.state <> 'failed'
+$$;
+
+UPDATE modak.mirror_tables m SET published = n.present
+  FROM modak.mirror_slots s CROSS JOIN LATERAL modak.mirror_published(s.slot_name) n WHERE n.table_id = m.table_id;
 
 INSERT INTO modak.mirror_shapes (table_id, shape) SELECT table_id, modak.mirror_shape(table_id::oid) FROM modak.mirror_tables;

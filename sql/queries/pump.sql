@@ -5,11 +5,13 @@ SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: copying
--- Without those that wait for their owner to give them a key.
+-- Without those that wait for their owner to give them a key, or for somebody to publish them again.
 SELECT count(*) FROM modak.mirror_tables m
  WHERE m.slot_name = %(slot)s AND m.state = 'copying'
-   AND NOT (m.stalled AND EXISTS (SELECT FROM modak.mirror_shapes s
-                                   WHERE s.table_id = m.table_id AND NOT modak.mirror_has_key(s.shape)));
+   AND NOT (m.stalled AND (EXISTS (SELECT FROM modak.mirror_shapes s
+                                    WHERE s.table_id = m.table_id AND NOT modak.mirror_has_key(s.shape))
+                           OR EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n
+                                       WHERE n.table_id = m.table_id AND NOT n.whole)));
 
 -- name: due_to_go_live
 -- The F at which the next copied table may go live, if every chunk of it is in the lake.

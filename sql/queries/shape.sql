@@ -9,10 +9,11 @@ SELECT secret FROM modak.mirror_secret;
 
 -- name: waiting
 -- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
--- them.
+-- them. Not those that the stream has nothing or not all of.
 SELECT s.table_id, s.told_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state <> 'failed' AND (m.shape IS NULL OR m.stalled)
-   AND modak.mirror_has_key(s.shape);
+   AND modak.mirror_has_key(s.shape)
+   AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged
 -- Keeps everybody from telling more of the table, if nobody has since.
@@ -20,13 +21,13 @@ SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND told_at = %(to
 
 -- name: note
 -- Tells the stream about tables that changed without it, and about those that are settled.
-SELECT modak.mirror_note(false, NULL, %(settled)s::bigint[]);
+SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 
 -- name: differing
--- Whether `note` would tell of any change; reads only.
-SELECT EXISTS (SELECT FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
-                WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
-                  AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid));
+-- The tables that `note` would tell of a change of; reads only.
+SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
+ WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
+   AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid);
 
 -- name: record
 INSERT INTO modak.mirror_shapes (table_id, shape)

@@ -14,6 +14,8 @@ from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.initialise import initialise
 from mirror_pump.pipeline.steps import Step
+from mirror_pump.source.connect import connect
+from mirror_pump.source.shape import note_changes
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows, normalised
@@ -398,6 +400,31 @@ def test_a_partition_that_was_detached_for_a_moment_untold_is_known_by_what_that
         mirror.await_frontier()
         mirror.assert_equal("public.p")
     mirror.assert_sound()
+
+
+def test_a_table_that_is_locked_keeps_the_stream_from_hearing_of_no_other(database: Database, warehouse: str) -> None:
+    """A prepared ALTER TABLE may stay for hours."""
+    database.execute(*_TABLES, "CREATE TABLE last (id int PRIMARY KEY)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", "other", "last")
+    database.execute(
+        "DROP EVENT TRIGGER mirror_pump_ddl",
+        "ALTER TABLE t ADD COLUMN x int",
+        "ALTER TABLE other ADD COLUMN x int",
+        "ALTER TABLE last ADD COLUMN x int",
+    )
+    with (
+        connect(database.dsn, autocommit=True) as looking,
+        database.connect(autocommit=False) as altering,
+        altering.transaction(),
+    ):
+        altering.execute("LOCK TABLE other IN ACCESS EXCLUSIVE MODE")
+        assert note_changes(looking, mirror.settings.slot) == 2
+        assert note_changes(looking, mirror.settings.slot) == 0
+    with connect(database.dsn, autocommit=True) as looking:
+        assert note_changes(looking, mirror.settings.slot) == 1
+    mirror.catch_up()
+    mirror.assert_equal("public.t", "public.other", "public.last")
 
 
 def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(

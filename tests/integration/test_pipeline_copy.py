@@ -226,3 +226,28 @@ def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_see
         mirror.await_frontier()
     mirror.assert_equal("public.t")
     mirror.assert_sound()
+
+
+def test_a_table_that_somebody_is_altering_holds_up_no_other_copy(database: Database, warehouse: str) -> None:
+    """Its chunks are read later, each once: those of the other table need the same workers."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, repeat('t', 100) FROM generate_series(1, 1000) g",
+        "INSERT INTO u SELECT g, 'u' FROM generate_series(1, 100) g",
+    )
+    gate = GatedCopies(ThreadTaskRunner())
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192, copy_workers=1)
+    gate.hold()
+    with mirror.pumping(), database.connect() as altering:
+        mirror.register("t")
+        await_true(lambda: gate.waiting, 30, "t is being copied")
+        with altering.transaction():
+            altering.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+            mirror.register("u")
+            gate.let_go()
+            mirror.await_live("public.u", seconds=30)
+            assert mirror.state("public.t") == "copying"
+        mirror.await_live("public.t", seconds=30)
+        mirror.assert_equal("public.t", "public.u")
+    mirror.assert_sound()

@@ -1,0 +1,29 @@
+-- What the mirror's publication is like, against what is recorded of it (mirror_pump/source/publication.py).
+
+-- name: changed
+-- Whether it may have left out changes since that was recorded, or does so now. Tables that wait to be described are
+-- promised nothing.
+SELECT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
+                WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.stalled));
+
+-- name: altered
+-- Tables of which it may have left out changes, and those that it does not publish whole.
+SELECT n.table_id FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
+ WHERE n.present IS DISTINCT FROM m.published OR NOT n.whole
+ ORDER BY n.table_id;
+
+-- name: record
+UPDATE modak.mirror_tables m SET published = n.present
+  FROM modak.mirror_published(%(slot)s) n
+ WHERE n.table_id = m.table_id AND m.table_id = ANY (%(table_ids)s);
+
+-- name: not_whole
+SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
+
+-- name: registered
+-- The tables that belong into a publication, by their present names.
+SELECT n.nspname, c.relname
+  FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
+  JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE s.publication_name = %(publication)s AND m.state <> 'failed'
+ ORDER BY m.table_id;
