@@ -21,7 +21,10 @@ from mirror_pump.source.slot import (
     check_slot,
     create_publication,
     create_slot,
+    publishes_generated,
     read_slot,
+    send_generated,
+    sends_generated,
     system_identity,
 )
 
@@ -46,6 +49,14 @@ VALUES (%s, %s, %s, %s, %s, %s, now())
 ON CONFLICT (slot_name) DO UPDATE
    SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
        system_identifier = excluded.system_identifier, timeline = excluded.timeline
+"""
+
+_COMPUTED = """
+SELECT t.schema_name || '.' || t.table_name, m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
+       array_agg(a.attname::text ORDER BY a.attnum)
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
+ WHERE t.publication_name = %s AND m.state <> 'failed' AND a.attgenerated = 's' AND NOT a.attisdropped
+ GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1
 """
 
 
@@ -99,6 +110,8 @@ def initialise(settings: Settings, say: Say) -> Initialised:
         warehouse = _store_profile(connection, settings, say)
         made = create_publication(connection, settings.publication)
         say(f"publication {settings.publication}: {'created' if made else 'there already'}")
+        if not made and publishes_generated(connection):
+            _send_generated(connection, settings.publication, say)
         if install_triggers(connection):
             say("event triggers: schema changes are followed where they happen")
         else:
@@ -166,6 +179,26 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say) -> st
         connection.execute(_STORE_PROFILE, (wanted, Jsonb({**config, **options})))
     say(f"warehouse: {wanted} stored" + (f" (was {stored})" if stored not in ("", wanted) else ""))
     return wanted
+
+
+def _send_generated(connection: PgConnection, publication: str, say: Say) -> None:
+    """Has stored generated columns published that were not. To the pump, tables that have some get new columns with
+    values in rows that exist: it copies them again. Rows that the heap has shed cannot be."""
+    with connection.transaction():
+        if sends_generated(connection, publication):
+            return
+        concerned = connection.execute(_COMPUTED, (publication,)).fetchall()
+        shedding = [name for name, sheds, _ in concerned if sheds]
+        if shedding:
+            say(
+                f"warning: stored generated columns stay left out: {', '.join(shedding)} would need them in old rows,"
+                " which the heap sheds; unregister it, run init again, then register it"
+            )
+            return
+        send_generated(connection, publication)
+    say(f"publication {publication}: stored generated columns are published from now on")
+    for name, _, columns in concerned:
+        say(f"{name}: the pump copies it again, with {', '.join(columns)}")
 
 
 def _slot(connection: PgConnection, settings: Settings, say: Say) -> Lsn:

@@ -18,6 +18,7 @@ from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.ops.retention_state import RetentionState, retention_states
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
+from mirror_pump.source.tables import GENERATED_LEFT_OUT
 
 # One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what
 # the pump reports as applied to its walsender, count as reached: a pump with nothing in hand may report how far it has
@@ -46,10 +47,10 @@ SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - 
  WHERE since < %s ORDER BY since LIMIT 1
 """
 
-_TABLES = """
+_TABLES = f"""
 SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
@@ -118,6 +119,8 @@ class TableStatus:
     rows_copied: int
     deletes: DeleteMode
     error: str | None
+    generated_left_out: tuple[str, ...] = ()
+    """Generated columns that are not mirrored."""
     retention: RetentionState | None = None
     """None: nothing has to be said of old partitions, and no reader pins the table."""
 
@@ -241,6 +244,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "metadata_location": table.metadata_location,
         "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
         "error": table.error,
+        "generated_left_out": list(table.generated_left_out),
         "retention": None if table.retention is None else table.retention.to_json(),
     }
 
@@ -277,7 +281,7 @@ class StatusReader:
                 raise SourceError(
                     f"the catalog does not know slot {self._settings.slot}", "run `mirror-pump init` first"
                 )
-            tables = self._connection.execute(_TABLES, (self._settings.slot,)).fetchall()
+            tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
             holder = self._connection.execute(_HOLDER, (row[4],)).fetchone() if row[4] is not None else None
             leader = self._leader(row[5], int(row[6]))
             retention = retention_states(self._connection, self._settings.slot)
@@ -344,7 +348,7 @@ class StatusReader:
 
 
 def _table(row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str]) -> TableStatus:
-    _, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows, index = row
+    _, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows, index, left_out = row
     content = contents.get(location) if location is not None else None
     # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
     live = state == TableState.LIVE and frontier is not None
@@ -367,6 +371,7 @@ def _table(row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, La
         rows_copied=rows,
         deletes=DeleteMode(**(index or {})),
         error=error or (content if isinstance(content, str) else None),
+        generated_left_out=tuple(left_out),
     )
 
 

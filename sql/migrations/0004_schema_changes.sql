@@ -46,9 +46,18 @@ SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 
    AND shape -> 'identity' ->> 'setting' <> 'n' AND (shape -> 'identity' ->> 'immediate')::boolean
 $$;
 
+-- Whether a mirrored table's stored generated columns are in the stream: they are from 18 on, if the publication says so.
+CREATE FUNCTION modak.mirror_sends_generated(relation oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT EXISTS (SELECT FROM modak.tables t JOIN pg_publication p ON p.pubname = t.publication_name
+                WHERE t.table_id IN (relation::bigint, pg_partition_root(relation)::oid::bigint)
+                  AND to_jsonb(p) ->> 'pubgencols' = 's')
+$$;
+
 -- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
 -- only where no event trigger tells why one was rewritten. A column is `filled` if rows that exist may have a value in it
 -- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
+-- It is `generated` if it is left out of the stream for that, `computed` if Postgres computes it in any case.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -83,10 +92,13 @@ SELECT jsonb_build_object(
     'columns', (SELECT jsonb_agg(jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
                            'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
-                           'generated', a.attgenerated <> '',
+                           'generated', a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT sent.generated,
+                           'computed', a.attgenerated <> '',
                            'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
                            ) ORDER BY a.attnum)
-                  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+                  FROM pg_attribute a
+                 CROSS JOIN (SELECT modak.mirror_sends_generated(mirror_shape.relation) AS generated) sent
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
     'leaves', (SELECT jsonb_agg(jsonb_build_object(
                           'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
                           'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
