@@ -296,12 +296,22 @@ SELECT count(*) = 3 FROM pg_event_trigger
  WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A'
 $$;
 
+-- Whether a mirrored table's stored generated columns are in the stream: they are from 18 on, if the publication says so.
+CREATE FUNCTION modak.mirror_sends_generated(relation oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT EXISTS (SELECT FROM modak.tables t JOIN pg_publication p ON p.pubname = t.publication_name
+                WHERE t.table_id IN (relation::bigint, pg_partition_root(relation)::oid::bigint)
+                  AND to_jsonb(p) ->> 'pubgencols' = 's')
+$$;
+
 -- Everything about a table that decides what its rows and changes mean; NULL for one that is gone. Files are part of it
--- only where no event trigger tells why one was rewritten, or no trigger that a partition was truncated. A column is `filled` if rows that exist may have a value in it
--- that no rewrite put there; a partitioned table's own attributes do not say so, as it has no rows: its partitions' do.
--- `altered` is who wrote the attribute last, and its privileges, which are part of it: of ALTER TABLE while event triggers
--- were off for a moment, a new type that is the former one, with USING, leaves nothing else. VACUUM FULL leaves it alone,
--- but for attributes with a missing value. `attached` is who attached each partition last, for the same reason.
+-- only where no event trigger tells why one was rewritten, or no trigger that a partition was truncated. A column is `filled`
+-- if rows that exist may have a value in it that no rewrite put there; a partitioned table's own attributes do not say so, as
+-- it has no rows: its partitions' do. `altered` is who wrote the attribute last, and its privileges, which are part of it: of
+-- ALTER TABLE while event triggers were off for a moment, a new type that is the former one, with USING, leaves nothing
+-- else. VACUUM FULL leaves it alone, but for attributes with a missing value. `attached` is who attached each partition last,
+-- for the same reason. A column is `generated` if it is left out of the stream for that, `computed` if Postgres computes it in any
+-- case.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -334,12 +344,15 @@ SELECT jsonb_build_object(
     'columns', (SELECT jsonb_agg(jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
                            'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
-                           'generated', a.attgenerated <> '',
+                           'generated', a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT sent.generated,
+                           'computed', a.attgenerated <> '',
                            'altered', CASE WHEN told.all_events AND NOT a.atthasmissing
                                       THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
                            'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
                            ) ORDER BY a.attnum)
-                  FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+                  FROM pg_attribute a
+                 CROSS JOIN (SELECT modak.mirror_sends_generated(mirror_shape.relation) AS generated) sent
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
     'leaves', (SELECT jsonb_agg(jsonb_build_object(
                           'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
                           'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
@@ -697,7 +710,8 @@ DECLARE
 BEGIN
     WITH RECURSIVE reduced(attnum, type, typtype, category) AS (
         SELECT a.attnum, t.oid, t.typtype, t.typcategory FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+           AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(relation))
            AND (whole OR a.attnum = ANY (keys))
         UNION ALL
         SELECT r.attnum, t.oid, t.typtype, t.typcategory
@@ -1392,6 +1406,14 @@ BEGIN
     IF jsonb_typeof(given) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the row is no JSON object of its columns';
     END IF;
+    SELECT array_agg(k) INTO key FROM jsonb_array_elements_text(modak.mirror_identity(relation) -> 'key') k;
+    SELECT a.attname INTO wrong FROM pg_attribute a
+     WHERE a.attrelid = relation AND a.attname = ANY (key) AND a.attgenerated <> '' LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+            MESSAGE = format('key column "%s" of %s is generated', wrong, relation),
+            HINT = 'write to the table itself';
+    END IF;
     SELECT k.given_name INTO wrong FROM jsonb_object_keys(given) AS k(given_name)
      WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = k.given_name
                           AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '') LIMIT 1;
@@ -1399,7 +1421,6 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'undefined_column',
             MESSAGE = format('column "%s" of %s does not exist, or is generated', wrong, relation);
     END IF;
-    SELECT array_agg(k) INTO key FROM jsonb_array_elements_text(modak.mirror_identity(relation) -> 'key') k;
     SELECT k INTO wrong FROM unnest(key) k WHERE coalesce(given -> k, 'null') = 'null' LIMIT 1;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'not_null_violation',

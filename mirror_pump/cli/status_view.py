@@ -27,7 +27,12 @@ def render(status: MirrorStatus) -> RenderableType:
         if table.error is not None
     ]
     shed = [_retention(table) for table in status.tables if table.retention is not None]
-    return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *shed, *errors)
+    left_out = [
+        Text(f"{table.table}: generated columns left out: {', '.join(table.generated_left_out)}")
+        for table in status.tables
+        if table.generated_left_out
+    ]
+    return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *shed, *left_out, *errors)
 
 
 def _slot(slot: SlotState) -> Text:

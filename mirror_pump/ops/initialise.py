@@ -14,14 +14,17 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.profile import REMEMBERED_STORAGE
 from mirror_pump.source.catalog_schema import installed_version, migrate
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.publication import make_publication
+from mirror_pump.source.publication import altered_tables, make_publication, record_published
 from mirror_pump.source.server import check_server
 from mirror_pump.source.shape import install_triggers, watch_partitions
 from mirror_pump.source.slot import (
     SystemIdentity,
     check_slot,
     create_slot,
+    publishes_generated,
     read_slot,
+    send_generated,
+    sends_generated,
     system_identity,
 )
 
@@ -46,6 +49,14 @@ VALUES (%s, %s, %s, %s, %s, %s, now())
 ON CONFLICT (slot_name) DO UPDATE
    SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
        system_identifier = excluded.system_identifier, timeline = excluded.timeline
+"""
+
+_COMPUTED = """
+SELECT t.schema_name || '.' || t.table_name, m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
+       array_agg(a.attname::text ORDER BY a.attnum)
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
+ WHERE t.publication_name = %s AND m.state <> 'failed' AND a.attgenerated = 's' AND NOT a.attisdropped
+ GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1
 """
 
 
@@ -102,6 +113,8 @@ def initialise(settings: Settings, say: Say) -> Initialised:
         # The stream lacks what became of them without it.
         again = f" anew, with {tables} tables, which are copied again" if tables else ""
         say(f"publication {settings.publication}: {made}{again}")
+        if tables is None and publishes_generated(connection):
+            _send_generated(connection, settings, say)
         if install_triggers(connection):
             say("event triggers: schema changes are followed where they happen")
         else:
@@ -169,6 +182,31 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say) -> st
         connection.execute(_STORE_PROFILE, (wanted, Jsonb({**config, **options})))
     say(f"warehouse: {wanted} stored" + (f" (was {stored})" if stored not in ("", wanted) else ""))
     return wanted
+
+
+def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> None:
+    """Has stored generated columns published that were not. To the pump, tables that have some get new columns with
+    values in rows that exist: it copies them again. Rows that the heap has shed cannot be."""
+    publication = settings.publication
+    with connection.transaction():
+        if sends_generated(connection, publication):
+            return
+        concerned = connection.execute(_COMPUTED, (publication,)).fetchall()
+        shedding = [name for name, sheds, _ in concerned if sheds]
+        if shedding:
+            say(
+                f"warning: stored generated columns stay left out: {', '.join(shedding)} would need them in old rows,"
+                " which the heap sheds; unregister it, run init again, then register it"
+            )
+            return
+        altered = altered_tables(connection, settings.slot)
+        send_generated(connection, publication)
+        # Ours: nothing is missing of tables without such columns, and the others are told of by their shape.
+        again = set(altered_tables(connection, settings.slot)) - set(altered)
+        record_published(connection, settings.slot, sorted(again))
+    say(f"publication {publication}: stored generated columns are published from now on")
+    for name, _, columns in concerned:
+        say(f"{name}: the pump copies it again, with {', '.join(columns)}")
 
 
 def _slot(connection: PgConnection, settings: Settings, say: Say) -> Lsn:

@@ -20,6 +20,7 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
 from mirror_pump.source.slot import check_publication
+from mirror_pump.source.tables import GENERATED_LEFT_OUT
 
 # One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what
 # the pump reports as applied to its walsender, count as reached: a pump with nothing in hand may report how far it has
@@ -48,10 +49,10 @@ SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - 
  WHERE since < %s ORDER BY since LIMIT 1
 """
 
-_TABLES = """
+_TABLES = f"""
 SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index, t.schema_name, t.table_name
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}, t.schema_name, t.table_name
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
@@ -120,6 +121,8 @@ class TableStatus:
     rows_copied: int
     deletes: DeleteMode
     error: str | None
+    generated_left_out: tuple[str, ...] = ()
+    """Generated columns that are not mirrored."""
     retention: RetentionState | None = None
     """None: nothing has to be said of old partitions, and no reader pins the table."""
 
@@ -246,6 +249,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "metadata_location": table.metadata_location,
         "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
         "error": table.error,
+        "generated_left_out": list(table.generated_left_out),
         "retention": None if table.retention is None else table.retention.to_json(),
     }
 
@@ -282,7 +286,7 @@ class StatusReader:
                 raise SourceError(
                     f"the catalog does not know slot {self._settings.slot}", "run `mirror-pump init` first"
                 )
-            tables = self._connection.execute(_TABLES, (self._settings.slot,)).fetchall()
+            tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
             holder = self._connection.execute(_HOLDER, (row[4],)).fetchone() if row[4] is not None else None
             leader = self._leader(row[5], int(row[6]))
             retention = retention_states(self._connection, self._settings.slot)
@@ -365,7 +369,8 @@ class StatusReader:
 def _table(
     row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
-    table_id, name, lake_table, state, frontier, snapshot_id, error, location, total, done, rows, index, *parts = row
+    table_id, name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
+    total, done, rows, index, left_out, *parts = rest
     if table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, TableName(*parts))
         error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
@@ -391,6 +396,7 @@ def _table(
         rows_copied=rows,
         deletes=DeleteMode(**(index or {})),
         error=error or (content if isinstance(content, str) else None),
+        generated_left_out=tuple(left_out),
     )
 
 

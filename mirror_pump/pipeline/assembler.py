@@ -462,14 +462,16 @@ def difference_from(table: MirroredTable, relation: Relation) -> str:
         for column in relation.columns
         if column.name not in left_out
     ]
-    if registered == sent:
+    names, now = {name for name, *_ in registered}, {column.name for column in relation.columns}
+    # What is left out is counted by its place in the rows: it has to be there.
+    if registered == sent and left_out <= now:
         identity = {column.name for column in relation.columns if column.is_key}
         # Without any identity the server refuses updates and deletes, and inserts are what they were.
         if relation.replica_identity == _FULL or not identity or identity == set(table.key):
             return ""
         return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"
-    names, now = {name for name, *_ in registered}, {name for name, *_ in sent}
-    parts = [f"column {name} is gone" for name, *_ in registered if name not in now]
+    expected = [*(name for name, *_ in registered), *sorted(left_out)]
+    parts = [f"column {name} is gone" for name in expected if name not in now]
     parts += [f"column {name} is new" for name, *_ in sent if name not in names]
     parts += [f"column {item[0]} has another type" for item in sent if item[0] in names and item not in registered]
     return ", ".join(parts) or "their order changed"

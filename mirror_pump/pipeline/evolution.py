@@ -10,7 +10,7 @@ every row that came or went did so in the stream. What is proven, by the notes o
 - A type that changed without a rewrite of the heap left the bytes as they are. They mean the same if the type is the
   same but for its modifier, or one of text and varchar; the lake follows if its own type stays or widens.
 - A rewrite by ALTER TABLE for a new type may have changed any value (USING), also in a widening; one for a default
-  fills the new columns only.
+  fills the new columns only, and generated ones (SET EXPRESSION).
 - A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
   same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
 - A partition that is unlogged for a part of a transaction is one that went and came with rows. So is one whose file is
@@ -139,7 +139,7 @@ def _columns(
 ) -> tuple[tuple[Column, ...], list[_Reason], int]:
     """The columns from here on, why the rows have to be copied for them, and the next free field ID."""
     known = {column.attnum: column for column in table.columns}
-    # A column that is not mirrored although it existed: it was generated until now, and not published.
+    # A column that is not mirrored although it existed: it was generated, and not published until now.
     existed = {one["attnum"] for one in former.get("columns") or ()}
     filled = note.filled_columns.union(
         one["attnum"] for one in (note.shape or {}).get("columns") or () if one["filled"]
@@ -181,7 +181,14 @@ def _columns(
                 field_id=field_id,
             )
         )
-    if note.rewritten & REWRITTEN_TYPE:
+    computed = {
+        one["attnum"]
+        for shape in (former, note.shape or {})
+        for one in shape.get("columns") or ()
+        if one.get("computed")
+    }
+    refilled = bool(note.rewritten & REWRITTEN_VALUES) and not computed.isdisjoint(known)
+    if note.rewritten & REWRITTEN_TYPE or refilled:
         reasons.append(_Reason("its rows were rewritten", everywhere=False))
     return tuple(columns), reasons, next_field_id
 

@@ -45,7 +45,7 @@ from mirror_pump.source.retainable import (
 )
 from mirror_pump.source.retention import read_choices
 from mirror_pump.source.slot import add_to_publication, check_publication, remove_from_publication, wal_end
-from mirror_pump.source.tables import insert_table, load_table
+from mirror_pump.source.tables import generated_left_out, insert_table, load_table
 from sql import queries
 
 _SQL = queries("copy")
@@ -88,6 +88,8 @@ class RegisterOutcome:
     registered: bool
     error: MirrorPumpError | None
     rows: int
+    generated_left_out: tuple[str, ...] = ()
+    """Its generated columns that are not mirrored."""
 
 
 def register(
@@ -123,9 +125,18 @@ def register(
             connection.execute("SELECT pg_notify(%s, 'copy')", (CHANNEL,))
         if registered and wait:
             _follow(connection, settings, registered, on_progress, observer)
+        left_out = generated_left_out(connection, registered)
         for progress, why in _progress(connection, registered).items():
             failure = TableError(why, "Mend the cause, then unregister and register the table.") if why else None
-            outcomes.append(RegisterOutcome(progress.table, registered=True, error=failure, rows=progress.rows))
+            outcomes.append(
+                RegisterOutcome(
+                    progress.table,
+                    registered=True,
+                    error=failure,
+                    rows=progress.rows,
+                    generated_left_out=left_out.get(progress.table, ()),
+                )
+            )
     return tuple(outcomes)
 
 
@@ -162,7 +173,7 @@ def _register_one(
             f"another table was registered as {table_name}, and has been dropped or renamed since",
             f"Unregister it first: mirror-pump unregister {table_name.quoted}",
         )
-    description = chosen(connection, describe(connection, table_id), choices)
+    description = chosen(connection, describe(connection, table_id, settings.publication), choices)
     refuse(description)
     plan = None if retention is None else plan_retention(connection, description, retention)
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
@@ -248,7 +259,7 @@ def _enter(
         # First, since it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        present = chosen(connection, describe(connection, description.table_id), choices)
+        present = chosen(connection, describe(connection, description.table_id, settings.publication), choices)
         if (present.columns, present.identity) != (description.columns, description.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
         # A table that is in the publication already (a leftover) is taken out first: only a change of the publication

@@ -52,11 +52,10 @@ class RelationDescription:
     """pg_class.relkind: `r` table, `p` partitioned table, others are refused."""
     persistence: str
     columns: tuple[Column, ...]
-    """What pgoutput publishes, in attribute order, with field IDs 1..n: generated columns are left out, and those that
-    the user excluded."""
+    """What pgoutput publishes, in attribute order, with field IDs 1..n, without those that the user excluded."""
     generated: tuple[str, ...]
-    """Names of the generated columns that are left out. pgoutput leaves them out by default on every version;
-    before 18 it cannot publish them, and their values follow from the other columns."""
+    """Names of the generated columns that are left out: virtual ones, which nothing stores, and stored ones where the
+    publication does not have publish_generated_columns = stored, which came with 18."""
     identity: Identity
     leaves: tuple[Leaf, ...]
     """The table itself, or the leaf partitions of a partitioned table (none while it has no partitions)."""

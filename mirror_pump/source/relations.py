@@ -14,6 +14,7 @@ from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
 from mirror_pump.source.refusal import refuse
+from mirror_pump.source.slot import sends_generated
 
 __all__ = [
     "Identity",
@@ -60,8 +61,11 @@ def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
     return TableName(row[0], row[1]), TableId(row[2])
 
 
-def describe(conn: PgConnection, oid: int) -> RelationDescription:
-    """Reads everything about relation `oid`. TableError if it does not exist (any more)."""
+def describe(conn: PgConnection, oid: int, publication: str | None = None) -> RelationDescription:
+    """Reads everything about relation `oid`, as `publication` sends it; None: as one does that we make.
+
+    TableError if it does not exist (any more).
+    """
     with source_errors(f"reading the catalogs about relation {oid}"):
         row = conn.execute(_RELATION, {"oid": oid}).fetchone()
         if row is None:
@@ -69,7 +73,7 @@ def describe(conn: PgConnection, oid: int) -> RelationDescription:
         schema, name, kind, persistence, root_schema, root_name, inherits, owned, row_security, block_bytes = row
         leaf_rows = conn.execute(_LEAVES, {"oid": oid}).fetchall()
         identities = _identities(conn, [oid, *(leaf[0] for leaf in leaf_rows)])
-        columns, generated = _columns(conn, oid)
+        columns, generated = _columns(conn, oid, stored=sends_generated(conn, publication))
     leaves = tuple(
         Leaf(oid_, TableName(schema_, name_), kind_, lives, filenode, blocks, rows, identities[oid_], hidden, readable)
         for oid_, schema_, name_, kind_, lives, filenode, blocks, rows, hidden, readable in leaf_rows
@@ -142,15 +146,16 @@ def _identities(conn: PgConnection, oids: list[int]) -> dict[int, Identity]:
 
 _COLUMNS = """
 SELECT a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, format_type(a.atttypid, a.atttypmod),
-       a.attnotnull, a.attgenerated <> ''
+       a.attnotnull, a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT %(stored)s
 FROM pg_attribute a
-WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
 
 
-def _columns(conn: PgConnection, oid: int) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    rows = conn.execute(_COLUMNS, (oid,)).fetchall()
+def _columns(conn: PgConnection, oid: int, *, stored: bool) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """What is published, and the names of the generated columns that are not. `stored`: stored ones are published."""
+    rows = conn.execute(_COLUMNS, {"oid": oid, "stored": stored}).fetchall()
     published = [row for row in rows if not row[6]]
     types = resolve_types(conn, ((row[2], row[3]) for row in published))
     columns = tuple(

@@ -60,13 +60,15 @@ class SlotStatus:
 
 
 def create_publication(conn: PgConnection, name: str) -> bool:
-    """Creates the publication, with no tables, under the root's name for partitions. False if it was there.
+    """Creates the publication, with no tables, under the root's name for partitions, and with stored generated columns
+    where the server has that. False if it was there, with or without these.
 
     SourceError if one of that name publishes something else than we need.
     """
     if not _publishes_ours(conn, name):
         with source_errors(f"creating publication {name}"):
-            statement = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)")
+            generated = ", publish_generated_columns = stored" if publishes_generated(conn) else ""
+            statement = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true" + generated + ")")
             conn.execute(statement.format(sql.Identifier(name)))
         return True
     if conn.info.server_version >= 150000:
@@ -118,6 +120,27 @@ def _publishes_too_much(name: str, what: str) -> SourceError:
         f"publication {name} publishes {what}; the mirror adds tables one by one, each at a known WAL position",
         "give mirror-pump a publication name of its own",
     )
+
+
+def publishes_generated(conn: PgConnection) -> bool:
+    """Whether publications of this server have the parameter publish_generated_columns: from 18 on."""
+    return conn.info.server_version >= 180000
+
+
+def sends_generated(conn: PgConnection, publication: str | None) -> bool:
+    """Whether stored generated columns are in the stream of this publication; None: of one that we make."""
+    if publication is None or not publishes_generated(conn):
+        return publishes_generated(conn)
+    with source_errors(f"reading publication {publication}"):
+        row = conn.execute("SELECT pubgencols = 's' FROM pg_publication WHERE pubname = %s", (publication,)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def send_generated(conn: PgConnection, publication: str) -> None:
+    """Has stored generated columns published from the caller's commit on, also those of tables that are in there."""
+    with source_errors(f"altering publication {publication}"):
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
+        conn.execute(statement.format(sql.Identifier(publication)))
 
 
 def add_to_publication(conn: PgConnection, publication: str, table: TableName) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -43,6 +43,24 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
 """
+
+
+GENERATED_LEFT_OUT = """
+ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(coalesce(nullif(m.shape -> 'columns', 'null'), '[]')) c
+       WHERE (c ->> 'generated')::boolean ORDER BY (c ->> 'attnum')::int)
+"""
+"""SQL: names of the generated columns of the table `m`, of modak.mirror_tables, that are not mirrored."""
+
+
+def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[str, tuple[str, ...]]:
+    """By table, the names of its generated columns that are not mirrored."""
+    with source_errors("reading the mirrored tables"):
+        query = (
+            f"SELECT t.schema_name, t.table_name, {GENERATED_LEFT_OUT} FROM modak.mirror_tables m"
+            " JOIN modak.tables t USING (table_id) WHERE m.table_id = ANY (%s)"
+        )
+        rows = conn.execute(query.encode(), (list(table_ids),)).fetchall()
+    return {str(TableName(schema, name)): tuple(columns) for schema, name, columns in rows}
 
 
 def load_tables(conn: PgConnection, slot_name: str) -> tuple[MirroredTable, ...]:

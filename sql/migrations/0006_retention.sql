@@ -101,7 +101,8 @@ DECLARE
 BEGIN
     WITH RECURSIVE reduced(attnum, type, typtype, category) AS (
         SELECT a.attnum, t.oid, t.typtype, t.typcategory FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+           AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(relation))
            AND (whole OR a.attnum = ANY (keys))
         UNION ALL
         SELECT r.attnum, t.oid, t.typtype, t.typcategory
@@ -796,6 +797,14 @@ BEGIN
     IF jsonb_typeof(given) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the row is no JSON object of its columns';
     END IF;
+    SELECT array_agg(k) INTO key FROM jsonb_array_elements_text(modak.mirror_identity(relation) -> 'key') k;
+    SELECT a.attname INTO wrong FROM pg_attribute a
+     WHERE a.attrelid = relation AND a.attname = ANY (key) AND a.attgenerated <> '' LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'feature_not_supported',
+            MESSAGE = format('key column "%s" of %s is generated', wrong, relation),
+            HINT = 'write to the table itself';
+    END IF;
     SELECT k.given_name INTO wrong FROM jsonb_object_keys(given) AS k(given_name)
      WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = k.given_name
                           AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '') LIMIT 1;
@@ -803,7 +812,6 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'undefined_column',
             MESSAGE = format('column "%s" of %s does not exist, or is generated', wrong, relation);
     END IF;
-    SELECT array_agg(k) INTO key FROM jsonb_array_elements_text(modak.mirror_identity(relation) -> 'key') k;
     SELECT k INTO wrong FROM unnest(key) k WHERE coalesce(given -> k, 'null') = 'null' LIMIT 1;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'not_null_violation',

@@ -27,7 +27,8 @@ SELECT a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, format_type(a.attty
                    UNION ALL SELECT t.typbasetype FROM base JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
                SELECT FROM base WHERE oid IN ('json'::regtype, 'jsonb'::regtype))
   FROM pg_attribute a
- WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '';
+ WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
+   AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(a.attrelid));
 
 -- name: pin_in_hand
 -- Whether a transaction may have read S and put a pin in place that nobody sees yet. It holds this lock from before it

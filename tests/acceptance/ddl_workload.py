@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Row, normalised
 
 SCHEMA = "d"
@@ -86,6 +87,8 @@ class Writer:
 
     key_types: frozenset[str] = frozenset()
     """Types of columns that may be part of a key, beside the two that every table has."""
+    computing = major_version() >= 18
+    """Whether stored generated columns come and go: the server publishes them."""
 
     def __init__(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
         self._connection = connection
@@ -179,6 +182,13 @@ class Writer:
             (table_id,),
         ).fetchall()
 
+    def _computed(self, table_id: int) -> list[str]:
+        """The generated columns."""
+        rows = self._connection.execute(
+            "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = %s AND attgenerated <> ''", (table_id,)
+        ).fetchall()
+        return [name for (name,) in rows]
+
     def _key(self, table_id: int) -> bool:
         row = self._connection.execute(
             "SELECT EXISTS (SELECT FROM pg_index WHERE indrelid = %s AND indisprimary)", (table_id,)
@@ -199,6 +209,8 @@ class Writer:
         partitioned = self.table_ids[table_id] == "p"
         first = chance.randrange(max(self._next, 1))
         span = f"{ident} % 1000000 BETWEEN {first} AND {first + chance.choice([0, 3, 40])}"
+        computed = self._computed(table_id)
+        others = [(name, type_) for name, type_ in others if name not in computed]
         given = [(name, self._value(type_)) for name, type_ in others if chance.random() < 0.6]
         large = [name for name, type_ in others if type_ == "text"]
         match chance.randrange(9):
@@ -237,7 +249,7 @@ class Writer:
         alter = f"ALTER TABLE {table}"
         if partitioned and chance.random() < 0.4:
             return self._partition_ddl(table)
-        match chance.randrange(14):
+        match chance.randrange(16 if self.computing else 14):
             case 0 | 1:
                 return [f"{alter} ADD COLUMN {new} {self._type()}"]
             case 2:
@@ -284,6 +296,16 @@ class Writer:
                 return [f"{alter} RENAME TO {'p' if partitioned else 'r'}{self._names}"]
             case 12 if names:
                 return [f"{alter} ALTER {chance.choice(names)} SET DEFAULT NULL"]
+            case 14:
+                expression = f"{code} * {chance.randrange(9)}::bigint"
+                return [f"{alter} ADD COLUMN {new} bigint GENERATED ALWAYS AS ({expression}) STORED"]
+            case 15 if computed := self._computed(table_id):
+                return chance.choice(
+                    [
+                        [f"{alter} ALTER {computed[0]} SET EXPRESSION AS ({code} - {chance.randrange(9)}::bigint)"],
+                        [f"{alter} ALTER {computed[-1]} DROP EXPRESSION"],
+                    ]
+                )
             case _:
                 return [f"{alter} RENAME COLUMN {chance.choice([ident, code])} TO {new}"]
 

@@ -119,6 +119,8 @@ def create_tables(database: Database, palette: Palette, chance: random.Random) -
 class MixedWriter(Writer):
     """Draws types and values from a palette. Its connection is one of `source.connect`, which prints as the pump's."""
 
+    computing = False
+
     def __init__(self, connection: psycopg.Connection[Any], chance: random.Random, palette: Palette) -> None:
         self._palette = palette
         self.key_types = palette.keys

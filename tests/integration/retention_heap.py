@@ -55,7 +55,7 @@ class Heap:
                 (LOW,),
             )
             connection.execute("INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)")
-            columns = describe(connection, resolve_name(connection, "ev")[1]).columns
+            columns = describe(connection, resolve_name(connection, "ev")[1], "none").columns
             connection.execute(
                 "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
                 " lake_table, location, next_field_id, retention)"

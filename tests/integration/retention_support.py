@@ -28,20 +28,30 @@ class Shedding:
 
     mirror: Mirror
     partitions: int
+    columns: str = COLUMNS
 
     @classmethod
     def create(
-        cls, mirror: Mirror, partitions: int = 4, rows: int = 40, *, lag: str | None = "100", premake: int = 0
+        cls,
+        mirror: Mirror,
+        partitions: int = 4,
+        rows: int = 40,
+        *,
+        lag: str | None = "100",
+        premake: int = 0,
+        computed: str | None = None,
     ) -> Shedding:
         """Makes both tables with `rows` rows a partition, and registers events with heap retention unless `lag` is
-        None; a pump has to copy it."""
-        self = cls(mirror, partitions)
+        None; a pump has to copy it. `computed`: the expression of one more column, `g bigint`, which is stored."""
+        self = cls(mirror, partitions, COLUMNS if computed is None else f"{COLUMNS}, g")
         with mirror.database.connect(autocommit=False) as connection:
-            connection.execute(
-                "CREATE TABLE events (at bigint, id bigint, n int, v text, PRIMARY KEY (at, id))"
-                " PARTITION BY RANGE (at)"
+            further = "" if computed is None else f"g bigint GENERATED ALWAYS AS ({computed}) STORED, "
+            run(
+                connection,
+                f"CREATE TABLE events (at bigint, id bigint, n int, v text, {further}PRIMARY KEY (at, id))"
+                " PARTITION BY RANGE (at)",
             )
-            connection.execute("CREATE TABLE model (LIKE events INCLUDING INDEXES)")
+            connection.execute("CREATE TABLE model (LIKE events INCLUDING INDEXES INCLUDING GENERATED)")
             for number in range(partitions):
                 self.make_partition(connection, number)
             for table in ("events", "model"):
@@ -120,15 +130,15 @@ class Shedding:
             assert row is not None
             cut, location = row
             delta = connection.execute("SELECT op, tier_key, payload FROM modak.delta ORDER BY version").fetchall()
-            hot = run(connection, f"SELECT {COLUMNS} FROM events WHERE at >= {cut}").fetchall()
-            model = run(connection, f"SELECT {COLUMNS} FROM model").fetchall()
+            hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
+            model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
         cold = {(row[0], row[1]): row for row in lake_rows(location, duckdb)}
         for op, tier_key, payload in delta:
             assert tier_key < cut, "every delta row targets a cold row"
             key = (payload["at"], payload["id"])
             cold.pop(key, None)
             if op == 0:
-                cold[key] = tuple(payload[name] for name in COLUMNS.split(", "))
+                cold[key] = tuple(payload[name] for name in self.columns.split(", "))
         assert all(key[0] < cut for key in cold), f"S holds a row at or above T = {cut}"
         return normalised([*hot, *cold.values()]), normalised(model)
 

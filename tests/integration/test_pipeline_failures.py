@@ -96,7 +96,7 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
 
 @pytest.mark.skipif(major_version() < 18, reason="the server publishes such a table")
 def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(two: Mirror) -> None:
-    """UPDATE and DELETE fail while a table with REPLICA IDENTITY FULL and a generated column is published."""
+    """UPDATE and DELETE fail while a table with REPLICA IDENTITY FULL is published without a generated column of it."""
     database = two.database
 
     def updated() -> bool:
@@ -105,7 +105,7 @@ def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(t
             return True
         return False
 
-    database.execute("ALTER TABLE a ADD COLUMN g int GENERATED ALWAYS AS (id) STORED")
+    database.execute("ALTER TABLE a ADD COLUMN g int GENERATED ALWAYS AS (id) VIRTUAL")
     with two.pumping():
         two.register("a", "b")
         two.await_live("public.a", "public.b")

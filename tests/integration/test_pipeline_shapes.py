@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -86,10 +87,11 @@ def test_a_partitioned_table_is_one_table(database: Database, warehouse: str) ->
 
 def test_columns_that_are_not_sent(database: Database, warehouse: str) -> None:
     """Dropped and generated ones; and the columns in another order than the key's."""
+    kind = "STORED" if major_version() < 18 else "VIRTUAL"
     database.execute(
         "CREATE DOMAIN amount AS numeric(10, 2) CHECK (value >= 0)",
         "CREATE TYPE mood AS ENUM ('ok', 'not ok')",
-        "CREATE TABLE t (v text, gone int, b int, total amount, double numeric GENERATED ALWAYS AS (total * 2) STORED,"
+        f"CREATE TABLE t (v text, gone int, b int, total amount, double int GENERATED ALWAYS AS (b * 2) {kind},"
         " m mood DEFAULT 'ok', a int, PRIMARY KEY (a, b))",
         "ALTER TABLE t DROP COLUMN gone",
         "INSERT INTO t (a, b, v, total) SELECT g, -g, 'v', g FROM generate_series(1, 100) g",

@@ -26,9 +26,11 @@ from mirror_pump.source.connect import connect
 from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.source.tables import load_table
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.verification import assert_verified
 from tests.integration.pipeline_support import writing
 from tests.integration.retention_heap import Heap
 from tests.integration.retention_support import WIDTH, Shedding
@@ -56,6 +58,32 @@ def test_old_partitions_leave_under_writers_and_every_read_is_exact(mirror: Mirr
     assert shedding.cut == 200
     journal = mirror.database.rows("SELECT details ->> 'kind' FROM modak.op_log WHERE op_kind = 'retention'")
     assert sorted(kind for (kind,) in journal) == sorted(["seal", "advance", "prove", "drop"] * 2)
+
+
+@pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
+def test_stored_generated_columns_are_kept_below_the_line(database: Database, warehouse: str) -> None:
+    """In what is shed, in corrections whichever way they come, and in what is folded of them."""
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), retention_interval=0.1, fold_age=0.05)
+    shedding = Shedding.create(mirror, computed="at * 1000 + coalesce(n, 0) + length(v)")
+    unfolded: LiteralString = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
+    with mirror.pumping(), duckdb_connection() as duckdb:
+        with writing(database, shedding.write, random.getrandbits(32)) as written:
+            mirror.await_live("public.events")
+            shedding.await_state(p0="dropped", p1="dropped")
+            shedding.assert_exact(duckdb)
+            count = written()
+            await_true(lambda: written() > count + 20, 20, "corrections")
+            shedding.assert_exact(duckdb)
+        with pytest.raises(psycopg.errors.UndefinedColumn, match="generated"):
+            database.execute("""SELECT modak.upsert('events', '{"at": 5, "id": 5, "g": 1}')""")
+        await_true(lambda: database.rows(unfolded) == [(0,)], 20, "all is folded")
+        shedding.assert_exact(duckdb)
+        mirror.await_frontier()
+        assert_verified(database)
+        # The values of new columns would be missing from the rows that only the lake has.
+        database.execute("ALTER TABLE events ADD COLUMN h bigint GENERATED ALWAYS AS (n + 1) STORED")
+        await_true(lambda: mirror.state("public.events") == "failed", 20, "set aside")
+        assert "column h is new" in mirror.error("public.events")
 
 
 class _Killed(BaseException):

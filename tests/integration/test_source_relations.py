@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,9 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import TableName
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
+from mirror_pump.source.slot import sends_generated
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 
 
 @pytest.fixture
@@ -19,8 +23,8 @@ def conn(database: Database) -> Iterator[PgConnection]:
         yield connection
 
 
-def described(conn: PgConnection, name: str) -> RelationDescription:
-    return describe(conn, resolve_name(conn, name)[1])
+def described(conn: PgConnection, name: str, publication: str | None = None) -> RelationDescription:
+    return describe(conn, resolve_name(conn, name)[1], publication)
 
 
 def test_names_are_read_as_postgres_reads_them(conn: PgConnection) -> None:
@@ -48,7 +52,8 @@ def test_columns_are_described_as_published(conn: PgConnection) -> None:
         ALTER TABLE t DROP COLUMN dropped
         """
     )
-    description = described(conn, "t")
+    conn.execute("CREATE PUBLICATION without")
+    description = described(conn, "t", "without")
     assert description.generated == ("twice",)
     assert description.key == ("b", "a")
     assert [column.field_id for column in description.columns] == list(range(1, len(description.columns) + 1))
@@ -78,6 +83,31 @@ def test_columns_are_described_as_published(conn: PgConnection) -> None:
     refuse(description)
 
 
+@pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
+def test_stored_generated_columns_are_described_as_the_publication_has_them(conn: PgConnection) -> None:
+    conn.execute(
+        """
+        CREATE TABLE t (id int PRIMARY KEY, s int GENERATED ALWAYS AS (id + 1) STORED, v int GENERATED ALWAYS AS (id));
+        CREATE PUBLICATION without; CREATE PUBLICATION has WITH (publish_generated_columns = stored)
+        """
+    )
+    for publication, names, left_out in (
+        ("without", ["id"], ("s", "v")),
+        ("nobody's", ["id"], ("s", "v")),
+        ("has", ["id", "s"], ("v",)),
+        (None, ["id", "s"], ("v",)),
+    ):
+        description = described(conn, "t", publication)
+        assert ([column.name for column in description.columns], description.generated) == (names, left_out)
+
+
+def test_before_18_no_generated_column_is_published() -> None:
+    """Nor is the server asked for a setting that it does not know."""
+    older: Any = SimpleNamespace(info=SimpleNamespace(server_version=170006))
+    assert not sends_generated(older, None)
+    assert not sends_generated(older, "p")
+
+
 @pytest.mark.parametrize(
     ("create", "complaint"),
     [
@@ -91,7 +121,6 @@ def test_columns_are_described_as_published(conn: PgConnection) -> None:
         ("CREATE TABLE t (id float8 PRIMARY KEY)", "floating-point"),
         ("CREATE DOMAIN f AS real; CREATE TABLE t (a int, id f, PRIMARY KEY (a, id))", "floating-point"),
         ("CREATE TABLE t (id int[] PRIMARY KEY)", "single values"),
-        ("CREATE TABLE t (a int, id int GENERATED ALWAYS AS (a) STORED PRIMARY KEY)", "generated"),
         ("CREATE UNLOGGED TABLE t (id int PRIMARY KEY)", "unlogged"),
         ("CREATE TEMPORARY TABLE t (id int PRIMARY KEY)", "temporary"),
         ("CREATE VIEW t AS SELECT 1 AS id", "a view"),
@@ -138,12 +167,24 @@ def test_a_whole_old_row_without_its_generated_columns_is_refused_where_the_serv
     conn: PgConnection, create: str
 ) -> None:
     conn.execute(create.encode())
+    conn.execute("CREATE PUBLICATION without")
+    refuse(described(conn, "t"))
     if conn.info.server_version < 180000:
-        refuse(described(conn, "t"))
         return
     with pytest.raises(TableError, match="generated columns") as failure:
-        refuse(described(conn, "t"))
+        refuse(described(conn, "t", "without"))
     assert "REPLICA IDENTITY DEFAULT" in failure.value.remedy
+
+
+def test_a_key_that_the_stream_does_not_carry_is_refused(conn: PgConnection) -> None:
+    conn.execute(
+        "CREATE TABLE t (a int, id int GENERATED ALWAYS AS (a) STORED PRIMARY KEY); CREATE PUBLICATION without"
+    )
+    with pytest.raises(TableError, match="generated") as failure:
+        refuse(described(conn, "t", "without"))
+    assert failure.value.remedy
+    if conn.info.server_version >= 180000:
+        refuse(described(conn, "t"))
 
 
 def test_system_and_own_tables_are_refused(conn: PgConnection) -> None:

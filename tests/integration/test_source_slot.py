@@ -20,6 +20,7 @@ from mirror_pump.source.slot import (
     published_tables,
     read_slot,
     remove_from_publication,
+    sends_generated,
     system_identity,
 )
 from mirror_pump.testing.database import Database
@@ -41,6 +42,7 @@ def test_publication_is_made_once_and_checked(conn: PgConnection) -> None:
     assert create_publication(conn, 'odd "name"') is False
     row = conn.execute("SELECT pubviaroot, puballtables FROM pg_publication").fetchone()
     assert row == (True, False)
+    assert sends_generated(conn, 'odd "name"') is (conn.info.server_version >= 180000)
     conn.execute("CREATE PUBLICATION everything FOR ALL TABLES; CREATE PUBLICATION leaves")
     conn.execute("CREATE SCHEMA s; CREATE PUBLICATION whole FOR TABLES IN SCHEMA s WITH (publish_via_partition_root)")
     for name in ("everything", "leaves", "whole"):

@@ -11,6 +11,7 @@ from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.source.choices import Choices, parse_choices
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -47,7 +48,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
         "CREATE DOMAIN amount AS numeric",
         "CREATE TABLE t (id int PRIMARY KEY, amount numeric, price amount, small int2, big int8, narrow numeric(5,2),"
         " many numeric[], words text[], secret text, day date, at timestamptz, f float8, gone text,"
-        " double numeric GENERATED ALWAYS AS (amount * 2) STORED)",
+        f" double numeric GENERATED ALWAYS AS (amount * 2) {'STORED' if major_version() < 18 else 'VIRTUAL'})",
         "ALTER TABLE t DROP COLUMN gone",
     )
     return Mirror.create(database, warehouse, ThreadTaskRunner())

@@ -72,6 +72,12 @@ def add(app: typer.Typer) -> None:
                 say(f"{outcome.table}: registered")
             else:
                 say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
+            if outcome.generated_left_out:
+                left_out = ", ".join(outcome.generated_left_out)
+                remark(
+                    f"warning: {outcome.table}: generated columns left out: {left_out}"
+                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)"
+                )
         return 1 if any(outcome.error is not None for outcome in outcomes) else 0
 
     @command(app, "unregister", (*SLOT, *STORAGE))

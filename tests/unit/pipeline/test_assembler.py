@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import ExcludedColumn, Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.assembler import HEADER, Assembler, Limits
 from mirror_pump.pipeline.batches import Segment
 from mirror_pump.pipeline.evolution import Course, Verdict
@@ -101,6 +101,18 @@ def test_feeding_stops_at_the_commit_that_fills_the_batch() -> None:
     assert fed.assembler.close().end_lsn == 100
     assert fed.feed(*second) == len(second)
     assert fed.assembler.close().end_lsn == 200
+
+
+def test_a_column_that_is_left_out_has_to_be_there() -> None:
+    """Its place in the rows counts: rows that lack it are not the table's."""
+    sent = pg.mirrored(7)
+    excluding = replace(sent, excluded=(ExcludedColumn(9, "secret"),))
+    fed = Fed(excluding)
+    fed.feed(*transaction(100, pg.relation(sent), pg.insert(7, "1", "a")))
+    (change,) = fed.assembler.close().changed_tables
+    assert change.table.stalled
+    assert "secret is gone" in change.reason
+    assert not fed.segments
 
 
 def test_transactions_that_are_applied_already_are_skipped() -> None:

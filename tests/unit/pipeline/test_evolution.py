@@ -151,6 +151,20 @@ def test_the_course(shape: dict[str, Any], note: dict[str, Any], course: Course)
     assert _judged(shape, **note).course is course
 
 
+def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_computed_them_anew() -> None:
+    computed = _with(1, computed=True)
+    table = replace(TABLE, shape=json.dumps(computed))
+    assert _judged(computed, table, rewritten=8).course is Course.NOTHING
+    assert _judged(computed, table, rewritten=2).course is Course.COPY_AGAIN
+    assert _judged(_with(1, computed=True, name="w"), table, rewritten=2).course is Course.COPY_AGAIN
+    # DROP EXPRESSION leaves the values that are there; together with SET EXPRESSION they are others.
+    assert _judged(_with(1, computed=False), table).course is Course.FOLLOW
+    assert _judged(_with(1, computed=False), table, rewritten=2).course is Course.COPY_AGAIN
+    # One that is not mirrored has no values in the lake.
+    left_out = _with(4, computed=True)
+    assert _judged(left_out, replace(TABLE, shape=json.dumps(left_out)), rewritten=2).course is Course.NOTHING
+
+
 def test_another_key_is_copied_again_under_it() -> None:
     shape = _with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["n"]}}
     verdict = _judged(shape)
