@@ -540,8 +540,10 @@ DECLARE
     touched oid[];
     row_types text[];
 BEGIN
-    IF current_setting('modak.watching', true) = (SELECT secret FROM modak.mirror_secret) THEN
-        RETURN;
+    IF current_setting('modak.watching', true) <> '' THEN
+        IF current_setting('modak.watching') = (SELECT secret FROM modak.mirror_secret) THEN
+            RETURN;
+        END IF;
     END IF;
     IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
         SELECT array_agg(d.objid) INTO touched
@@ -559,7 +561,8 @@ BEGIN
              SELECT relation FROM unnest(touched) relation
              UNION ALL SELECT pg_partition_root(relation)::oid FROM unnest(touched) relation
              UNION ALL SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = ANY (touched)
-             UNION ALL SELECT tree.relation FROM unnest(touched) parent CROSS JOIN LATERAL modak.mirror_tree(parent) tree)
+             UNION ALL SELECT tree.relation FROM pg_class c CROSS JOIN LATERAL modak.mirror_tree(c.oid) tree
+                        WHERE c.oid = ANY (touched) AND c.relkind = 'p')
             OR row_types <> '{}' AND s.shape -> 'types' ?| row_types;
         IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
             -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
