@@ -46,8 +46,9 @@ _LOOK_BYTES = 8 << 20
 
 _SLOT_BUSY_SQLSTATE = "55006"
 
-_IN_A_CHANGE = "in the change callback"
-"""Part of the server's error context (output_plugin_error_callback): it was printing a row."""
+_IN_A_CHANGE = ("in the change callback", "in the truncate callback", "in the message callback")
+"""Part of the server's error context (output_plugin_error_callback): it was printing a row, a name, or the prefix of a
+message, which any role may emit."""
 
 _ROW_SQLSTATES = ("22", "54", "XX000")
 """What a row can be the reason of: a character that UTF-8 does not have (22P05), a message beyond 1 GB (54000; XX000
@@ -285,10 +286,10 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
         )
-    if state is not None and state.startswith(_ROW_SQLSTATES) and _IN_A_CHANGE in context:
+    if state is not None and state.startswith(_ROW_SQLSTATES) and any(one in context for one in _IN_A_CHANGE):
         primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         return RowNotSent(
-            f"the server cannot send a row that changed: {primary}",
+            f"the server cannot send a change: {primary}",
             "its transaction is passed over, and the tables are copied again by themselves; the one with that row is"
             " set aside if it still has it",
         )
