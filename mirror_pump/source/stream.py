@@ -6,6 +6,7 @@ Message formats: PostgreSQL documentation, section 54.4 (Streaming Replication P
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import struct
 import threading
@@ -46,7 +47,8 @@ _LOOK_BYTES = 8 << 20
 
 _SLOT_BUSY_SQLSTATE = "55006"
 
-_IN_A_CHANGE = ("in the change callback", "in the truncate callback", "in the message callback")
+_IN_A_MESSAGE = "in the message callback"
+_IN_A_CHANGE = ("in the change callback", "in the truncate callback", _IN_A_MESSAGE)
 """Part of the server's error context (output_plugin_error_callback): it was printing a row, a name, or the prefix of a
 message, which any role may emit."""
 
@@ -288,11 +290,15 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
         )
     if state is not None and state.startswith(_ROW_SQLSTATES) and any(one in context for one in _IN_A_CHANGE):
         primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-        return RowNotSent(
+        refused = RowNotSent(
             f"the server cannot send a change: {primary}",
             "its transaction is passed over, and the tables are copied again by themselves; the one with that row is"
             " set aside if it still has it",
         )
+        place = re.search(r"LSN ([0-9A-F]+)/([0-9A-F]+)", context) if _IN_A_MESSAGE in context else None
+        if place is not None:
+            refused.message_end = int(place[1], 16) << 32 | int(place[2], 16)
+        return refused
     if state is not None and state.startswith("53"):
         return ConnectionLost(
             f"the server lacks what it needs to stream from slot {slot}: {detail}",

@@ -111,12 +111,13 @@ def odd(encoded: Callable[[str], Database], warehouse: str) -> Mirror:
     return mirror
 
 
-def test_a_message_that_cannot_be_sent_is_passed_over(odd: Mirror) -> None:
+@pytest.mark.parametrize("transactional", ["true", "false"])
+def test_a_message_that_cannot_be_sent_is_passed_over(odd: Mirror, transactional: str) -> None:
     """Any role may emit one."""
     with odd.pumping(), odd.database.connect() as connection:
         with connection.transaction():
             connection.execute("UPDATE t SET v = 'beside it'")
-            connection.execute("SELECT pg_logical_emit_message(true, chr(129), 'x')")
+            connection.execute(f"SELECT pg_logical_emit_message({transactional}, chr(129), 'x')".encode())
         connection.execute("UPDATE u SET v = 'behind it'")
         odd.await_frontier()
         odd.await_live("public.t", "public.u")
