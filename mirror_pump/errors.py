@@ -37,6 +37,8 @@ class RowNotSent(ConnectionLost):
 
     transaction: int = 0
     """LSN of its commit, once known."""
+    message_end: int = 0
+    """LSN behind it, if it is a logical message, which may stand outside of any transaction."""
 
 
 class PublicationChanged(ConnectionLost):

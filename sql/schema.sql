@@ -617,6 +617,13 @@ END $$;
 REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
     modak.mirror_alarm(bigint[]), modak.mirror_watch(oid, oid[]), modak.mirror_message(jsonb) FROM PUBLIC;
 
+-- Takes a relation out of a publication, whatever it is called: not every database's names can be told to a client.
+CREATE FUNCTION modak.mirror_unpublish(publication text, relation bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('ALTER PUBLICATION %I DROP TABLE %s', publication, relation::oid::regclass);
+END $$;
+
 -- How the mirror's tables are published at present: what changes with every change of the publication's settings or of the
 -- table's part in it, also if it is changed back, and whether all rows and columns are (filters exist from version 15 on).
 CREATE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)

@@ -166,7 +166,15 @@ class Receiver:
         """The first time, end: the next session keeps the transaction apart. Then pass it over, and end."""
         assembler = self._assembler
         if assembler.transaction is None:
-            raise SourceError(str(error), "see the server's log")
+            if error.message_end <= assembler.position:
+                raise SourceError(str(error), "see the server's log")
+            # A message of no transaction, which changes nothing: the server sends none from before F.
+            assembler.idle_at(Lsn(error.message_end))
+            if not assembler.empty:
+                self._close()
+            self._announce()
+            self._inbox.put(FrontierWanted(assembler.position))
+            raise error
         error.transaction = assembler.transaction
         if assembler.transaction == self._apart:
             self._segments = []

@@ -21,7 +21,7 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
 from mirror_pump.errors import ConnectionLost, LakeError, NotLeader, RowNotSent, SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableName
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
@@ -49,8 +49,9 @@ from mirror_pump.pipeline.work import (
     ThreadFailed,
     Work,
 )
+from mirror_pump.source.connect import source_errors
 from mirror_pump.source.leader import Leader
-from mirror_pump.source.slot import remove_from_publication, wal_end
+from mirror_pump.source.slot import wal_end
 from mirror_pump.source.tables import load_table
 from sql import queries
 
@@ -277,11 +278,14 @@ class PumpSession:
         """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
         their being published what makes it refuse their updates."""
         rows = self._parts.connection.execute(_SQL["failed"], {"slot": self._slot}).fetchall()
-        for table_id, publication, schema, name in rows:
+        for table_id, publication in rows:
             # One that somebody holds a lock on stays until there is time; of a lost connection the loop hears soon.
             with suppress(SourceError), self._parts.connection.transaction() as transaction:
                 self._parts.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
-                remove_from_publication(self._parts.connection, publication, TableName(schema, name))
+                with source_errors("having the server send no more of a table"):
+                    self._parts.connection.execute(
+                        _SQL["unpublish"], {"publication": publication, "table_id": table_id}
+                    )
                 # It holds a lock now that registering needs: what is registered anew by now has to stay.
                 if self._parts.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
                     raise psycopg.Rollback(transaction)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.evolution import Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
-from mirror_pump.pipeline.work import Work
+from mirror_pump.pipeline.work import CopyFailed, Work
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.publication import refuse_changed
 from mirror_pump.source.shape import (
@@ -22,6 +23,7 @@ from mirror_pump.source.shape import (
     waiting_tables,
     watch_partitions,
 )
+from mirror_pump.source.tables import load_table
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
@@ -71,9 +73,16 @@ class Watcher:
                 began = time.monotonic()
                 # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
                 refuse_changed(connection.cursor(), self._slot)
-                note_changes(connection, self._slot, self._settled(connection))
+                note_changes(connection, self._slot, self._settled(connection), partial(self._set_aside, connection))
                 watch_partitions(connection)
                 self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
+
+    def _set_aside(self, connection: PgConnection, table_id: TableId, why: str) -> None:
+        """A name of the table cannot be told."""
+        table = load_table(connection, table_id)
+        if table is not None:
+            remedy = "Rename what has it (the table, a column, a partition, a label); then unregister and register it"
+            self._inbox.put(CopyFailed(table, f"{table.name}: {why}. {remedy}"))
 
     def _settled(self, connection: PgConnection) -> list[Waiting]:
         """The tables that may be described: every transaction that was seen to write to them has ended since.

@@ -87,6 +87,8 @@ _BUSY = (
     psycopg.errors.InvalidSchemaName,
 )
 """What comes of a table that somebody is altering, moving or dropping."""
+_UNTELLABLE = (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire)
+"""What comes of a name with a character that UTF-8 does not have, in a database of another encoding."""
 
 
 @dataclass(frozen=True)
@@ -327,9 +329,15 @@ def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str
         }
 
 
-def note_changes(connection: PgConnection, slot: str, settled: Iterable[Waiting] = ()) -> int:
+def note_changes(
+    connection: PgConnection,
+    slot: str,
+    settled: Iterable[Waiting] = (),
+    untellable: Callable[[TableId, str], None] = lambda *_: None,
+) -> int:
     """Tells the stream about tables that changed without it, and about those that waited and are settled; how many it
-    was. A table that somebody is altering just now is left for the next time."""
+    was. A table that somebody is altering just now is left for the next time. `untellable` is called with a table that
+    the stream can never be told of, and why."""
     ready = {one.table_id: one for one in settled}
     with source_errors("looking for schema changes"):
         rows = connection.execute(_SQL["differing"], {"slot": slot}).fetchall()
@@ -337,12 +345,16 @@ def note_changes(connection: PgConnection, slot: str, settled: Iterable[Waiting]
         if not concerned:
             return 0
         # Together, where that can be: tables that swapped their names are not to be told of in two batches.
-        with suppress(*_BUSY):
+        with suppress(*_BUSY, *_UNTELLABLE):
             return _note(connection, concerned, ready, LOCK_TIMEOUT)
         told = 0
         for table_id in concerned:
-            with suppress(*_BUSY):
+            try:
                 told += _note(connection, [table_id], ready, _NEXT_LOCK_TIMEOUT)
+            except _BUSY:
+                pass
+            except _UNTELLABLE as error:
+                untellable(table_id, error.diag.message_primary or str(error))
         return told
 
 

@@ -6,6 +6,7 @@ Message formats: PostgreSQL documentation, section 54.4 (Streaming Replication P
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import struct
 import threading
@@ -50,8 +51,10 @@ _LET_GO_SECONDS = 2.0
 """A walsender whose client has closed the connection holds the slot until it notices."""
 _LET_GO_POLL_SECONDS = 0.02
 
-_IN_A_CHANGE = "in the change callback"
-"""Part of the server's error context (output_plugin_error_callback): it was printing a row."""
+_IN_A_MESSAGE = "in the message callback"
+_IN_A_CHANGE = ("in the change callback", "in the truncate callback", _IN_A_MESSAGE)
+"""Part of the server's error context (output_plugin_error_callback): it was printing a row, a name, or the prefix of a
+message, which any role may emit."""
 
 _ROW_SQLSTATES = ("22", "54", "XX000")
 """What a row can be the reason of: a character that UTF-8 does not have (22P05), a message beyond 1 GB (54000; XX000
@@ -296,13 +299,17 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
         )
-    if state is not None and state.startswith(_ROW_SQLSTATES) and _IN_A_CHANGE in context:
+    if state is not None and state.startswith(_ROW_SQLSTATES) and any(one in context for one in _IN_A_CHANGE):
         primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-        return RowNotSent(
-            f"the server cannot send a row that changed: {primary}",
+        refused = RowNotSent(
+            f"the server cannot send a change: {primary}",
             "its transaction is passed over, and the tables are copied again by themselves; the one with that row is"
             " set aside if it still has it",
         )
+        place = re.search(r"LSN ([0-9A-F]+)/([0-9A-F]+)", context) if _IN_A_MESSAGE in context else None
+        if place is not None:
+            refused.message_end = int(place[1], 16) << 32 | int(place[2], 16)
+        return refused
     if state is not None and state.startswith("53"):
         return ConnectionLost(
             f"the server lacks what it needs to stream from slot {slot}: {detail}",

@@ -42,10 +42,12 @@ SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <>
 SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s AND state = 'failed';
 
 -- name: failed
--- Tables that were set aside and are published still, with their publication and present names.
-SELECT m.table_id, p.pubname, n.nspname, c.relname
+-- Tables that were set aside and are published still, and the publication.
+SELECT m.table_id, p.pubname
   FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
   JOIN pg_publication p ON p.pubname = s.publication_name
   JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = m.table_id::oid
-  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE m.slot_name = %(slot)s AND m.state = 'failed';
+
+-- name: unpublish
+SELECT modak.mirror_unpublish(%(publication)s, %(table_id)s);
