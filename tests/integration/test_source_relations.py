@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import TableName
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
-from mirror_pump.source.slot import sends_generated
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 
@@ -99,13 +96,6 @@ def test_stored_generated_columns_are_described_as_the_publication_has_them(conn
     ):
         description = described(conn, "t", publication)
         assert ([column.name for column in description.columns], description.generated) == (names, left_out)
-
-
-def test_before_18_no_generated_column_is_published() -> None:
-    """Nor is the server asked for a setting that it does not know."""
-    older: Any = SimpleNamespace(info=SimpleNamespace(server_version=170006))
-    assert not sends_generated(older, None)
-    assert not sends_generated(older, "p")
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,8 @@ DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
         (_adding(), {"exact": False}, Course.COPY_AGAIN),
         ({**_adding(), "leaves": [_leaf(20000, file=8)]}, {"exact": False}, Course.SET_ASIDE),
         (_with(4, generated=False), {}, Course.SET_ASIDE),
+        # As a USING, a new expression has no effect on what the heap does not hold.
+        (_with(1, computed=True), {"rewritten": 2}, Course.COPY_AGAIN),
         (_with(1, type=23, modifier=-1, sql="integer"), {"rewritten": 4}, Course.SET_ASIDE),
         (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Course.COPY_AGAIN),
         (_with(0, type=20, modifier=-1, sql="bigint"), {"rewritten": 4}, Course.SET_ASIDE),
