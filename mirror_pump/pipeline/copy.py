@@ -29,10 +29,10 @@ from mirror_pump.pipeline.requests import CopiedChunk
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed, Work
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.copyread import Chunk, plan_chunks
 from mirror_pump.source.leader import check_epoch
-from mirror_pump.source.shape import LOCK_TIMEOUT, same_layout
+from mirror_pump.source.shape import same_layout
 from mirror_pump.source.tables import load_table
 from sql import queries
 

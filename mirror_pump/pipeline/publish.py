@@ -44,16 +44,13 @@ from mirror_pump.pipeline.requests import PublishRequest, TierAdvance
 from mirror_pump.pipeline.staging import AdvanceRefused, Staged, StagedDelta, Stager, lake_table_gone
 from mirror_pump.pipeline.standing import Standing, standing_of
 from mirror_pump.pipeline.swapping import DueSwap, Swap
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.publication import record_published, refuse_changed
 from mirror_pump.source.tables import load_table
 from sql import queries
 
 _SQL = queries("publish")
 _FOLD_SQL = queries("fold")
-
-_ADVANCE_LOCK_TIMEOUT = "200ms"
-"""How long T waits for a partition's writers, and others behind it: less than a usual deadlock_timeout."""
 
 _MADE_HERE = object()
 
@@ -373,7 +370,7 @@ class Publisher:
     def _advance(self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, advance: TierAdvance) -> None:
         """The heap's part of moving T, under the partition's lock. AdvanceRefused: not now."""
         try:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (_ADVANCE_LOCK_TIMEOUT,))
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
             cursor.execute(
                 _SQL["advance_cutline"],
                 {

@@ -24,6 +24,10 @@ from mirror_pump.errors import ConnectionLost, SourceError, UsageError
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 """An ordinary connection whose rows are plain tuples."""
 
+LOCK_TIMEOUT = "200ms"
+"""How long a step of the pump waits for a lock that somebody else may hold; then it is left for a later try. Less
+than a usual deadlock_timeout: a user's command must never be the victim of a deadlock with us."""
+
 PINNED_SETTINGS: dict[str, str] = {
     # How values are printed.
     "DateStyle": "ISO",

@@ -27,8 +27,7 @@ from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.errors import ConnectionLost, SourceError, TableError
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.quoting import identifier, literal
-from mirror_pump.source.connect import PgConnection, adbc_uri, connect, source_errors
-from mirror_pump.source.shape import LOCK_TIMEOUT
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, adbc_uri, connect, source_errors
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,11 @@ import psycopg
 from mirror_pump.errors import TableError
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.quoting import identifier, in_query, literal
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from sql import queries
 
 _SQL = queries("fold")
 
-_LOCK_TIMEOUT = "200ms"
-"""How long a fold waits for a table that somebody is altering; less than a usual deadlock_timeout."""
 _CLEARED_AT_ONCE = 50_000
 
 TOMBSTONE = 1
@@ -96,7 +94,7 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
         return None
     # Names of types and of what regclass prints do not depend on whoever runs the pump.
     connection.execute(
-        "SELECT set_config('lock_timeout', %s, true), set_config('search_path', 'pg_catalog', true)", (_LOCK_TIMEOUT,)
+        "SELECT set_config('lock_timeout', %s, true), set_config('search_path', 'pg_catalog', true)", (LOCK_TIMEOUT,)
     )
     try:
         connection.execute(f"LOCK TABLE ONLY {relation[0]} IN ACCESS SHARE MODE".encode())

@@ -18,15 +18,11 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
 from mirror_pump.quoting import identifier
-from mirror_pump.source.connect import PgConnection, as_source_error, is_connection_loss
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
 from mirror_pump.source.tier_keys import END, NEVER, literal, name_token, now_value
 from sql import queries
 
 _SQL = queries("retention")
-
-LOCK_TIMEOUT = "200ms"
-"""How long a step waits for its locks; then it is left for a later try. Less than a usual deadlock_timeout: a user's
-command must never be the victim of a deadlock with us."""
 
 LOCKED_TIMEOUT = "50ms"
 """How long a step waits for each further lock once it has locked everybody out of the table (as modak.drop_proven)."""

@@ -36,7 +36,7 @@ import psycopg
 from decoders.columns import ColumnType
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableId, TableName
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
 from mirror_pump.source.relations import full_needs_generated, resolve_types
 from sql import queries
@@ -75,11 +75,8 @@ NONSENSE = (
 """What comes of a note whose shape is not one: values of other types than modak.mirror_shape() gives, or none."""
 _SEAL_LENGTH = 64
 """Bytes: a SHA-256 in hexadecimal."""
-LOCK_TIMEOUT = "200ms"
-"""How long the pump waits for a table that somebody is altering; then it is left for the next time. Less than a usual
-deadlock_timeout: a user's command must never be the victim of a deadlock with us."""
 _NEXT_LOCK_TIMEOUT = "10ms"
-"""The same for each of the others, once the pump has waited for one."""
+"""Instead of LOCK_TIMEOUT for each of the others, once the pump has waited for one table that somebody is altering."""
 _BUSY = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,

@@ -24,6 +24,12 @@ from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PARTITIONED = (
+    "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+    "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
+    "INSERT INTO p SELECT generate_series(0, 19)",
+)
 _TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, n int, big text)",
     "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
@@ -482,12 +488,7 @@ def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehous
 
 
 def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse: str) -> None:
-    database.execute(
-        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
-        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
-        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
-        "INSERT INTO p SELECT generate_series(0, 19)",
-    )
+    database.execute(*_PARTITIONED)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     mirror.register("p")
     mirror.catch_up()
@@ -511,12 +512,7 @@ def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
     database: Database, warehouse: str
 ) -> None:
     """Its trigger is gone for a moment, untold: then its file is compared."""
-    database.execute(
-        "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",
-        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
-        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
-        "INSERT INTO p SELECT generate_series(0, 19)",
-    )
+    database.execute(*_PARTITIONED)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     steps = Steps()
     with mirror.pumping(steps):
