@@ -60,10 +60,18 @@ class TableState(StrEnum):
 
     COPYING = "copying"
     """Its stream changes are applied, its initial copy is not complete: readers are promised nothing yet."""
+    FILLING = "filling"
+    """Every row is in the lake, but rows from before a column was added still lack its value. Readers see the table as
+    it was before."""
     LIVE = "live"
     """Everything at or below F is in the lake."""
     FAILED = "failed"
     """Set aside with an error; readable as of its last F; other tables go on."""
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether the lake table that commits build on holds every row as of F: no row is still to be copied."""
+        return self in (TableState.LIVE, TableState.FILLING)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,9 @@ class Column:
     not_null: bool
     chosen: bool = False
     """The lake type is the user's choice, not the mapping's."""
+    initial: str | None = None
+    """What rows have that existed before the column did, as Postgres prints it: they are in files that lack the column,
+    until these are filled. None: NULL."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,12 @@ from mirror_pump.cli.output import bytes_text, count_text, one_line, seconds_tex
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status import Leader, MirrorStatus, SlotState, TableStatus
 
-_STYLES = {TableState.LIVE: "green", TableState.COPYING: "yellow", TableState.FAILED: "red"}
+_STYLES = {
+    TableState.LIVE: "green",
+    TableState.COPYING: "yellow",
+    TableState.FILLING: "yellow",
+    TableState.FAILED: "red",
+}
 
 
 def render(status: MirrorStatus) -> RenderableType:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
 from mirror_pump.engine.merging import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
 from mirror_pump.engine.resolving import OrderedFile
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.files import FileContent
 from mirror_pump.lake.listing import Listing, LiveFile, listed, paths_of
@@ -73,6 +74,33 @@ def plan_renewal(table: LakeTable, listing: Listing) -> MergePlan | None:
         return None
     worn = _worn(present.data, present.positions, present.pending)
     return _plan(table, present, worn, pile=False) if worn else None
+
+
+def plan_fill(
+    table: LakeTable, listing: Listing, lacking: Callable[[LiveFile], bool], *, most_rows: int = _MOST_SOURCE_ROWS
+) -> MergePlan | None:
+    """The oldest data files that lack a column, `most_rows` at a time about, each to be written anew by itself; None if
+    none is left. An empty file has no row to fill, and may be there to keep Iceberg from dropping a delete.
+
+    Otherwise as `plan_merge`. NotFillable if another engine wrote files that are none of our kind, or partitioned the
+    table.
+    """
+    present = _present(table, listing)
+    if present is None or len(present.data) < len(present.paths):
+        raise NotFillable("files of the lake table were written by another engine, and in a way that is not ours")
+    chosen: list[LiveFile] = []
+    rows = 0
+    for file in sorted(present.data, key=_age):
+        if file.records and lacking(file):
+            chosen.append(file)
+            rows += file.records
+            if rows >= most_rows or len(chosen) >= MOST_SOURCES:
+                break
+    return _plan(table, present, tuple(chosen), pile=False) if chosen else None
+
+
+class NotFillable(LakeError):
+    """The table's files cannot be filled: it has to be copied again."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +178,8 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
     )
 
 
-def merge_resolution(plan: MergePlan, merged: MergedFile | None, positions: MergedPositions | None) -> Resolution:
-    """The change that the plan's tasks came to."""
+def merge_resolution(plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None) -> Resolution:
+    """The change that the plan's tasks came to. `merged` have no source in common."""
     relied_on = set() if plan.data is None else set(plan.data.positions)
     if positions is not None:
         relied_on.update(positions.data)
@@ -162,7 +190,7 @@ def merge_resolution(plan: MergePlan, merged: MergedFile | None, positions: Merg
         seen=plan.seen,
         sequence_number=plan.sequence_number,
         complete=False,
-        merged=() if merged is None else (merged,),
+        merged=tuple(merged),
     )
 
 

@@ -5,9 +5,9 @@ A task writes files under fresh names and commits nothing, so it may run any num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,8 @@ class MergeTask:
     """The table's."""
     location: str
     storage: StorageOptions
+    initial: Mapping[int, pa.Array] = field(default_factory=dict)
+    """By field ID, what rows have in a column that their file lacks, as an array of one value; NULL in others."""
     packing: KeyPacking | None = None
     """How to hand the keys of the new file's rows over; None: nobody asks."""
 
@@ -127,13 +129,18 @@ def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
         parquet = pq.ParquetFile(source)
         places = places_by_id(parquet)
         for batch in read_batches(parquet, _BATCH_ROWS):
-            columns = [_column(batch, places.get(field.field_id), field, path) for field in task.schema.fields]
+            columns = [
+                _column(batch, places.get(field.field_id), field, path, task.initial.get(field.field_id))
+                for field in task.schema.fields
+            ]
             yield start, pa.table(columns, schema=task.schema.arrow)
             start += batch.num_rows
 
 
-def _column(batch: pa.RecordBatch, place: int | None, field: LakeField, path: str) -> pa.Array:
-    """The column as the table has it now: widened since, or added, when it is NULL in older files."""
+def _column(
+    batch: pa.RecordBatch, place: int | None, field: LakeField, path: str, initial: pa.Array | None
+) -> pa.Array:
+    """The column as the table has it now: widened since, or added, when it is NULL in older files, or `initial`."""
     wanted = field.arrow.type
     if place is None:
         if field.required:
@@ -141,7 +148,11 @@ def _column(batch: pa.RecordBatch, place: int | None, field: LakeField, path: st
                 f"{path} has no column of field ID {field.field_id}, which is required",
                 "rewrite the table's files with the engine that wrote this one, or copy the table again",
             )
-        return pa.nulls(batch.num_rows, wanted)
+        return (
+            pa.nulls(batch.num_rows, wanted)
+            if initial is None
+            else cast_to(pa.repeat(initial[0], batch.num_rows), wanted)
+        )
     return cast_to(batch.column(place), wanted)
 
 

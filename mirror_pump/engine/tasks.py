@@ -21,7 +21,7 @@ from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import narrowed, sidecars, widened
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import MirroredTable, TableId, TableState
+from mirror_pump.model import MirroredTable, TableId
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         types=tuple(column.type for column in table.columns),
         key=tuple(sorted(names.index(name) for name in table.key)),
         not_null=tuple(column.name in table.key for column in table.columns),
-        every_key_deletes=table.state is not TableState.LIVE,
+        every_key_deletes=not table.state.has_all_rows,
         left_out=table.excluded_places,
     )
     return SegmentTable(shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 
 from decoders.segment import IncompleteRows
+from mirror_pump.lake.initial import initial_scalar
 from mirror_pump.model import Column, MirroredTable
 
 
 def adapted(rows: IncompleteRows, former: MirroredTable, table: MirroredTable) -> IncompleteRows:
-    """`rows` are of `former`; the same rows as `table` has them: renamed, without dropped columns, NULL in new ones,
-    widened. Files need no such thing, as readers go by field ID; rows that are not written yet do."""
+    """`rows` are of `former`; the same rows as `table` has them: renamed, without dropped columns, widened, in new ones
+    NULL or what rows from before have there. Files need no such thing, as readers go by field ID, or they are filled;
+    rows that are not written yet do."""
     before = {column.field_id: column.name for column in former.columns}
 
     def cells(source: pa.Table, column: Column, absent: pa.Scalar) -> pa.ChunkedArray:
@@ -29,9 +31,7 @@ def adapted(rows: IncompleteRows, former: MirroredTable, table: MirroredTable) -
     names = [column.name for column in table.columns]
     later = {column.field_id: column.name for column in table.columns}
     return IncompleteRows(
-        rows=pa.table(
-            [cells(rows.rows, column, pa.scalar(None, column.type.arrow)) for column in table.columns], names=names
-        ),
+        rows=pa.table([cells(rows.rows, column, initial_scalar(column)) for column in table.columns], names=names),
         raw={
             later[column.field_id]: rows.raw[column.name]
             for column in former.columns

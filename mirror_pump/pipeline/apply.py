@@ -16,7 +16,7 @@ from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import narrowed, sidecars
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.adapting import adapted
 from mirror_pump.pipeline.batches import BatchEnd, Failure, TableChange
 from mirror_pump.pipeline.completing import Completer
@@ -140,7 +140,7 @@ class BatchApplier:
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
         """The files in which rows' previous versions may be. While the table is being copied, where a row may be
         without any version, those that say which versions are another row's: the deletes."""
-        deletes_count = table.state is not TableState.LIVE
+        deletes_count = not table.state.has_all_rows
         versions = [VersionedFile(file.path, number) for number, segment in files.items() for file in segment.data]
         if deletes_count:
             versions += [
@@ -203,7 +203,8 @@ def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[Ta
         connected = first is not None and first.table.start_lsn == change.former_lsn
         former_lsn = first.former_lsn if first is not None and connected else change.former_lsn
         reason = change.reason or (first.reason if first is not None and connected else "")
-        changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason)
+        fills = change.fills or (first is not None and connected and first.fills)
+        changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason, fills=fills)
     return {
         table_id: replace(change, table=present[table_id])
         for table_id, change in changes.items()

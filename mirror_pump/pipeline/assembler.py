@@ -364,6 +364,8 @@ class Assembler:
             course = Course.COPY_AGAIN if note.settled and course is not Course.WAIT else Course.WAIT
         if course is Course.FOLLOW:
             self._change(verdict.table, table, "")
+        elif course is Course.FILL:
+            self._change(verdict.table, table, verdict.reason, fills=True)
         elif course is Course.COPY_AGAIN:
             again = self._copied_again(verdict.table)
             self._change(again, table, verdict.reason)
@@ -375,9 +377,9 @@ class Assembler:
         elif course is Course.SET_ASIDE:
             self._fail(table, verdict.reason)
 
-    def _change(self, table: MirroredTable, former: MirroredTable, reason: str) -> None:
+    def _change(self, table: MirroredTable, former: MirroredTable, reason: str, *, fills: bool = False) -> None:
         self._cut()
-        self._batch.changed_tables.append(TableChange(table, former.start_lsn, self._batch.segments, reason))
+        self._batch.changed_tables.append(TableChange(table, former.start_lsn, self._batch.segments, reason, fills))
         self._replace(table)
 
     def _stall(self, table: MirroredTable, reason: str) -> None:

@@ -45,6 +45,8 @@ class TableChange:
     """Its L0 until then. A table that is copied again has a new one."""
     before: int
     reason: str = ""
+    fills: bool = False
+    """Rows from before have values in its new columns (Column.initial): files are to be filled with them."""
 
     @property
     def copy_again(self) -> bool:

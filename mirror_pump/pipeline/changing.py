@@ -40,6 +40,7 @@ def store_change(cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange) -
             "shape": table.shape or None,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
+            "fills": change.fills and not change.copy_again,
             "stalled": table.stalled,
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),

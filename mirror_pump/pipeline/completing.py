@@ -19,7 +19,7 @@ import pyarrow as pa
 from decoders.segment import IncompleteRows
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.toast import Completed, HeapFilled, VersionedFile, complete_rows
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.slot import wal_end
@@ -86,7 +86,7 @@ class Completer:
 
     def _heap_filled_of(self, table: MirroredTable, frontier: Lsn) -> HeapFilled | None:
         identity = table.table_id, table.start_lsn
-        if table.state is TableState.LIVE:
+        if table.state.has_all_rows:
             self._heap_filled.pop(identity, None)
             return None
         if identity not in self._heap_filled:

@@ -6,7 +6,9 @@ every row that came or went did so in the stream. What is proven, by the notes o
 - A column keeps its attribute number for life. So the same number under another name is a rename, and a name under
   another number is another column, whose field ID is new.
 - A new column without default, identity or rewrite is NULL in every row that exists, which is how readers see a data
-  file that lacks its field ID. Iceberg v2 has no initial defaults: with a default the rows have to be read.
+  file that lacks its field ID. Iceberg v2 has no initial defaults: with a volatile default the rows have to be read.
+- With a constant default, a row that exists shows the default as it was worked out by the command, which Postgres keeps
+  in the catalog (attmissingval), and event triggers tell. So files are written anew with that value.
 - A type that changed without a rewrite of the heap left the bytes as they are. They mean the same if the type is the
   same but for its modifier, or one of text and varchar; the lake follows if its own type stays or widens.
 - A rewrite by ALTER TABLE for a new type may have changed any value (USING), also in a widening; one for a default
@@ -38,6 +40,7 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.evolution import widens
+from mirror_pump.lake.initial import holds_text
 from mirror_pump.model import Column, MirroredTable, Tier
 from mirror_pump.source.choices import still_chosen
 from mirror_pump.source.description import RelationDescription
@@ -54,6 +57,8 @@ class Course(Enum):
     NOTHING = auto()
     FOLLOW = auto()
     """Rows in the lake are right under the new columns."""
+    FILL = auto()
+    """Rows in the lake are right but for new columns, in which all of them have one known value each."""
     COPY_AGAIN = auto()
     """Rows in the lake may be wrong: the table's present content takes their place, once it is copied."""
     WAIT = auto()
@@ -100,7 +105,7 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
             return Verdict(Course.SET_ASIDE, table, f"{error}. {error.remedy}; then unregister and register it")
         reason = str(error)
     former: dict[str, Any] = json.loads(table.shape) if table.shape else {}
-    columns, reasons, next_field_id = _columns(table, note, seen, former)
+    columns, reasons, next_field_id, fills = _columns(table, note, seen, former)
     key_before = {column.attnum for column in table.key_columns}
     key_now = {column.attnum for column in columns if column.name in seen.key}
     present = replace(
@@ -128,7 +133,11 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         # Of transactions that were writing to the table, rows follow as they were printed before.
         return Verdict(Course.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
+        # No file from before stays, and their values may be none of the columns' types any more.
+        present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
         return Verdict(Course.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
+    if fills:
+        return Verdict(Course.FILL, present)
     if former == note.shape and replace(present, shape="") == replace(table, shape=""):
         return Verdict(Course.NOTHING, table)
     return Verdict(Course.FOLLOW, present)
@@ -136,8 +145,9 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
 
 def _columns(
     table: MirroredTable, note: Note, seen: RelationDescription, former: Mapping[str, Any]
-) -> tuple[tuple[Column, ...], list[_Reason], int]:
-    """The columns from here on, why the rows have to be copied for them, and the next free field ID."""
+) -> tuple[tuple[Column, ...], list[_Reason], int, bool]:
+    """The columns from here on, why the rows have to be copied for them, the next free field ID, and whether files are
+    to be filled with values of new columns."""
     known = {column.attnum: column for column in table.columns}
     # A column that is not mirrored although it existed: it was generated, and not published until now.
     existed = {one["attnum"] for one in former.get("columns") or ()}
@@ -148,11 +158,18 @@ def _columns(
     next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
     columns: list[Column] = []
     reasons: list[_Reason] = []
+    fills = False
     # Where no trigger tells why, a rewrite of the heap may have been one for a new column's values.
     rewritten = bool(note.rewritten & REWRITTEN_VALUES) or bool(_heaps_rewritten(note, former))
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
+            initial = note.missing.get(column.attnum) if provable and column.attnum not in existed else None
+            if initial is not None and _may_fill(table) and holds_text(column.type, initial):
+                columns.append(replace(column, field_id=next_field_id, initial=initial))
+                next_field_id += 1
+                fills = True
+                continue
             columns.append(replace(column, field_id=next_field_id))
             next_field_id += 1
             if not provable or column.attnum in filled or column.attnum in existed:
@@ -190,7 +207,12 @@ def _columns(
     refilled = bool(note.rewritten & REWRITTEN_VALUES) and not computed.isdisjoint(known)
     if note.rewritten & REWRITTEN_TYPE or refilled:
         reasons.append(_Reason("its rows were rewritten", everywhere=False))
-    return tuple(columns), reasons, next_field_id
+    return tuple(columns), reasons, next_field_id, fills
+
+
+def _may_fill(table: MirroredTable) -> bool:
+    """Not while rows are still to be copied; nor where S has rows below T, which no fill reaches."""
+    return table.state.has_all_rows and (table.tier is None or not table.tier.moved)
 
 
 def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:

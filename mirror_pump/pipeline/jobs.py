@@ -116,6 +116,11 @@ class Job(Protocol):
         """Seconds until a table is looked at again in which nothing was found to do."""
         ...
 
+    @property
+    def free(self) -> str:
+        """The query of sql/queries/upkeep.sql that gives a table's metadata if the job may be done to it."""
+        ...
+
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """How urgent it is for a table, the lower the more, among tables that it is due for; None if it is not.
         `left` is the state in which the job last found nothing to do, unless files were exchanged since."""
@@ -142,6 +147,7 @@ class ResolveJob:
     share: float = 0.5
     """A table that takes a minute is resolved every two, whatever its deletes' age."""
     failed: Step = Step.RESOLVE_FAILED
+    free: str = "free_to_change"
 
     @property
     def idle(self) -> float:
@@ -198,6 +204,7 @@ class MergeJob:
     """It runs all day beside the stream, and must not take from it what it needs at its peaks."""
     failed: Step = Step.MERGE_FAILED
     idle: float = 1.0
+    free: str = "free_to_change"
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """By the number of files that have come; at once where more rows are deleted than there are (merge_plan)."""
@@ -224,7 +231,7 @@ class MergeJob:
             merged = tasks.result(tasks.begin(merge_files, task))
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
-        resolution = merge_resolution(plan, merged, positions)
+        resolution = merge_resolution(plan, () if merged is None else (merged,), positions)
         rows = 0 if merged is None else len(merged.position)
         self.observer(Step.MERGE_WRITTEN, table=name, data_files=sources, position_files=position_files, rows=rows)
         details = {"data_files": sources, "position_files": position_files, "bytes": resolution.size_bytes}

@@ -33,7 +33,7 @@ from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.position_deletes import write_position_deletes
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.index_budget import Candidate, choose
 from mirror_pump.pipeline.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.requests import SegmentChange
@@ -115,7 +115,7 @@ class KeyIndexes:
     def packing(self, table: MirroredTable) -> KeyPacking | None:
         """How segments of the table are to hand their keys over; None: they write equality deletes."""
         tracked = self._tracked.get(table.table_id)
-        if tracked is None or tracked.start_lsn != table.start_lsn or table.state is not TableState.LIVE:
+        if tracked is None or tracked.start_lsn != table.start_lsn or not table.state.has_all_rows:
             return None
         return tracked.packing
 
@@ -321,7 +321,7 @@ class KeyIndexes:
 
     def _count(self, table: MirroredTable, encoded: EncodedDeletes, now: LakeTable) -> None:
         """Remember how much the table is deleted from, and what an index would take."""
-        if not self._budget or not encoded.deleted or table.state is not TableState.LIVE:
+        if not self._budget or not encoded.deleted or not table.state.has_all_rows:
             return
         packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
         if packing is None:

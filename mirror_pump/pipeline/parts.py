@@ -15,6 +15,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.apply import BatchApplier
 from mirror_pump.pipeline.copy import Copier, CopySettings
+from mirror_pump.pipeline.filling import FillJob
 from mirror_pump.pipeline.fold import Folder, FoldSettings
 from mirror_pump.pipeline.index_builder import IndexBuilder
 from mirror_pump.pipeline.jobs import MergeJob, RenewJob, ResolveJob
@@ -139,6 +140,7 @@ def start_parts(
             ResolveJob(settings.resolve_rows, settings.resolve_age, workers, observer),
             MergeJob(settings.merge_bytes, indexes.packing, observer),
             RenewJob(settings.merge_bytes, indexes.packing, observer),
+            FillJob(connected, inbox, indexes.packing, settings.copy_workers, observer),
         ),
         observer,
     )

@@ -281,8 +281,8 @@ class Publisher:
             store_change(cursor, delta.change)
         if delta.republished:
             record_published(cursor, self._slot, [table.table_id])
-        if staged is not None and (row.staged or (delta.copies and row.state is TableState.LIVE)):
-            # Readers stay at S, and at the F that was promised with it, until the copy is complete (swap_in).
+        if staged is not None and (row.staged or ((delta.copies or delta.fills) and row.state is TableState.LIVE)):
+            # Readers stay at S, and at the F that was promised with it, until copy or fill is complete (swap_in).
             cursor.execute(
                 _SQL["stage_snapshot"],
                 {

@@ -107,6 +107,11 @@ class TableDelta:
         """Whether the table is copied again from here on."""
         return self.change is not None and self.change.copy_again
 
+    @property
+    def fills(self) -> bool:
+        """Whether rows from before have to be given values of new columns."""
+        return self.change is not None and self.change.fills and not self.change.copy_again
+
 
 @dataclass(frozen=True)
 class PublishRequest:

@@ -22,7 +22,7 @@ from mirror_pump.engine.tasks import SegmentResult
 from mirror_pump.errors import ConnectionLost, LakeError, NotLeader, RowNotSent, SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.batches import Failure
+from mirror_pump.pipeline.batches import Failure, TableChange
 from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.leftovers import Leftovers, files_of
@@ -64,6 +64,12 @@ _RETAIN_INTERVAL = 30.0
 were set aside still published."""
 _STOP_GRACE = 3.0
 """Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
+
+
+def _step_of(change: TableChange) -> Step:
+    if change.copy_again:
+        return Step.TABLE_COPIED_AGAIN
+    return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
 
 
 class Abandoned(Exception):
@@ -265,7 +271,7 @@ class PumpSession:
         self._totals.changes += batch.end.changes
         changes = [delta.change for delta in applied.deltas if delta.change is not None]
         for change in changes:
-            step = Step.TABLE_COPIED_AGAIN if change.copy_again else Step.TABLE_CHANGED
+            step = _step_of(change)
             self._observer(step, table=str(change.table.name), reason=change.reason)
         if changes:
             self._parts.watcher.wake()

@@ -30,6 +30,10 @@ from mirror_pump.pipeline.swapping import DueSwap, Swap
 FRONTIER_PROPERTY = "mirror-pump.frontier"
 """Snapshot summary key: the F that the snapshot was published with, in Postgres's notation."""
 
+FILLING_PROPERTY = "mirror-pump.filling"
+"""Snapshot summary key, `true`: rows from before a column was added may still lack its value. No reader is shown such
+a snapshot, but for the last one of a fill, in which no row lacks any."""
+
 
 class AdvanceRefused(Exception):
     """T cannot move now; the text says why. Nothing was done."""
@@ -210,7 +214,7 @@ class Stager:
         schema = _schema_of(delta, known)
         emptied = delta.truncate or delta.copies
         segments = delta.segments if delta.fold is None else (*delta.segments, delta.fold.segment)
-        work = segments or born or emptied or delta.restart_copy or delta.resolution or schema
+        work = segments or born or emptied or delta.restart_copy or delta.resolution or schema or delta.fills
         renewing = row.calm and not delta.copies and cold_due(delta, row.tier, row.snapshot_id, known)
         if delta.advance is not None and not row.calm:
             raise AdvanceRefused("the table is being copied")
@@ -229,6 +233,8 @@ class Stager:
         # What moves no F leaves the snapshot at the F of the one before.
         said = known.summary.get(FRONTIER_PROPERTY) if frontier is None else format_lsn(frontier)
         summary = {} if said is None else {FRONTIER_PROPERTY: said}
+        if delta.fills or row.state is TableState.FILLING:
+            summary[FILLING_PROPERTY] = "true"
         files = encoded.segments
         born_sequence: SequenceNumber | None = None
         if spare is not None:

@@ -31,7 +31,7 @@ class Standing:
     metadata_location: str
     """What the next commit builds on: the staged one while the table is copied again."""
     staged: bool
-    """The table is being copied again: commits go to metadata that nobody sees before the copy is complete."""
+    """The table is being copied again or filled: commits go to metadata that nobody sees before that is complete."""
     lost: bool
     """The catalog does not name the lake table any more: another engine dropped or renamed it."""
     pinned: frozenset[int]
@@ -60,7 +60,10 @@ class Standing:
     @property
     def resolvable(self) -> bool:
         """Whether files may be exchanged for others: not in a table under copy, whose later chunks need the equality
-        deletes and come in beside them; not under a rewrite, whose commit would fail."""
+        deletes and come in beside them; not under a rewrite, whose commit would fail. What is staged for a table that
+        is filled no other engine sees."""
+        if self.state is TableState.FILLING:
+            return self.staged
         return self.state is TableState.LIVE and self.rewrite_since is None
 
     def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:

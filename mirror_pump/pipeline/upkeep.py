@@ -205,18 +205,22 @@ class Upkeep:
         """Computes what the job comes to at a table that is in hand, and sends it to the loop."""
         with self._changed:
             watched = self._tables[table_id]
+            seen = watched.lake
         turn = watched.turns[job.name]
         tasks = FileTasks(self._runner, self._stopping.is_set)
         exchange: Exchange | None = None
         try:
             table = load_table(connection, table_id)
-            row = connection.execute(_SQL["free_to_change"], {"table_id": table_id}).fetchone()
+            row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
             if table is None or table.state is TableState.FAILED:
                 with self._changed:
                     del self._tables[table_id]
                 return
             if row is None:
                 turn.not_before = time.monotonic() + _LOOK_INTERVAL
+                if job.free == "free_to_fill":
+                    # The last snapshot of a fill is marked too.
+                    turn.left = seen
                 return
             lake = self._newest(watched, row[0])
             if watched.listing is None:

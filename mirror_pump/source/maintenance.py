@@ -102,7 +102,7 @@ def _table(row: tuple[Any, ...]) -> MaintainedTable:
         published_snapshot=snapshot,
         published_location=published,
         pinned=frozenset(row[12]),
-        copying=bool(row[13]) or state == TableState.COPYING,
+        copying=bool(row[13]) or state in (TableState.COPYING, TableState.FILLING),
     )
 
 

@@ -26,7 +26,7 @@ import hmac
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -110,6 +110,9 @@ class Note:
     was detached or unlogged for a moment may have changed meanwhile, unpublished."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
+    missing: Mapping[int, str] = field(default_factory=dict)
+    """What rows from before have in columns that a command added, as the stream prints it, by attribute number. Of the
+    first shape that has the column: a rewrite of the heap takes the value to the rows, and out of the catalog."""
     types: tuple[Mapping[str, Any], ...] = ()
     """Labels and attributes of the columns' types in each shape of the transaction: what was written under one of them
     is in the stream as it was printed then."""
@@ -127,6 +130,7 @@ class Note:
             filled=former.filled | self.filled,
             stayed=frozenset.intersection(*stayed) if stayed else None,
             filled_columns=former.filled_columns | self.filled_columns,
+            missing={**self.missing, **former.missing},
             types=former.types + tuple(one for one in self.types if one not in former.types),
             rewritten=former.rewritten | self.rewritten,
         )
@@ -187,6 +191,7 @@ def parse_note(message: bytes) -> Note | None:
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
+            missing={int(number): str(text) for number, text in (found.get("missing") or {}).items()},
             types=tuple(one for one in ((shape or {}).get("types"),) if one),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,

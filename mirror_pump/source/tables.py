@@ -178,6 +178,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             "field_id": column.field_id,
             "not_null": column.not_null,
             "chosen": column.chosen,
+            **({} if column.initial is None else {"initial": column.initial}),
         }
         for column in columns
     ]

@@ -18,7 +18,7 @@ COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what 
 CREATE TABLE modak.mirror_tables (
     table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
     slot_name       text        NOT NULL REFERENCES modak.mirror_slots (slot_name),
-    state           text        NOT NULL CHECK (state IN ('copying', 'live', 'failed')),
+    state           text        NOT NULL CHECK (state IN ('copying', 'filling', 'live', 'failed')),
     start_lsn       bigint      NOT NULL,
     born_sequence   bigint      NOT NULL,
     generation      int         NOT NULL DEFAULT 0,

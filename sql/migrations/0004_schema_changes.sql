@@ -156,6 +156,36 @@ SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
   FROM modak.mirror_secret
 $$;
 
+-- What rows from before a command have in the columns that it added with a constant default (pg_attribute.attmissingval), as
+-- the stream prints it, by attribute number: of columns that `former` has not, and only if every leaf has the same. Of types
+-- that print alike in any session, and no longer than a note should be.
+CREATE FUNCTION modak.mirror_missing(root oid, former jsonb) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
+WITH leaves AS (SELECT r.relation FROM modak.mirror_tree(root) r WHERE r.is_leaf)
+SELECT coalesce(jsonb_object_agg(found.attnum::text, found.texts[1]), '{}')
+  FROM (SELECT a.attnum, array_agg(DISTINCT (l.attmissingval::text::text[])[1]) AS texts, count(*) AS leaves
+          FROM pg_attribute a
+          JOIN pg_type t ON t.oid = a.atttypid
+          JOIN pg_attribute l ON l.attname = a.attname AND l.attrelid IN (SELECT relation FROM leaves) AND l.atthasmissing
+               AND l.atttypid = a.atttypid AND l.atttypmod = a.atttypmod AND NOT l.attisdropped
+         WHERE a.attrelid = root AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+           AND NOT EXISTS (SELECT FROM jsonb_array_elements(coalesce(nullif(former -> 'columns', 'null'), '[]')) f
+                            WHERE (f ->> 'attnum')::int = a.attnum)
+           AND EXISTS (SELECT FROM pg_type e
+                        WHERE e.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype WHEN t.typcategory = 'A' THEN t.typelem
+                                           ELSE t.oid END
+                          AND (e.typtype = 'e' OR e.oid IN (
+                               'bool'::regtype, 'bytea'::regtype, '"char"'::regtype, 'name'::regtype, 'int8'::regtype,
+                               'int2'::regtype, 'int4'::regtype, 'text'::regtype, 'oid'::regtype, 'json'::regtype,
+                               'float4'::regtype, 'float8'::regtype, 'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype,
+                               'bpchar'::regtype, 'varchar'::regtype, 'date'::regtype, 'time'::regtype,
+                               'timestamp'::regtype, 'timestamptz'::regtype, 'interval'::regtype, 'timetz'::regtype,
+                               'bit'::regtype, 'varbit'::regtype, 'numeric'::regtype, 'uuid'::regtype, 'jsonb'::regtype)))
+         GROUP BY a.attnum) found
+ WHERE found.leaves = (SELECT count(*) FROM leaves) AND cardinality(found.texts) = 1 AND length(found.texts[1]) <= 8192
+$$;
+
 -- Tells the stream what one table is like now, in a transactional message. `exact`: within the transaction that changed
 -- it, right behind the change; not said while an event trigger is off, which may have had more to tell. New partitions that hold a page are named, and those whose file was known and is another
 -- now: their rows are not in the stream.
@@ -364,7 +394,7 @@ BEGIN
         'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_note(boolean, bigint[], bigint[]),
+REVOKE EXECUTE ON FUNCTION modak.mirror_tell(bigint, jsonb, boolean, boolean), modak.mirror_missing(oid, jsonb), modak.mirror_note(boolean, bigint[], bigint[]),
     modak.mirror_alarm(bigint[]), modak.mirror_watch(oid, oid[]), modak.mirror_unwatch(oid), modak.mirror_message(jsonb) FROM PUBLIC;
 
 -- Takes a relation out of a publication, whatever it is called: not every database's names can be told to a client.

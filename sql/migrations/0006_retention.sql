@@ -1010,6 +1010,7 @@ BEGIN
     END LOOP;
     PERFORM modak.mirror_message(jsonb_build_object(
         'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
+        'missing', CASE WHEN exact AND present IS NOT NULL THEN modak.mirror_missing(told_id::oid, former) ELSE '{}' END,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                      LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f

@@ -9,7 +9,8 @@ UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
        start_lsn = %(start_lsn)s, stalled = %(stalled)s,
-       state = CASE WHEN %(copy_again)s THEN 'copying' ELSE state END
+       state = CASE WHEN %(copy_again)s THEN 'copying' WHEN %(fills)s THEN 'filling' ELSE state END,
+       live_after_lsn = CASE WHEN %(fills)s THEN NULL ELSE live_after_lsn END
  WHERE table_id = %(table_id)s;
 
 -- name: names

@@ -26,13 +26,13 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
  WHERE m.table_id = ANY (%(table_ids)s);
 
 -- name: due_to_swap_in
--- Tables that were copied again and go live at this F, or the present one: their metadata, and what readers see.
+-- Tables that were copied again, or whose files were filled, and go live at this F, or the present one: their metadata, and what readers see.
 SELECT m.table_id, m.staged_location, i.metadata_location
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
- WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.staged_location IS NOT NULL
+ WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling') AND m.staged_location IS NOT NULL
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, (SELECT applied_lsn FROM modak.mirror_slots
                                                             WHERE slot_name = %(slot)s));
 
@@ -84,7 +84,7 @@ UPDATE modak.delta
           FOR UPDATE OF d SKIP LOCKED));
 
 -- name: stage_snapshot
--- Of a table that is copied again: the metadata that its next commit builds on, until swap_in.
+-- Of a table that is copied again or filled: the metadata that its next commit builds on, until swap_in.
 UPDATE modak.mirror_tables SET staged_location = %(new)s, staged_snapshot_id = %(snapshot_id)s
  WHERE table_id = %(table_id)s AND staged_location IS NOT DISTINCT FROM %(old)s;
 
@@ -131,7 +131,7 @@ WITH due AS (
       FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
       LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[])
         AS s(table_id, staged, seen, location) ON s.table_id = m.table_id AND s.staged = m.staged_location
-     WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn <= %(frontier)s
+     WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling') AND m.live_after_lsn <= %(frontier)s
        AND m.staged_location IS NOT NULL),
 pointer AS (
     UPDATE modak.iceberg_tables i
@@ -154,7 +154,7 @@ SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 -- name: go_live
 WITH live AS (
     UPDATE modak.mirror_tables SET state = 'live', updated_at = now()
-     WHERE slot_name = %(slot)s AND state = 'copying' AND live_after_lsn <= %(frontier)s
+     WHERE slot_name = %(slot)s AND state IN ('copying', 'filling') AND live_after_lsn <= %(frontier)s
     RETURNING table_id),
 done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live))
 SELECT table_id FROM live;

@@ -7,21 +7,21 @@ SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
 -- name: copying
 -- Without those that wait for their owner to give them a key, or for somebody to publish them again.
 SELECT count(*) FROM modak.mirror_tables m
- WHERE m.slot_name = %(slot)s AND m.state = 'copying'
+ WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
    AND NOT (m.stalled AND (EXISTS (SELECT FROM modak.mirror_shapes s
                                     WHERE s.table_id = m.table_id AND NOT modak.mirror_has_key(s.shape))
                            OR EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n
                                        WHERE n.table_id = m.table_id AND NOT n.whole)));
 
 -- name: due_to_go_live
--- The F at which the next copied table may go live, if every chunk of it is in the lake.
-SELECT min(live_after_lsn) FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'copying';
+-- The F at which the next copied or filled table may go live, if all of it is in the lake.
+SELECT min(live_after_lsn) FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('copying', 'filling');
 
 -- name: sender_timeout
 SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
 
 -- name: live
-SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'live';
+SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('live', 'filling');
 
 -- name: no_indexes
 -- Not of tables that somebody has in hand, who may wait for the pump; nor in the next one.

@@ -2,7 +2,8 @@
 
 -- name: mirrored
 -- Tables whose files may have to be exchanged now or later, with their present Iceberg metadata.
-SELECT m.table_id, i.metadata_location
+SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, i.metadata_location)
+                   ELSE i.metadata_location END
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.iceberg_tables i
@@ -21,3 +22,25 @@ SELECT i.metadata_location
  WHERE m.table_id = %(table_id)s AND m.state = 'live'
    AND NOT EXISTS (SELECT FROM modak.op_log o
                     WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s');
+
+-- name: free_to_fill
+-- The table's staged Iceberg metadata, if rows of it still lack the value of a new column. A rewrite by another engine is
+-- about what readers see, so that none is in the way.
+SELECT coalesce(m.staged_location, i.metadata_location)
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE m.table_id = %(table_id)s AND m.state = 'filling' AND m.live_after_lsn IS NULL;
+
+-- name: filled
+-- Every file has the columns that the table had when its files were looked at: it may go live once F passes the present
+-- end of WAL. Not if it has got other columns since.
+UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling' AND live_after_lsn IS NULL
+   AND columns = %(columns)s;
+
+-- name: not_fillable
+-- Has the next session copy the table again (mirror_pump/pipeline/publishing.py).
+UPDATE modak.mirror_tables SET published = 'its files cannot be filled'
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling';

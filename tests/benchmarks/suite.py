@@ -25,6 +25,7 @@ from tests.benchmarks import (
     bench_read,
     bench_resolve,
     bench_retire,
+    bench_schema,
     bench_seam,
     report,
 )
@@ -33,7 +34,7 @@ from tests.benchmarks.pump_process import TABLE
 from tests.benchmarks.pumping import BenchmarkFailed, Profiling
 from tests.benchmarks.scene import ROOT, Mirror, Scene
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
 BENCHMARKS = (*USUAL, "resolve")
 """resolve only when it is named: its table takes minutes to make."""
 RESULTS = ROOT / "build" / "bench"
@@ -68,6 +69,7 @@ class Suite:
         for name, rows, benchmark in (
             ("lag", bench_lag.rows_at(self._options), bench_lag.run),
             ("memory", 0, bench_memory.run),
+            ("schema", bench_schema.rows_at(self._options), bench_schema.run),
         ):
             if name in self._chosen:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:

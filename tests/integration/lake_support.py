@@ -132,7 +132,7 @@ class SmallTable:
     def _computed(self, plan: MergePlan | None) -> Resolution | None:
         if plan is None:
             return None
-        merged = merge_files(plan.data) if plan.data is not None else None
+        merged = (merge_files(plan.data),) if plan.data is not None else ()
         return merge_resolution(plan, merged, merge_positions(plan.positions) if plan.positions is not None else None)
 
     def merge(self, target_bytes: int = TARGET) -> StagedCommit | None:

@@ -71,7 +71,7 @@ def test_the_old_content_stays_at_its_old_f_until_the_new_one_is_complete(
         frontier, snapshot, state, location = _published(mirror, "t")
         assert state == "live"
         database.execute(
-            "ALTER TABLE t ADD COLUMN d int DEFAULT 9",
+            "ALTER TABLE t ADD COLUMN d int DEFAULT (9 + 0 * random())",
             "UPDATE t SET v = 'after' WHERE id <= 30",
             "UPDATE other SET v = 'goes on'",
         )
@@ -363,14 +363,14 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
             "VACUUM FREEZE pg_attribute",
             "VACUUM FULL pg_attribute",
         )
-        await_true(lambda: steps.count(Step.TABLE_COPIED_AGAIN) == 3, 20, "other, for its default")
+        await_true(lambda: steps.count(Step.TABLE_FILLING) == 1, 20, "other, for its default")
         mirror.await_live("public.other")
         database.execute("VACUUM FULL other", "ALTER TABLE t ADD COLUMN y int")
         told = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
         await_true(lambda: database.rows(told) == [(2,)], 20, "looked at")
         database.execute("INSERT INTO t (id, y) VALUES (1000, 1)", "UPDATE other SET v = 'u'")
         mirror.await_frontier()
-        assert steps.count(Step.TABLE_COPIED_AGAIN) == 3, steps.details(Step.TABLE_COPIED_AGAIN, "reason")
+        assert steps.count(Step.TABLE_COPIED_AGAIN) == 2, steps.details(Step.TABLE_COPIED_AGAIN, "reason")
         mirror.assert_equal("public.t", "public.other")
     mirror.assert_sound()
 
@@ -758,7 +758,7 @@ def test_s_outlives_the_commits_of_a_copy_again(database: Database, warehouse: s
         database.execute(_NO_HISTORY)
         gate.hold()
         snapshot = _published(mirror, "t")[1]
-        database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT 9")
+        database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT (9 + 0 * random())")
         for turn in range(3):
             database.execute(f"UPDATE t SET n = {turn}")
             mirror.await_frontier()

@@ -25,10 +25,11 @@ from mirror_pump.testing.verification import assert_verified
 _DOCUMENT = (Path(__file__).parents[2] / "docs" / "schema-changes.md").read_text(encoding="utf-8")
 _STEPS = {
     Step.TABLE_CHANGED: "followed",
+    Step.TABLE_FILLING: "filled",
     Step.TABLE_COPIED_AGAIN: "copied again",
     Step.TABLE_FAILED: "set aside",
 }
-_STRENGTH = ("nothing", "followed", "copied again", "set aside")
+_STRENGTH = ("nothing", "followed", "filled", "copied again", "set aside")
 
 
 def _setup() -> str:
