@@ -180,6 +180,8 @@ class MirroredTable:
     """It has to be copied again, and cannot be before the stream says what it is like: until then it is not applied."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
+    dropped_rows: tuple[str, ...] = ()
+    """Rows that went with their partitions, and may still be in the lake (mirror_pump.lake.dropped_rows), as JSON."""
     tier: Tier | None = None
     """Heap retention; None: a plain mirror, all of whose rows are in the heap."""
 

@@ -17,6 +17,7 @@ from mirror_pump.engine.resolving import OrderedFile
 from mirror_pump.engine.row_batches import read_batches
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.columns import places_by_id, plain
+from mirror_pump.lake.dropped_rows import DroppedRows
 from mirror_pump.lake.files import DataFileWriter, WrittenFile
 from mirror_pump.lake.merging import MergedFile
 from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
@@ -44,6 +45,8 @@ class MergeTask:
     storage: StorageOptions
     initial: Mapping[int, pa.Array] = field(default_factory=dict)
     """By field ID, what rows have in a column that their file lacks, as an array of one value; NULL in others."""
+    dropped: tuple[DroppedRows, ...] = ()
+    """Rows that go with their partition: those in files of up to a sequence number."""
     packing: KeyPacking | None = None
     """How to hand the keys of the new file's rows over; None: nobody asks."""
 
@@ -73,30 +76,36 @@ class MergedPositions:
 
 
 def merge_files(task: MergeTask) -> MergedFile:
-    """Writes one data file of the rows that no position delete hides, file by file, in their order.
+    """Writes one data file of the rows that no position delete hides, and that were not dropped, file by file, in their
+    order.
 
     Memory: a row group of the new file, a batch of rows, and 20 bytes for each row. Raises LakeError if a file cannot
     be read, or lacks a required column.
     """
     sources = tuple(file.path for file in task.data)
     hidden = read_position_deletes(task.positions, set(sources), task.storage)
+    names = {field.field_id: field.name for field in task.schema.fields}
     kept: list[Positions] = []
     keys: list[PackedKeys] = []
     with ExitStack() as stack:
         writer: DataFileWriter | None = None
-        for path in sources:
+        for number, path in enumerate(sources):
+            sequence_number = task.data[number].sequence_number
+            dropped = [one.bounds for one in task.dropped if sequence_number <= one.sequence_number]
             rows: list[Positions] = [np.zeros(0, np.int64)]
             gone = hidden.get(path, rows[0])
             for start, table in _tables(path, task):
                 first, end = np.searchsorted(gone, [start, start + table.num_rows])
                 live = np.ones(table.num_rows, np.bool_)
                 live[gone[first:end] - start] = False
+                for bounds in dropped:
+                    live &= ~bounds.holds(table.column(names[bounds.field_id]))
                 if not live.any():
                     continue
                 if writer is None:
                     # Of nothing but dead rows no file is written.
                     writer = stack.enter_context(DataFileWriter(task.schema, task.location, task.storage))
-                alive = table if first == end else table.filter(pa.array(live))
+                alive = table if live.all() else table.filter(pa.array(live))
                 writer.write(alive)
                 if task.packing is not None:
                     keys.append(task.packing.pack([alive.column(field.name) for field in task.schema.key.fields]))

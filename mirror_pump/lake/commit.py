@@ -241,7 +241,7 @@ class LakeTable:
         if delta.replace and division is None:
             counted = replace(counted, dangling=0)
         summary |= counted.after(added, removal.removed, again).to_summary()
-        if merged and not added.delete_files:
+        if merged and not added.delete_files and not (resolution is not None and resolution.drops_rows):
             summary["operation"] = REPLACE
         resolved_to = resolution.sequence_number if resolution is not None and resolution.complete else None
         summary |= pending_after(self.metadata, summary, resolved_to, timestamp)

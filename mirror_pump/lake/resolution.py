@@ -69,6 +69,8 @@ class Resolution:
     """Whether it removes every equality delete of S0."""
     merged: tuple[MergedFile, ...] = ()
     """Data files that take the place of others; what was deleted in these meanwhile is deleted in them too."""
+    drops_rows: bool = False
+    """The merged files are without rows that went with their partition: no other engine may take it for a rewrite."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:

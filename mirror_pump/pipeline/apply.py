@@ -135,6 +135,10 @@ class BatchApplier:
             not_live_before=heap_read_at,
             sidecars=beside,
             change=change,
+            dropped=tuple(
+                (sum(number < before and not one.empty for number, one in changes.items()), bounds)
+                for before, bounds in (change.dropped if change is not None else ())
+            ),
         )
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
@@ -204,7 +208,8 @@ def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[Ta
         former_lsn = first.former_lsn if first is not None and connected else change.former_lsn
         reason = change.reason or (first.reason if first is not None and connected else "")
         fills = change.fills or (first is not None and connected and first.fills)
-        changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason, fills=fills)
+        dropped = (*(first.dropped if first is not None and connected else ()), *change.dropped)
+        changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason, fills=fills, dropped=dropped)
     return {
         table_id: replace(change, table=present[table_id])
         for table_id, change in changes.items()

@@ -23,9 +23,10 @@ from decoders.messages import (
     parse_relation,
     parse_truncate,
 )
+from mirror_pump.lake.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.batches import BatchEnd, Failure, Segment, TableChange, Truncation
-from mirror_pump.pipeline.evolution import Course, Verdict
+from mirror_pump.pipeline.evolution import Course, Verdict, rows_of
 from mirror_pump.source.shape import PREFIX, Note, NoteReader
 
 HEADER = 25
@@ -345,7 +346,12 @@ class Assembler:
                 return
             table = self._present(note.table_id)
             if table is not None and not table.stalled:
-                self._change(self._copied_again(table), table, "one of its partitions was truncated")
+                reason = "one of its partitions was truncated"
+                bounds = rows_of(note.truncated_leaf, table)
+                if bounds is None:
+                    self._change(self._copied_again(table), table, reason)
+                else:
+                    self._change(table, table, reason, fills=True, dropped=(bounds,))
             return
         former = self._notes.get(note.table_id)
         if former is not None:
@@ -365,7 +371,7 @@ class Assembler:
         if course is Course.FOLLOW:
             self._change(verdict.table, table, "")
         elif course is Course.FILL:
-            self._change(verdict.table, table, verdict.reason, fills=True)
+            self._change(verdict.table, table, verdict.reason, fills=True, dropped=verdict.dropped)
         elif course is Course.COPY_AGAIN:
             again = self._copied_again(verdict.table)
             self._change(again, table, verdict.reason)
@@ -377,9 +383,19 @@ class Assembler:
         elif course is Course.SET_ASIDE:
             self._fail(table, verdict.reason)
 
-    def _change(self, table: MirroredTable, former: MirroredTable, reason: str, *, fills: bool = False) -> None:
+    def _change(
+        self,
+        table: MirroredTable,
+        former: MirroredTable,
+        reason: str,
+        *,
+        fills: bool = False,
+        dropped: Sequence[PartitionBounds] = (),
+    ) -> None:
         self._cut()
-        self._batch.changed_tables.append(TableChange(table, former.start_lsn, self._batch.segments, reason, fills))
+        before = self._batch.segments
+        gone = tuple((before, bounds) for bounds in dropped)
+        self._batch.changed_tables.append(TableChange(table, former.start_lsn, before, reason, fills, gone))
         self._replace(table)
 
     def _stall(self, table: MirroredTable, reason: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from mirror_pump.errors import TableError
+from mirror_pump.lake.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId
 
 
@@ -46,7 +47,10 @@ class TableChange:
     before: int
     reason: str = ""
     fills: bool = False
-    """Rows from before have values in its new columns (Column.initial): files are to be filled with them."""
+    """Files are to be written anew: rows from before have values in new columns (Column.initial), or are not part of
+    the table any more."""
+    dropped: tuple[tuple[int, PartitionBounds], ...] = ()
+    """Rows within these bounds, of the segments before that number and of all former ones, are gone."""
 
     @property
     def copy_again(self) -> bool:

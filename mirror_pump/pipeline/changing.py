@@ -17,6 +17,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.catalog import ensure_namespace
+from mirror_pump.lake.dropped_rows import DroppedRows
 from mirror_pump.model import TableId, TableName
 from mirror_pump.pipeline.batches import TableChange
 from mirror_pump.pipeline.requests import TableDelta
@@ -26,7 +27,9 @@ from sql import queries
 _SQL = queries("change")
 
 
-def store_change(cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange) -> None:
+def store_change(
+    cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange, dropped_rows: Sequence[DroppedRows]
+) -> None:
     """Make the catalog describe the table as it is now."""
     table = change.table
     cursor.execute(
@@ -40,6 +43,7 @@ def store_change(cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange) -
             "shape": table.shape or None,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
+            "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
             "fills": change.fills and not change.copy_again,
             "stalled": table.stalled,
             "tier_key": tier_key(table),

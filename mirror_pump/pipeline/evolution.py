@@ -13,8 +13,9 @@ every row that came or went did so in the stream. What is proven, by the notes o
   same but for its modifier, or one of text and varchar; the lake follows if its own type stays or widens.
 - A rewrite by ALTER TABLE for a new type may have changed any value (USING), also in a widening; one for a default
   fills the new columns only, and generated ones (SET EXPRESSION).
-- A partition that comes without a page brings no row; one that goes may take some along, also if it comes back in the
-  same transaction. With heap retention none does, whoever dropped it: the lake is there to keep its rows.
+- A partition that comes without a page brings no row; one that goes takes those along that are within its bounds, and
+  they are deleted where the bounds tell them exactly. One that comes back in the same transaction may have others. With
+  heap retention none goes, whoever dropped it: the lake is there to keep its rows.
 - A partition that is unlogged for a part of a transaction is one that went and came with rows. So is one whose file is
   another while no trigger tells of TRUNCATE.
 - Labels of an enum and attributes of a composite are part of the text that the lake holds, also if they are what they
@@ -41,6 +42,7 @@ from typing import Any
 from mirror_pump.errors import TableError
 from mirror_pump.lake.evolution import widens
 from mirror_pump.lake.initial import holds_text
+from mirror_pump.lake.partition_bounds import PartitionBounds, bounds_of
 from mirror_pump.model import Column, MirroredTable, Tier
 from mirror_pump.source.choices import still_chosen
 from mirror_pump.source.description import RelationDescription
@@ -81,6 +83,8 @@ class Verdict:
     table: MirroredTable
     """As it is from here on; its L0 is still the former one."""
     reason: str = ""
+    dropped: tuple[PartitionBounds, ...] = ()
+    """FILL: rows that went with their partitions."""
 
 
 def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -> Verdict:
@@ -124,7 +128,8 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         return Verdict(Course.WAIT, replace(table, shape=present.shape), reason)
     if key_before != key_now:
         reasons.append(_Reason("its key changed", everywhere=True))
-    reasons += _other_reasons(note, former, table)
+    dropped = _dropped(note, former, table)
+    reasons += _other_reasons(note, former, table, gone_known=dropped is not None)
     everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
     if everywhere and table.tier is not None and table.tier.moved:
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
@@ -136,8 +141,9 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         # No file from before stays, and their values may be none of the columns' types any more.
         present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
         return Verdict(Course.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
-    if fills:
-        return Verdict(Course.FILL, present)
+    if fills or dropped:
+        why = "a partition is gone" if dropped else "a column is new, with one value in all rows that exist"
+        return Verdict(Course.FILL, present, why, dropped or ())
     if former == note.shape and replace(present, shape="") == replace(table, shape=""):
         return Verdict(Course.NOTHING, table)
     return Verdict(Course.FOLLOW, present)
@@ -231,7 +237,28 @@ def _reads_on(before: Column, now: Column, note: Note, *, in_key: bool) -> bool:
     return comparable and (before.type == now.type or (widens(before.type, now.type) and not in_key))
 
 
-def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) -> list[_Reason]:
+def rows_of(leaf: int, table: MirroredTable) -> PartitionBounds | None:
+    """Which rows are in a partition of the table as it is; None if they cannot be told, or not be taken out."""
+    if table.tier is not None or not table.state.has_all_rows or not table.shape:
+        return None
+    return bounds_of(table, json.loads(table.shape), leaf)
+
+
+def _dropped(note: Note, former: Mapping[str, Any], table: MirroredTable) -> tuple[PartitionBounds, ...] | None:
+    """The rows of partitions that are gone; None if they cannot all be told. One that came back may have others now."""
+    if note.shape is None or table.tier is not None:
+        return ()
+    before, now = _leaves(former) if former else {}, _leaves(note.shape)
+    gone = before.keys() - (now.keys() if note.stayed is None else note.stayed)
+    if not gone:
+        return ()
+    found = [rows_of(leaf, table) for leaf in sorted(gone)]
+    if not note.exact or gone & now.keys():
+        return None
+    return tuple(bounds for bounds in found if bounds is not None) if None not in found else None
+
+
+def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable, *, gone_known: bool) -> list[_Reason]:
     """Why the rows have to be copied although no column says so."""
     if note.truncated:
         return [_Reason("a partition was truncated", everywhere=False)]
@@ -243,7 +270,7 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable) 
     stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
     if not note.exact and _attached_untold(former, shape):
         reasons.append(_Reason("a partition was detached for a moment, and nothing says when", everywhere=False))
-    if before.keys() - stayed and table.tier is None:
+    if before.keys() - stayed and table.tier is None and not gone_known:
         reasons.append(_Reason("a partition is gone", everywhere=False))
     if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
         reasons.append(_Reason("a partition came with rows", everywhere=False))

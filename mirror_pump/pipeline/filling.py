@@ -15,6 +15,7 @@ carried over. Files that come later have every column, so no further one that la
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from mirror_pump.engine.merging import MergeTask, merge_files, merge_positions
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.columns import places_by_id
 from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.dropped_rows import DroppedRows, parse_dropped
 from mirror_pump.lake.initial import initial_values
 from mirror_pump.lake.listing import Listing, LiveFile
 from mirror_pump.lake.merging import MergedFile
@@ -70,6 +72,8 @@ class FillJob:
     free: str = "free_to_fill"
     _fields: dict[str, frozenset[int]] = field(default_factory=dict)
     """By URI of a data file, the field IDs of its columns."""
+    _without: set[tuple[str, DroppedRows]] = field(default_factory=set)
+    """URIs of data files that were written without these rows."""
     _failures: Counter[TableId] = field(default_factory=Counter)
     """One after the other, by table."""
 
@@ -97,18 +101,33 @@ class FillJob:
         began = time.time()
         initial = initial_values(table.columns)
         needed = frozenset(field.field_id for field in lake.schema.fields) & initial.keys()
-        plan = plan_fill(lake, listing, lambda file: not needed <= self._fields_of(file, lake.storage))
+        dropped = parse_dropped(table.dropped_rows)
+        kinds = {field.field_id: field.type.kind for field in lake.schema.fields}
+
+        def due(file: LiveFile) -> bool:
+            gone = [
+                one.bounds
+                for one in dropped
+                if file.sequence_number <= one.sequence_number
+                and one.bounds.may_concern(file, kinds[one.bounds.field_id])
+                and (file.path, one) not in self._without
+            ]
+            return bool(gone) or bool(needed and not needed <= self._fields_of(file, lake.storage))
+
+        plan = plan_fill(lake, listing, due)
         if plan is None:
             self._fields.clear()
+            self._without.clear()
             return None
         assert plan.data is not None
         self.observer(Step.FILLING, table=str(table.name), files=len(plan.data.data))
-        task = replace(plan.data, initial=initial, packing=self.packing(table))
+        task = replace(plan.data, initial=initial, dropped=dropped, packing=self.packing(table))
         filled = self._filled(task, tasks)
         positions = None
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
-        resolution = merge_resolution(plan, filled, positions)
+        self._without.update((one.path, each) for one in filled if one.path is not None for each in dropped)
+        resolution = replace(merge_resolution(plan, filled, positions), drops_rows=bool(dropped))
         details = {"files": len(filled), "rows": sum(len(one.position) for one in filled)}
         return Exchange(table, resolution, Step.FILLED, Step.FILL_REFUSED, details, began)
 
@@ -140,5 +159,6 @@ class FillJob:
                 "table_id": table.table_id,
                 "start_lsn": table.start_lsn,
                 "columns": Jsonb(columns_to_json(table.columns)),
+                "dropped_rows": Jsonb([json.loads(one) for one in table.dropped_rows]),
             }
             return connection.execute(_SQL[statement], parameters).rowcount == 1

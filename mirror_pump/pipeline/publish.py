@@ -278,7 +278,7 @@ class Publisher:
         if cursor.rowcount != 1:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
         if delta.change is not None:
-            store_change(cursor, delta.change)
+            store_change(cursor, delta.change, accepted.dropped_rows)
         if delta.republished:
             record_published(cursor, self._slot, [table.table_id])
         if staged is not None and (row.staged or ((delta.copies or delta.fills) and row.state is TableState.LIVE)):

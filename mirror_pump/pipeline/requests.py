@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mirror_pump.lake.commit import SegmentFiles
 from mirror_pump.lake.files import WrittenFile
 from mirror_pump.lake.index_plan import SegmentKeys
+from mirror_pump.lake.partition_bounds import PartitionBounds
 from mirror_pump.lake.resolution import Resolution
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.pipeline.batches import Failure, TableChange
@@ -93,6 +94,8 @@ class TableDelta:
     change: TableChange | None = None
     """`table` is what the table becomes with this publish: its columns, key and name go into lake and catalog. If it is
     copied again, everything that exists before `segments` goes, for readers only once the copy is complete."""
+    dropped: tuple[tuple[int, PartitionBounds], ...] = ()
+    """Rows within these bounds, of so many of `segments` and of all that exists before, are gone."""
     advance: TierAdvance | None = None
     """T moves with this publish, which does nothing else."""
     fold: DeltaFold | None = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from mirror_pump.errors import ConnectionLost, ForeignTable, LakeError, TableError
 from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
+from mirror_pump.lake.dropped_rows import DroppedRows
 from mirror_pump.lake.evolution import SchemaConflict
 from mirror_pump.lake.resolution import Superseded
 from mirror_pump.lake.schema import LakeSchema
@@ -51,6 +52,7 @@ class StagedDelta:
     """S made anew, on top of `staged`."""
     born_sequence: SequenceNumber | None = None
     """Where files are born that are copied from here on, if it is not where they were."""
+    dropped_rows: tuple[DroppedRows, ...] = ()
 
     @property
     def table(self) -> LakeTable | None:
@@ -221,7 +223,8 @@ class Stager:
         if not (work or renewing):
             return StagedDelta(delta, None, None)
         spare = line_of(delta.table, row.tier) if emptied else None
-        if delta.restart_copy or delta.copies or spare is not None:
+        # Keys of rows that went with their partition may be in the table twice until these are gone.
+        if delta.restart_copy or delta.copies or spare is not None or delta.dropped or row.rows_dropped:
             self._indexes.forget(delta.table.table_id)
         encoded = self._indexes.encode(
             delta.table,
@@ -265,7 +268,9 @@ class Stager:
         except (Superseded, SchemaConflict, LakeError):
             self._indexes.discard(encoded)
             raise
-        accepted = StagedDelta(delta, encoded, staged, born_sequence=born_sequence)
+        last = int(known.metadata["last-sequence-number"])
+        gone = tuple(DroppedRows(last + segments_before, bounds) for segments_before, bounds in delta.dropped)
+        accepted = StagedDelta(delta, encoded, staged, born_sequence=born_sequence, dropped_rows=gone)
         base = staged.table if staged is not None else known
         if renewing or (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
             cut = delta.advance.cut if delta.advance is not None else None

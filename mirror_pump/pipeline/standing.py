@@ -49,6 +49,8 @@ class Standing:
     """Where copied files take their place in the order of commits."""
     snapshot_id: int
     """S."""
+    rows_dropped: bool
+    """Rows of partitions that are gone may still be in the staged files."""
     tier: Tier | None
 
     @property
@@ -88,7 +90,7 @@ class Standing:
 def standing_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Standing:
     """From a row of the query `registrations`, without the table_id."""
     state, start, generation, namespace, name, location, staged, lost, pins, *others = row[:-_TIER]
-    rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id = others
+    rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id, rows_dropped = others
     return Standing(
         state=TableState(state),
         start_lsn=Lsn(start),
@@ -106,5 +108,6 @@ def standing_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Standing:
         policy=policy,
         born_sequence=SequenceNumber(born_sequence),
         snapshot_id=snapshot_id,
+        rows_dropped=rows_dropped,
         tier=tier_of(*row[-_TIER:]),
     )

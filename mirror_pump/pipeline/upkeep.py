@@ -210,8 +210,11 @@ class Upkeep:
         tasks = FileTasks(self._runner, self._stopping.is_set)
         exchange: Exchange | None = None
         try:
-            table = load_table(connection, table_id)
-            row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
+            # Both as of one moment: a fill gives files the columns of the latter with the values of the former.
+            with connection.transaction():
+                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                table = load_table(connection, table_id)
+                row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
             if table is None or table.state is TableState.FAILED:
                 with self._changed:
                     del self._tables[table_id]

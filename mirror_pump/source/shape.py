@@ -120,6 +120,8 @@ class Note:
     """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()); the shape follows."""
     truncated: bool = False
     """One partition was emptied."""
+    truncated_leaf: int = 0
+    """Its OID, if this is said right behind the command; else it may have been some time ago."""
 
     def after(self, former: Note) -> Note:
         """What this and a former note of one transaction say together."""
@@ -195,6 +197,7 @@ def parse_note(message: bytes) -> Note | None:
             types=tuple(one for one in ((shape or {}).get("types"),) if one),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
+            truncated_leaf=int(found.get("truncated", 0)) if found.get("now") is True else 0,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

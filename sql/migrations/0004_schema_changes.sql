@@ -6,7 +6,8 @@ ALTER TABLE modak.mirror_tables
     ADD COLUMN staged_location text,
     ADD COLUMN staged_snapshot_id bigint,
     ADD COLUMN stalled boolean NOT NULL DEFAULT false,
-    ADD COLUMN published text;
+    ADD COLUMN published text,
+    ADD COLUMN dropped_rows jsonb;
 
 CREATE TABLE modak.mirror_shapes (
     table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
@@ -70,6 +71,8 @@ $$;
 -- else. VACUUM FULL leaves it alone, but for attributes with a missing value. `attached` is who attached each partition last,
 -- for the same reason. A column is `generated` if it is left out of the stream for that, `computed` if Postgres computes it in any
 -- case.
+-- `bound` and `partition_key` tell which rows a partition has, where its bounds tell it exactly: as bytes of this machine,
+-- since to print a bound takes a lock on the partition.
 CREATE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE used(type) AS (
@@ -114,6 +117,10 @@ SELECT jsonb_build_object(
     'leaves', (SELECT jsonb_agg(jsonb_build_object(
                           'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
                           'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
+                          'bound', CASE WHEN length(l.relpartbound::text) < 4000
+                                         AND EXISTS (SELECT FROM pg_inherits i
+                                                      WHERE i.inhrelid = l.oid AND i.inhparent = c.oid)
+                                   THEN l.relpartbound::text END,
                           'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
                           'file', CASE WHEN NOT told.all_events
                                          OR l.oid <> c.oid AND l.relkind = 'r' AND NOT EXISTS (
@@ -123,6 +130,12 @@ SELECT jsonb_build_object(
                           ORDER BY l.oid)
                  FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
                 WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
+    'partition_key', (SELECT to_jsonb(p.partattrs::int2[]) FROM pg_partitioned_table p
+                       WHERE p.partrelid = c.oid AND p.partstrat IN ('r', 'l') AND p.partnatts = 1 AND p.partexprs IS NULL
+                         AND EXISTS (SELECT FROM pg_opclass o WHERE o.oid = p.partclass[0] AND o.opcdefault)
+                         AND NOT EXISTS (SELECT FROM pg_collation l
+                                          WHERE l.oid = p.partcollation[0] AND NOT l.collisdeterministic)
+                         AND getdatabaseencoding() = 'UTF8' AND version() ~ ' (x86_64|aarch64|arm64|powerpc64le|riscv64)-'),
     'attached', (SELECT jsonb_object_agg(i.inhrelid::text, i.xmin::text)
                    FROM modak.mirror_tree(c.oid) r JOIN pg_inherits i ON i.inhrelid = r.relation WHERE r.relation <> c.oid),
     'types', (SELECT jsonb_object_agg(t.oid::text, CASE t.typtype
@@ -244,7 +257,7 @@ DECLARE
     mirrored bigint := pg_partition_root(TG_RELID)::oid::bigint;
 BEGIN
     IF mirrored IS NOT NULL THEN
-        PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'truncated', TG_RELID::bigint));
+        PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'truncated', TG_RELID::bigint, 'now', true));
     END IF;
     RETURN NULL;
 END $$;

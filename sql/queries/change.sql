@@ -10,6 +10,8 @@ UPDATE modak.mirror_tables
        excluded = %(excluded)s,
        start_lsn = %(start_lsn)s, stalled = %(stalled)s,
        state = CASE WHEN %(copy_again)s THEN 'copying' WHEN %(fills)s THEN 'filling' ELSE state END,
+       dropped_rows = CASE WHEN %(copy_again)s THEN NULL
+                           ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
        live_after_lsn = CASE WHEN %(fills)s THEN NULL ELSE live_after_lsn END
  WHERE table_id = %(table_id)s;
 

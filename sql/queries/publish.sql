@@ -7,7 +7,7 @@ SELECT modak.pinning(interval '15 min') IS NOT NULL;
 -- name: registrations
 -- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have pinned, the sequence number from which
 -- on a rewrite under way needs the history, before when unreferenced files may have been removed, the time, the policy; then
--- where copied files are born, S, and what tells T.
+-- where copied files are born, S, whether rows of partitions that are gone are still there, and what tells T.
 SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_table,
        coalesce(m.staged_location, i.metadata_location, ''), m.staged_location IS NOT NULL, i.metadata_location IS NULL,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
@@ -17,7 +17,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
           FROM modak.op_log o
          WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'),
        extract(epoch FROM m.swept_before)::float8, clock_timestamp(), t.maintenance_policy,
-       m.born_sequence, c.lake_snapshot_id, t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+       m.born_sequence, c.lake_snapshot_id, m.dropped_rows IS NOT NULL, t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -153,7 +153,7 @@ SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 
 -- name: go_live
 WITH live AS (
-    UPDATE modak.mirror_tables SET state = 'live', updated_at = now()
+    UPDATE modak.mirror_tables SET state = 'live', dropped_rows = NULL, updated_at = now()
      WHERE slot_name = %(slot)s AND state IN ('copying', 'filling') AND live_after_lsn <= %(frontier)s
     RETURNING table_id),
 done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live))

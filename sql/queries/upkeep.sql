@@ -38,7 +38,7 @@ SELECT coalesce(m.staged_location, i.metadata_location)
 -- end of WAL. Not if it has got other columns since.
 UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling' AND live_after_lsn IS NULL
-   AND columns = %(columns)s;
+   AND columns = %(columns)s AND coalesce(dropped_rows, '[]') = %(dropped_rows)s;
 
 -- name: not_fillable
 -- Has the next session copy the table again (mirror_pump/pipeline/publishing.py).

@@ -38,6 +38,9 @@ _FILLED = (
     ("float8", "random()"),
     ("numeric(10,2)", "1.50"),
     ("boolean", "false"),
+    (f"{SCHEMA}.mood", "'bad'"),
+    ("bigint", "-1"),
+    ("varchar(20)", "'v'"),
 )
 
 DDL = (
@@ -252,10 +255,14 @@ class Writer:
         match chance.randrange(16 if self.computing else 14):
             case 0 | 1:
                 return [f"{alter} ADD COLUMN {new} {self._type()}"]
-            case 2:
+            case 2 | 13:
                 type_, value = self._filled()
                 not_null = chance.choice(["", " NOT NULL"])
-                return [f"{alter} ADD COLUMN {new} {type_} DEFAULT {value}{not_null}"]
+                added = f"{alter} ADD COLUMN {new} {type_} DEFAULT {value}{not_null}"
+                if chance.random() < 0.3:
+                    type_, value = self._filled()
+                    added += f', ADD COLUMN "D {self._names}" {type_} DEFAULT {value}'
+                return [added]
             case 3 if len(names) > 1:
                 return [f"{alter} DROP COLUMN {chance.choice(names)}"]
             case 4 if names:

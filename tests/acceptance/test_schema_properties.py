@@ -104,7 +104,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, told: bool)
     runner.close()
     print(
         f"{len(points)} published states of tables; {steps.count(Step.TABLE_CHANGED)} changes followed,"
-        f" {steps.count(Step.TABLE_COPIED_AGAIN)} copies begun again",
+        f" {steps.count(Step.TABLE_FILLING)} tables filled, {steps.count(Step.TABLE_COPIED_AGAIN)} copies begun again",
         file=sys.stderr,
     )
     assert steps.count(Step.TABLE_FAILED) == 0, steps.details(Step.TABLE_FAILED, "error")
