@@ -339,7 +339,9 @@ class Writer:
             case 1:
                 return [f"TRUNCATE {leaf}"]
             case 2 if len(leaves) > 2 and not leaf.endswith("rest"):
-                return [f"ALTER TABLE {table} DETACH PARTITION {leaf}"]
+                gone = chance.choice([f"ALTER TABLE {table} DETACH PARTITION {leaf}", f"DROP TABLE {leaf}"])
+                # Sometimes others of the same keys come at once, into the DEFAULT partition.
+                return [gone, *self._dml(next(one for one, name in self.table_ids.items() if name == "p"))]
             case _:
                 made = f"{SCHEMA}.l{number}"
                 return [
