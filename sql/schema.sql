@@ -521,7 +521,8 @@ DECLARE
     mirrored bigint := pg_partition_root(TG_RELID)::oid::bigint;
 BEGIN
     IF mirrored IS NOT NULL THEN
-        PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'truncated', TG_RELID::bigint, 'now', true));
+        PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'truncated', TG_RELID::bigint,
+                                                            'now', modak.mirror_events()));
     END IF;
     RETURN NULL;
 END $$;
