@@ -120,6 +120,8 @@ def _retention(table: TableStatus) -> Text:
         parts.append(f"{count_text(state.pins)} pins, the oldest {seconds_text(state.oldest_pin_age)} old")
     if state.expired_pins:
         parts.append(f"{count_text(state.expired_pins)} expired")
+    if state.waits_for is not None:
+        parts.append(f"the next partition waits: {one_line(state.waits_for)}")
     wrong = [f"RETENTION STOPPED: {one_line(state.stopped)}"] if state.stopped is not None else []
     if state.not_made is not None:
         wrong.append(one_line(state.not_made))

@@ -247,6 +247,10 @@ class Retention:
         """Has the loop move T past the partition."""
         assert one.sealed_lsn is not None
         where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        if (reader := source.reader_in_the_way(connection, table.table_id, one.hi)) is not None:
+            # Looked at again at every turn, not ever more rarely: T moves as soon as the reader is done.
+            source.run(connection, "waits", {**where, "reason": reader})
+            return ""
         if one.name is not None and source.run(connection, "crowded", where):
             return "much of it was changed since it was sealed: it is sealed anew"
         if choices.applied < one.sealed_lsn:

@@ -246,6 +246,13 @@ def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str
     return str(row[0])
 
 
+def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> str | None:
+    """For whom T cannot move to `cut` now: the reader's pin, or the session that is putting one in place; None if it
+    can."""
+    row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
+    return None if row is None or row[0] is None else str(row[0])
+
+
 def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:
     """Puts a partition's triggers in place: `capture`, `cold` or `default`."""
     connection.execute(

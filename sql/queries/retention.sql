@@ -101,6 +101,14 @@ UPDATE modak.partitions
 -- name: drop
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text);
 
+-- name: reader_in_the_way
+-- For whom T cannot pass a partition now, without a lock: what modak.advance() says under its locks counts.
+SELECT coalesce(modak.pin_below(%(table_id)s, %(cut)s, false), modak.pinning() || ' is putting a pin in place');
+
+-- name: waits
+UPDATE modak.partitions SET reason = %(reason)s
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND reason IS DISTINCT FROM %(reason)s;
+
 -- name: reason
 UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = %(state)s;
@@ -135,8 +143,8 @@ SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', 
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: pin
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s)) RETURNING pin_id;
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s), true) RETURNING pin_id;
 
 -- name: renew_pin
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;

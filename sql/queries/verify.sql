@@ -7,8 +7,9 @@ SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY tab
 -- F, every table's T, and the lake at F, of one moment, kept from expiry while they are compared. S of a table with heap
 -- retention is what is below T; the lake at F is what the catalog's pointer names.
 WITH pinned AS (
-    INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-    SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '6 hours'
+    -- It reads nothing of the delta.
+    INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+    SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '6 hours', true
       FROM modak.cutline c
      WHERE c.table_id = ANY (%(table_ids)s)
     RETURNING pin_id, table_id)

@@ -215,7 +215,9 @@ class LateStream:
         seconds."""
         pin: Row | None = None
         if pinned_for is not None:
-            (pin,) = self.mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('stream')")
+            (pin,) = self.mirror.database.rows(
+                "SELECT pin_id, t, metadata_location FROM modak.pin('stream', in_one_snapshot => true)"
+            )
             deadline = time.monotonic() + pinned_for
             with self.mirror.database.connect() as looker:
                 moved = False

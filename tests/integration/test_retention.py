@@ -155,14 +155,16 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
     assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
 
 
-def test_a_pin_delays_drops_and_nothing_else(mirror: Mirror) -> None:
+def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(mirror: Mirror) -> None:
     shedding = Shedding.create(mirror, partitions=5, rows=10)
-    pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events')")[0]
+    pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events', in_one_snapshot => true)")[
+        0
+    ]
     mirror.catch_up()
     wanted = mirror.database.rows("SELECT at, id, n, v FROM model ORDER BY 1, 2")
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered", p2="tiered")
-        await_true(lambda: "of a reader lasts until" in shedding.reason("p0"), 20, "the reason is told")
+        await_true(lambda: ") lasts until" in shedding.reason("p0"), 20, "the reason is told")
         assert shedding.cut == 300
         mirror.await_frontier()
         shedding.assert_exact()
@@ -254,7 +256,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
 
 def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
     shedding = Shedding.create(mirror, partitions=4, rows=10)
-    pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+    pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     mirror.catch_up()
     steps = Steps()
     with mirror.pumping(steps):
@@ -338,7 +340,7 @@ def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
 def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:
     """TRUNCATE of the table and of single partitions, in every state of a partition."""
     shedding = Shedding.create(mirror, partitions=4, rows=10)
-    mirror.database.rows("SELECT pin_id FROM modak.pin('events')")
+    mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
     mirror.catch_up()
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered")
