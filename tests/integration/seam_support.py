@@ -76,8 +76,9 @@ class Retained:
         self.mirror.register(EVENTS, retention=RetentionWish("150"))
         with self.database.connect() as connection:
             connection.execute(
-                "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
-                " SELECT table_id, lake_snapshot_id, 150, now() + interval '1 hour' FROM modak.cutline"
+                "INSERT INTO modak.read_pins"
+                " (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)"
+                " SELECT table_id, lake_snapshot_id, 150, now() + interval '1 hour', true FROM modak.cutline"
             )
         with self.mirror.pumping():
             await_true(
