@@ -60,7 +60,7 @@ $(CHDB): requirements/bench.txt | $(READY)
 bench: $(READY) $(CHDB)
 	$(BIN)/python tests/benchmarks/run.py $(ARGS)
 
-soak: $(READY)
+soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 

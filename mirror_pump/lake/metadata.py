@@ -147,6 +147,18 @@ def metadata_directory(metadata: Mapping[str, Any]) -> str:
     return str(chosen) if chosen else join(metadata["location"], "metadata")
 
 
+def seam_directory(metadata: Mapping[str, Any]) -> str:
+    """Where the metadata files go in which S is the current snapshot: beside `metadata`. Engines that look for a
+    table's newest metadata file by themselves (ClickHouse, in all directories below that) must not find these."""
+    return join(metadata["location"], "seam")
+
+
+def seam_location(metadata: Mapping[str, Any], sequence_number: int) -> str:
+    """A fresh name for such a file. ClickHouse opens none that is not called as Iceberg's own are: N-uuid, vN or
+    vN-uuid."""
+    return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
+
+
 def next_location(metadata: Mapping[str, Any], old_location: str | None) -> str:
     """A fresh name for the next metadata file, numbered after the old one as other engines expect it."""
     found = re.match(r"v?(\d+)", old_location.rsplit("/", 1)[-1]) if old_location else None

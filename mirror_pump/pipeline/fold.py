@@ -32,7 +32,7 @@ from mirror_pump.lake.metadata import cold_snapshot, read_metadata
 from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import narrowed, sidecars, widened
-from mirror_pump.lake.storage import StorageOptions, delete
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import outcome
@@ -203,22 +203,24 @@ def write_fold(
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
     beside: frozenset[int] = frozenset()
-    if rows:
-        wide, file_schema = narrowed(widened(brought, raw, schema), schema)
-        beside = sidecars(file_schema)
-        data = (write_data_file(wide, file_schema, table.location, storage),)
     versions = tuple((one.pk, one.version) for one in corrections)
-    if packing is not None:
-        keys = SegmentKeys(
-            schema=schema,
-            deleted=deleted,
-            packed=packing.pack(deleted.columns),
-            packing=packing,
-            rows=(row_keys(brought, schema, packing),) if rows else (),
-        )
-        return DeltaFold(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
-    deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-    return DeltaFold(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
+    with StagedFiles(storage) as written:
+        if rows:
+            wide, file_schema = narrowed(widened(brought, raw, schema), schema)
+            beside = sidecars(file_schema)
+            data = (write_data_file(wide, file_schema, table.location, storage),)
+            written.own(data[0].path)
+        if packing is not None:
+            keys = SegmentKeys(
+                schema=schema,
+                deleted=deleted,
+                packed=packing.pack(deleted.columns),
+                packing=packing,
+                rows=(row_keys(brought, schema, packing),) if rows else (),
+            )
+            return DeltaFold(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
+        deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
+        return DeltaFold(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
 
 
 def cold_is_stale(table: LakeTable, storage: StorageOptions, age: float) -> bool:

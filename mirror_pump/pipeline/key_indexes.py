@@ -32,7 +32,7 @@ from mirror_pump.lake.merging import MergedFile
 from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.position_deletes import write_position_deletes
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.index_budget import Candidate, choose
 from mirror_pump.pipeline.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
@@ -140,22 +140,23 @@ class KeyIndexes:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
             plan = plan_commit(index, tracked.numbers, keyed)
         by_position = plan if tracked is not None and tracked.phase is Phase.READY and positions_allowed else None
-        files, written = [], []
-        for number, segment in enumerate(segments):
-            encoded = segment.files
-            if segment.keys is not None:
-                deleted = segment.keys.deleted
-                if by_position is not None:
-                    deleted = deleted.take(pa.array(by_position.unknown[number]))
-                if deleted.num_rows:
-                    file = write_equality_deletes(deleted, segment.keys.schema, table.location, self._storage)
-                    written.append(file.path)
-                    encoded = replace(encoded, deletes=(*encoded.deletes, file))
-            files.append(encoded)
+        files: list[SegmentFiles] = []
         positions: tuple[WrittenFile, ...] = ()
-        if by_position is not None and by_position.positions:
-            positions = (write_position_deletes(by_position.positions, table.location, self._storage),)
-            written.append(positions[0].path)
+        with StagedFiles(self._storage) as written:
+            for number, segment in enumerate(segments):
+                encoded = segment.files
+                if segment.keys is not None:
+                    deleted = segment.keys.deleted
+                    if by_position is not None:
+                        deleted = deleted.take(pa.array(by_position.unknown[number]))
+                    if deleted.num_rows:
+                        file = write_equality_deletes(deleted, segment.keys.schema, table.location, self._storage)
+                        written.own(file.path)
+                        encoded = replace(encoded, deletes=(*encoded.deletes, file))
+                files.append(encoded)
+            if by_position is not None and by_position.positions:
+                positions = (write_position_deletes(by_position.positions, table.location, self._storage),)
+                written.own(positions[0].path)
         return EncodedDeletes(
             segments=tuple(files),
             positions=positions,
@@ -163,7 +164,7 @@ class KeyIndexes:
             keyed=keyed,
             emptied=emptied,
             plan=plan,
-            written=tuple(written),
+            written=written.locations,
             deleted=sum(segment.deleted for segment in segments),
         )
 

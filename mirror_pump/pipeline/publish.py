@@ -21,10 +21,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
-    LakeError,
     NotLeader,
     OutcomeUnknown,
-    PublicationChanged,
     TableError,
 )
 from mirror_pump.lake.catalog import swap_pointer
@@ -125,7 +123,8 @@ class Publisher:
         self._stager = Stager(storage, indexes, self._left_to_the_lake)
         self._applied = Lsn(0)
         self._publish_id = 0
-        self._in_commit = False
+        self.may_have_landed = False
+        """COMMIT of the last publish was sent, and it is not known that it did not happen: its files are to stay."""
 
     def close(self) -> None:
         self._connection.close()
@@ -157,24 +156,30 @@ class Publisher:
         raise AssertionError("tenacity either returns or raises")
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
+        self.may_have_landed = False
         registered = self._read_registrations([delta.table.table_id for delta in request.deltas])
         due = self._due_swaps(request.frontier)
         staged = self._stager.stage(request, registered)
         try:
             self._stager.complete(due, staged)
             self._staged(request)
-            request = replace(request, failures=(*request.failures, *staged.failures))
-            landed = self._transaction(request, staged, registered)
-        except (LakeError, NotLeader, AdvanceRefused, PublicationChanged):
-            # None of these comes after COMMIT was sent.
+        except BaseException:
             self._stager.discard(staged)
             raise
+        request = replace(request, failures=(*request.failures, *staged.failures))
+        try:
+            landed = self._transaction(request, staged, registered)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
                 landed = self._resolve(error, request)
             except ConnectionLost:
                 self._stager.discard(staged)
                 raise
+        except BaseException:
+            # Of everything else that is raised after COMMIT was sent nobody knows what became of it.
+            if not self.may_have_landed:
+                self._stager.discard(staged)
+            raise
         committed = self._stager.landed(staged, landed.live)
         return LandedPublish(
             frontier=self._applied,
@@ -212,7 +217,6 @@ class Publisher:
         registered: dict[TableId, Standing],
     ) -> _Landed:
         """All of it in one transaction. CommitConflict: nothing was done."""
-        self._in_commit = False
         self._publish_id = random.getrandbits(63)
         connection = self._open()
         with connection.transaction(), connection.cursor() as cursor:
@@ -244,8 +248,7 @@ class Publisher:
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             # The last thing that is looked at: the later, the less can have come behind its commit record unseen.
             refuse_changed(cursor, self._slot)
-            self._in_commit = True
-        self._in_commit = False
+            self.may_have_landed = True
         return _Landed(live, failures)
 
     def _apply(
@@ -397,7 +400,7 @@ class Publisher:
         Every publish leaves a random number in the slot's row, and nobody but the leader writes that row: while we
         lead, it holds our number if and only if our COMMIT happened. Another pump may have replaced it since.
         """
-        if not self._in_commit:
+        if not self.may_have_landed:
             raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
         try:
             connection = self._open()
@@ -416,6 +419,7 @@ class Publisher:
                 "No file of this publish was deleted; what the other pump publishes is right either way.",
             ) from error
         if not landed:
+            self.may_have_landed = False
             raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
         # Which tables went live is read from the catalog when the pump starts over; here it is only an optimisation.
         return _Landed((), request.failures)

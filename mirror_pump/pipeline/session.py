@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.errors import ConnectionLost, LakeError, NotLeader, RowNotSent, SourceError
+from mirror_pump.errors import RowNotSent, SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.batches import Failure
@@ -361,9 +361,10 @@ class PumpSession:
     def _publish(self, request: PublishRequest) -> LandedPublish:
         try:
             landed = self._parts.publisher.publish(request)
-        except (LakeError, ConnectionLost, NotLeader):
-            # It certainly did not happen, and these files are not offered again.
-            discard(files_of(request), self._storage)
+        except BaseException:
+            if not self._parts.publisher.may_have_landed:
+                # It certainly did not happen, and these files are not offered again.
+                discard(files_of(request), self._storage)
             raise
         self._frontier = self._totals.frontier = landed.frontier
         self._totals.commits += 1

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ConnectionLost, ForeignTable, LakeError, TableError
+from mirror_pump.errors import ForeignTable, LakeError, TableError
 from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.evolution import SchemaConflict
 from mirror_pump.lake.resolution import Superseded
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import sidecars, with_sidecars, without_sidecars
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
 from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
@@ -105,8 +105,8 @@ class Stager:
         return known
 
     def stage(self, request: PublishRequest, registered: Mapping[TableId, Standing]) -> Staged:
-        """Writes what the request asks for. Raises LakeError, AdvanceRefused and ConnectionLost: then nothing of it is
-        left."""
+        """Writes what the request asks for. Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises,
+        nothing of it is left."""
         staged = Staged()
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         try:
@@ -121,7 +121,7 @@ class Stager:
                 elif (delta.table.table_id, known_as) not in failing:
                     _refuse_swept(delta, row, request)
                     self._stage_or_fail(delta, row, request.frontier, staged)
-        except (LakeError, AdvanceRefused, ConnectionLost):
+        except BaseException:
             self.discard(staged)
             raise
         return staged
@@ -219,58 +219,74 @@ class Stager:
         spare = line_of(delta.table, row.tier) if emptied else None
         if delta.restart_copy or delta.copies or spare is not None:
             self._indexes.forget(delta.table.table_id)
-        encoded = self._indexes.encode(
-            delta.table,
-            known,
-            segments,
-            emptied=emptied and spare is None,
-            positions_allowed=row.resolvable,
-        )
         # What moves no F leaves the snapshot at the F of the one before.
         said = known.summary.get(FRONTIER_PROPERTY) if frontier is None else format_lsn(frontier)
         summary = {} if said is None else {FRONTIER_PROPERTY: said}
-        files = encoded.segments
-        born_sequence: SequenceNumber | None = None
-        if spare is not None:
-            # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
-            # at a number that no other file has, and before what the stream brings.
-            born_sequence = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
-            files = (SegmentFiles((), ()), *files)
-        now_ms = time.time_ns() // 1_000_000
-        staged: StagedCommit | None = None
-        try:
+        with StagedFiles(self._storage) as written:
+            encoded = self._indexes.encode(
+                delta.table,
+                known,
+                segments,
+                emptied=emptied and spare is None,
+                positions_allowed=row.resolvable,
+            )
+            written.own(*encoded.written)
+            staged, born_sequence = None, None
             if work:
-                staged = known.stage(
-                    RowDelta(
-                        segments=files,
-                        born=born,
-                        replace=emptied,
-                        spare=spare,
-                        remove_born=row.born_sequence if delta.restart_copy else None,
-                        positions=encoded.positions,
-                        resolution=delta.resolution,
-                        schema=schema,
-                        summary=summary,
-                    ),
-                    now_ms=now_ms,
-                    keep=row.kept(known.metadata),
-                    rewrite_since=row.rewrite_since,
+                change = RowDelta(
+                    segments=encoded.segments,
+                    born=born,
+                    replace=emptied,
+                    spare=spare,
+                    remove_born=row.born_sequence if delta.restart_copy else None,
+                    positions=encoded.positions,
+                    resolution=delta.resolution,
+                    schema=schema,
+                    summary=summary,
                 )
-        except (Superseded, SchemaConflict, LakeError):
-            self._indexes.discard(encoded)
-            raise
-        accepted = StagedDelta(delta, encoded, staged, born_sequence=born_sequence)
+                staged, born_sequence = _staged_on(known, change, row)
+                written.own(*staged.files)
+            cold = self._stage_cold(delta, row, staged, known, summary, renewing=renewing)
+        return StagedDelta(delta, encoded, staged, cold, born_sequence)
+
+    def _stage_cold(
+        self,
+        delta: TableDelta,
+        row: Standing,
+        staged: StagedCommit | None,
+        known: LakeTable,
+        summary: Mapping[str, str],
+        *,
+        renewing: bool,
+    ) -> StagedCold | None:
+        """S made anew on top of what is staged, if it has to be."""
         base = staged.table if staged is not None else known
-        if renewing or (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
-            cut = delta.advance.cut if delta.advance is not None else None
-            try:
-                line = line_of(delta.table, row.tier, cut)
-            except TableError as error:
-                raise AdvanceRefused(str(error)) from error
-            kept = row.kept(base.metadata)
-            cold = self._cold.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
-            accepted = replace(accepted, cold=cold)
-        return accepted
+        if not renewing and not (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
+            return None
+        cut = delta.advance.cut if delta.advance is not None else None
+        try:
+            line = line_of(delta.table, row.tier, cut)
+        except TableError as error:
+            raise AdvanceRefused(str(error)) from error
+        kept = row.kept(base.metadata)
+        return self._cold.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
+
+
+def _staged_on(known: LakeTable, change: RowDelta, row: Standing) -> tuple[StagedCommit, SequenceNumber | None]:
+    """The commit, and where files are born that are copied from here on, if it is not where they were."""
+    born_sequence: SequenceNumber | None = None
+    if change.spare is not None:
+        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
+        # at a number that no other file has, and before what the stream brings.
+        born_sequence = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
+        change = replace(change, segments=(SegmentFiles((), ()), *change.segments))
+    staged = known.stage(
+        change,
+        now_ms=time.time_ns() // 1_000_000,
+        keep=row.kept(known.metadata),
+        rewrite_since=row.rewrite_since,
+    )
+    return staged, born_sequence
 
 
 def _refuse_swept(delta: TableDelta, row: Standing, request: PublishRequest) -> None:

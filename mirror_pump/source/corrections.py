@@ -182,8 +182,6 @@ def _clear_some(connection: PgConnection, table_id: TableId, snapshot_id: int, n
                     return 0
                 # A pin of a snapshot that is not in the history any more may be of any age.
                 bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
-                return connection.execute(
-                    _SQL["clear"], {**who, "sequence": bound, "rows": _CLEARED_AT_ONCE}
-                ).rowcount
+                return connection.execute(_SQL["clear"], {**who, "sequence": bound, "rows": _CLEARED_AT_ONCE}).rowcount
         except psycopg.errors.LockNotAvailable:
             return 0
