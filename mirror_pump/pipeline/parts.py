@@ -147,7 +147,7 @@ def start_parts(
         storage,
         inbox,
         settings.slot,
-        indexes.packing,
+        indexes,
         FoldSettings(settings.fold_age, settings.fold_rows),
         observer,
     )

@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.errors import RowNotSent, SourceError
+from mirror_pump.errors import RowNotSent, SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.batches import Failure
@@ -44,6 +44,7 @@ from mirror_pump.pipeline.work import (
     FoldReady,
     FrontierWanted,
     IndexRead,
+    IndexWanted,
     SegmentInFlight,
     StopRequested,
     ThreadFailed,
@@ -171,6 +172,8 @@ class PumpSession:
                 match self._inbox.get_nowait():
                     case AdvanceWanted(answer=answer):
                         answer.cancel()
+                    case IndexWanted(answer=answer):
+                        answer.cancel()
                     case FoldReady(fold=fold, answer=answer):
                         answer.cancel()
                         files = fold.segment.files
@@ -230,6 +233,8 @@ class PumpSession:
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
             case IndexRead():
                 self._indexes.read(work)
+            case IndexWanted():
+                self._want_index(work)
             case Exchange():
                 self._publish_exchange(work)
             case AdvanceWanted():
@@ -327,6 +332,19 @@ class PumpSession:
         self._begin_again = True
         self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
         work.answer.set_result(None)
+
+    def _want_index(self, work: IndexWanted) -> None:
+        if not work.answer.set_running_or_notify_cancel():
+            return
+        try:
+            lake = self._parts.publisher.load(work.table)
+            work.answer.set_result(self._indexes.want(work.table, lake, work.deletes))
+        except TableError:
+            # The table is not what it was; its fold finds that out.
+            work.answer.set_result(False)
+        except BaseException as error:
+            work.answer.set_exception(error)
+            raise
 
     def _fold(self, work: FoldReady) -> None:
         """Publish corrections of rows below T."""
