@@ -50,14 +50,18 @@ class Folds:
         (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
         self.seen.append((len(unread), str(phase)))
 
-    def await_folded(self) -> None:
-        """Every correction is in the lake, and nobody was ever kept from reading it."""
+    def await_told(self) -> None:
+        """Every correction is in the lake, and every fold was seen."""
         database = self.mirror.database
         unfolded = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
-        await_true(lambda: database.rows(unfolded) == [(0,)], 60, "every correction folded")
+        await_true(lambda: database.rows(unfolded) == [(0,)], 120, "every correction folded")
         # Each is told of after it was published.
         folds = database.rows("SELECT count(*) FROM modak.op_log WHERE details ->> 'kind' = 'fold'")[0][0]
-        await_true(lambda: len(self.seen) >= folds, 20, "every fold is told of")
+        await_true(lambda: len(self.seen) >= folds, 60, "every fold is told of")
+
+    def await_folded(self) -> None:
+        """The same, and nobody was ever kept from reading a snapshot."""
+        self.await_told()
         assert {unread for unread, _ in self.seen} == {0}, "a snapshot has equality deletes"
         assert {phase for _, phase in self.seen} == {"ready"}
 
@@ -132,8 +136,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Databa
         with database.connect(autocommit=False) as connection:
             _insert_late(connection, 20, 10)
             upsert(connection, 4, 2, "changed")
-        unfolded = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
-        await_true(lambda: database.rows(unfolded) == [(0,)], 30, "every correction folded")
+        folds.await_told()
         assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
         divided.assert_exact()
         metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
@@ -176,7 +179,7 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
         for turn in range(3):
             with mirror.pumping() as running:
                 before = written()
-                await_true(lambda: written() >= before + 40, 60, "changes")  # noqa: B023
+                await_true(lambda: written() >= before + 40, 120, "changes")  # noqa: B023
                 with database.connect(autocommit=False) as connection:
                     _insert_late(connection, turn * 100, 100)
                 if turn:
@@ -185,7 +188,7 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
                 folds += running.steps.count(Step.FOLDED)
     with mirror.pumping() as running:
         await_true(
-            lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "everything folded and cleared"
+            lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 120, "everything folded and cleared"
         )
         _assert_read_by_all(divided)
         check_indexes(running.pump, mirror.runner, database)
