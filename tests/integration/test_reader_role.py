@@ -112,7 +112,7 @@ def test_the_command_line(mirror: Mirror, reader: Reader, run: Run, monkeypatch:
         for table, count in (("events", events), ("orders", 2)):
             result = run("sql", f"SELECT count(*) FROM {table}", "--mode", mode, "--format", "csv")
             assert (result.exit_code, result.stdout.splitlines()[1:]) == (0, [str(count)]), (mode, result.output)
-    assert run("wait", "--lsn", "0/1").exit_code == 0
+    assert run("wait", "--lsn", "0/1", "--timeout", "5").exit_code == 0
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
