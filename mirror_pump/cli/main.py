@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.commands import connect, init, maintain, policy, register, retain, run, sql, status, verify, wait
+from mirror_pump.cli.commands import (
+    connect,
+    init,
+    maintain,
+    policy,
+    reader,
+    register,
+    retain,
+    run,
+    sql,
+    status,
+    verify,
+    wait,
+)
 from mirror_pump.cli.output import say
 
 app = typer.Typer(
@@ -49,7 +62,7 @@ def main(
 
 
 # In the order in which a newcomer needs them.
-for _module in (init, register, run, status, wait, verify, sql, connect, maintain, policy, retain):
+for _module in (init, register, run, status, wait, verify, sql, reader, connect, maintain, policy, retain):
     _module.add(app)
 
 if __name__ == "__main__":

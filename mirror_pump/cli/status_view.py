@@ -20,7 +20,7 @@ def render(status: MirrorStatus) -> RenderableType:
     if status.lag_seconds is not None:
         head.append(f", {seconds_text(status.lag_seconds)}")
     if not status.tables:
-        return Group(head, _slot(status.slot), _leader(status.leader), Text("no tables: mirror-pump register TABLE"))
+        return Group(head, _slot(status.slot), *_pumps(status), Text("no tables: mirror-pump register TABLE"))
     errors = [
         Text(f"{table.table}: {one_line(table.error)}", style="red")
         for table in status.tables
@@ -32,7 +32,7 @@ def render(status: MirrorStatus) -> RenderableType:
         for table in status.tables
         if table.generated_left_out
     ]
-    return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *shed, *left_out, *errors)
+    return Group(head, _slot(status.slot), *_pumps(status), _tables(status.tables), *shed, *left_out, *errors)
 
 
 def _slot(slot: SlotState) -> Text:
@@ -47,6 +47,14 @@ def _slot(slot: SlotState) -> Text:
         who = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
         text += f", from the beginning of a {held.kind} {who} on, open for {seconds_text(held.seconds)}"
     return Text(text, style="red" if slot.wal_status == "lost" else "")
+
+
+def _pumps(status: MirrorStatus) -> list[Text]:
+    standbys = [
+        f"process {standby.pid} on {standby.host}" + (f" since {standby.since.isoformat()}" if standby.since else "")
+        for standby in status.standbys
+    ]
+    return [_leader(status.leader), *([Text("standby: " + "; ".join(standbys))] if standbys else [])]
 
 
 def _leader(leader: Leader | None) -> Text:

@@ -12,6 +12,9 @@ SUMMARY_INTERVAL = 10.0
 """Seconds between two summary lines: a publish a second is too much for a journal, --debug shows each."""
 
 _LEVELS = {
+    Step.STANDBY: "info",
+    Step.LEADING: "info",
+    Step.LEAD_LOST: "warning",
     Step.STREAMING: "info",
     Step.REGISTERED: "info",
     Step.COPY_PLANNED: "info",

@@ -71,6 +71,25 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
     return session
 
 
+def end_java() -> None:
+    """Ends the Java process of this process, whose Spark was stopped: it would keep its heap until we end. The next
+    spark_session() starts another."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        # There is none, or somebody else has started it.
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    with contextlib.suppress(Py4JError, OSError):
+        gateway.shutdown()
+    # Java ends when its stdin does.
+    process.stdin.close()
+    process.wait()
+
+
 def _base_conf(settings: SparkSettings) -> dict[str, str]:
     java_options = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
     if not settings.jars:

@@ -20,6 +20,7 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
 from mirror_pump.source.slot import check_publication
+from mirror_pump.source.standby import StandbyProcess, standbys
 from mirror_pump.source.tables import GENERATED_LEFT_OUT
 
 # One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what
@@ -187,6 +188,8 @@ class MirrorStatus:
     slot: SlotState
     leader: Leader | None
     tables: tuple[TableStatus, ...]
+    standbys: tuple[StandbyProcess, ...] = ()
+    """Pumps that wait for the lead."""
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/cli-json.md describes."""
@@ -219,6 +222,14 @@ class MirrorStatus:
                 "epoch": self.leader.epoch,
                 "alive": self.leader.alive,
             },
+            "standbys": [
+                {
+                    "host": standby.host,
+                    "pid": standby.pid,
+                    "since": standby.since.isoformat() if standby.since else None,
+                }
+                for standby in self.standbys
+            ],
             "tables": [_table_json(table) for table in self.tables],
         }
 
@@ -289,6 +300,7 @@ class StatusReader:
             tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
             holder = self._connection.execute(_HOLDER, (row[4],)).fetchone() if row[4] is not None else None
             leader = self._leader(row[5], int(row[6]))
+            waiting = standbys(self._connection, self._settings.slot)
             retention = retention_states(self._connection, self._settings.slot)
             error = self._publication_error()
             unpublished = set() if error is not None else not_whole(self._connection, self._settings.slot)
@@ -316,6 +328,7 @@ class StatusReader:
             slot=slot,
             leader=leader,
             tables=(),
+            standbys=waiting,
         )
         shown = (
             replace(_table(table, status, contents, unpublished), retention=retention.get(table[0])) for table in tables

@@ -9,6 +9,11 @@ from typing import Protocol
 class Step(StrEnum):
     """In the order in which a batch, then a copy, a resolve, a merge, an index goes through them."""
 
+    STANDBY = "standby"
+    """Another pump leads: this one waits until that has ended."""
+    LEADING = "leading"
+    LEAD_LOST = "lead-lost"
+    """Another pump took the lead while this one could not be reached: this one is a standby from now on."""
     STREAMING = "streaming"
     RECEIVED = "received"
     """A batch is complete: its last commit was received."""

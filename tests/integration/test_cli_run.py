@@ -50,7 +50,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
         await_active_slot(database, slot, pump)
         leader = orjson.loads(program.run("status", "--json"))["leader"]
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
-        program.run("run", code=1)
+        program.run("run", "--no-standby", code=1)
         pump.send_signal(signal.SIGINT)
         assert pump.wait(40) == 0
     finally:

@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.model import format_lsn, parse_lsn
 from mirror_pump.source.leader import Leader
+from mirror_pump.source.standby import Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.integration.cli_support import Run, no_settings, register_by_hand, run, slot
@@ -179,7 +180,8 @@ def test_status_json_is_what_its_documentation_shows(run: Run, database: Databas
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 
-    assert shape(status(run)) == shape(documented)
+    with Standby(database.dsn, mirror):
+        assert shape(status(run)) == shape(documented)
 
 
 def shape(value: object) -> object:

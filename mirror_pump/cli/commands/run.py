@@ -60,12 +60,18 @@ def add(app: typer.Typer) -> None:
         maintain: Annotated[
             bool, typer.Option("--maintain", help="Start `mirror-pump maintain --serve` beside it, and end it with it")
         ] = False,
+        no_standby: Annotated[
+            bool, typer.Option("--no-standby", help="If another pump leads, exit 1 instead of waiting for its end")
+        ] = False,
     ) -> None:
         """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
 
         Picks up tables registered meanwhile, and waits when there are none. Ctrl-C or SIGTERM finishes or abandons
-        the batch, says where it stopped and exits within seconds; the next run goes on from there. One pump leads a
-        database at a time. Lost connections are made anew.
+        the batch, says where it stopped and exits within seconds; the next run goes on from there. Lost connections are
+        made anew.
+
+        One pump leads a database at a time. A second one is a standby: it takes over within a second of the leader's
+        end, and starts its Spark then. `--once` and `--until-lsn` also end when the leader has got there.
 
         The pump keeps tables fast to read by itself. Files that nobody needs any more are deleted by maintenance:
         `--maintain` runs it beside the pump, in a process of its own.
@@ -84,7 +90,9 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.ops.companion import Companion
         from mirror_pump.pipeline.pump import Pump
 
-        pump = Pump(settings, observer=StepLog())
+        pump = Pump(
+            settings, observer=StepLog(), while_leading=lambda: Companion(settings) if maintain else nullcontext()
+        )
 
         def stop(number: int, _frame: FrameType | None) -> None:
             remark(f"mirror-pump: {signal.Signals(number).name}: stopping (once more to stop at once)")
@@ -95,11 +103,8 @@ def add(app: typer.Typer) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         # In a thread, because pyspark takes SIGINT over in the main thread when it starts, and raises from there.
-        with (
-            Companion(settings) if maintain else nullcontext(),
-            ThreadPoolExecutor(1, thread_name_prefix="pump") as pool,
-        ):
-            result = pool.submit(pump.run, until=until, once=once).result()
+        with ThreadPoolExecutor(1, thread_name_prefix="pump") as pool:
+            result = pool.submit(pump.run, until=until, once=once, standby=not no_standby).result()
         remark(
             f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "
             f"{count_text(result.commits)} commits, {count_text(result.changes)} changes"

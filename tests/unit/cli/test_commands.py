@@ -16,7 +16,19 @@ from mirror_pump.cli.options import command
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 
-COMMANDS = ("init", "register", "unregister", "run", "status", "wait", "verify", "connect", "maintain", "policy")
+COMMANDS = (
+    "init",
+    "register",
+    "unregister",
+    "run",
+    "status",
+    "wait",
+    "verify",
+    "connect",
+    "maintain",
+    "policy",
+    "reader",
+)
 
 
 @pytest.fixture(autouse=True)
