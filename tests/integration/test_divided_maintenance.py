@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,8 +64,12 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         divided.assert_exact()
         with database.connect() as connection:
             run(connection, f"SELECT modak.release({pin})")
+        seam = Path(pinned.removeprefix("file://")).parent
+        orphan = seam / f"00001-{uuid.uuid4()}.metadata.json"
+        orphan.write_text("{}")
         age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
         assert not maintained.maintain(EVENTS).errors
+        assert not orphan.exists(), "no publish that landed names it"
         divided.assert_exact()
         divided.advance(running)
         divided.assert_exact()
