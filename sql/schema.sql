@@ -1158,9 +1158,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The last step: why a proven partition may not be dropped now, or NULL if it was. A reader may have read T before it
+-- The last step: why a proven partition may not be dropped now, or NULL if it was. `keep`: it is detached instead, and is
+-- its owner's. A reader may have read T before it
 -- passed the partition: its pin is there, or not committed yet, or its snapshot is older than that.
-CREATE FUNCTION modak.drop_proven(id bigint, held_by text) RETURNS text
+CREATE FUNCTION modak.drop_proven(id bigint, held_by text, keep boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one modak.partitions;
@@ -1204,14 +1205,25 @@ BEGIN
         UPDATE modak.partitions SET state = 'tiering', proven_at = NULL WHERE table_id = id AND partition_id = held_by;
         RETURN 'it was altered since it was proven, or its trigger zz_modak_row switched off: it is proven again';
     END IF;
-    BEGIN
-        EXECUTE format('DROP TABLE %s', name);
-    EXCEPTION WHEN dependent_objects_still_exist THEN
-        -- A foreign key that refers to the whole table holds on to every partition; one without referred rows is let go.
+    IF keep THEN
         EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', id::oid::regclass, name);
-        EXECUTE format('DROP TABLE %s', name);
-    END;
-    UPDATE modak.partitions SET state = 'dropped', updated_at = now(), reason = NULL, attempts = 0
+        FOR other IN SELECT tgname FROM pg_trigger
+                      WHERE tgrelid = one.relation_id::oid
+                        AND tgname IN ('zz_modak_row', 'zz_modak_truncate', 'mirror_pump_truncate') LOOP
+            EXECUTE format('DROP TRIGGER %I ON %s', other.tgname, name);
+        END LOOP;
+    ELSE
+        BEGIN
+            EXECUTE format('DROP TABLE %s', name);
+        EXCEPTION WHEN dependent_objects_still_exist THEN
+            -- A foreign key that refers to the whole table holds on to every partition; one without referred rows is let go.
+            EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', id::oid::regclass, name);
+            EXECUTE format('DROP TABLE %s', name);
+        END;
+    END IF;
+    UPDATE modak.partitions
+       SET state = 'dropped', updated_at = now(), attempts = 0,
+           reason = CASE WHEN keep THEN 'detached: it is a table of its own now' END
      WHERE table_id = id AND partition_id = held_by;
     RETURN NULL;
 END $$;
@@ -1615,4 +1627,4 @@ COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
 REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb),
     modak.put_captured(bigint, text, text, smallint, bigint, jsonb),
     modak.retain_triggers(oid, oid, text, text), modak.advance(bigint, text, bigint, bigint), modak.seal(bigint, text),
-    modak.unseal(bigint, text), modak.drop_proven(bigint, text), modak.mirror_unwatch(oid) FROM PUBLIC;
+    modak.unseal(bigint, text), modak.drop_proven(bigint, text, boolean), modak.mirror_unwatch(oid) FROM PUBLIC;

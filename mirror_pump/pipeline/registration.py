@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, NotLeader, SourceError, TableError, UsageError
@@ -32,7 +33,7 @@ from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.unregistration import named
 from mirror_pump.source.choices import NO_CHOICES, Choices, chosen, describe_choices, same_choices
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
@@ -175,7 +176,9 @@ def _register_one(
         )
     description = chosen(connection, describe(connection, table_id, settings.publication), choices)
     refuse(description)
-    plan = None if retention is None else plan_retention(connection, description, retention)
+    plan = None
+    if retention is not None:
+        plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)

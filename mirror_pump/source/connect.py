@@ -114,6 +114,17 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
         raise _connect_error(str(error), dsn) from error
 
 
+def session_time_zone(dsn: str) -> str:
+    """The time zone of the role's own sessions, which ours do without. Raises as `connect` does."""
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            row = connection.execute("SHOW TimeZone").fetchone()
+    except psycopg.Error as error:
+        raise _connect_error(str(error), dsn) from error
+    assert row is not None
+    return str(row[0])
+
+
 def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream") -> PGconn:
     """A walsender connection bound to the DSN's database (`replication=database`), with the pinned settings.
 

@@ -15,13 +15,19 @@ SELECT m.retention, m.state = 'live' AND NOT m.stalled, t.heap_retention_lag, c.
 -- name: partitions
 SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.sealed_lsn, p.truncated, p.reason, p.attempts,
        n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture_row'), modak.retained_by(c.oid, 'cold_row'),
-       coalesce(p.disproved_at > now() - interval '1 day', false)
+       coalesce(p.disproved_at > now() - interval '1 day', false),
+       extract(epoch FROM clock_timestamp() - p.proven_at)::float8
   FROM modak.partitions p
   LEFT JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid AND NOT a.is_default
   LEFT JOIN pg_class c ON c.oid = a.relation
   LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.table_id = %(table_id)s AND p.state <> 'dropped'
  ORDER BY p.tier_key_hi, p.tier_key_lo;
+
+-- name: sizes
+-- Rows as the server estimates them (below 0: it does not know) and bytes, of the table's partitions.
+SELECT a.relation::bigint, c.reltuples::float8, pg_total_relation_size(c.oid)
+  FROM modak.tier_partitions(%(table_id)s::bigint::oid) a JOIN pg_class c ON c.oid = a.relation;
 
 -- name: attached
 SELECT a.relation::bigint, n.nspname, c.relname, a.lo, a.hi, a.is_default, c.relkind = 'r',
@@ -99,7 +105,7 @@ UPDATE modak.partitions
    AND modak.watch_mark(relation_id::oid) = %(watched_as)s;
 
 -- name: drop
-SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text);
+SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
 
 -- name: reader_in_the_way
 -- For whom T cannot pass a partition now, without a lock: what modak.advance() says under its locks counts.

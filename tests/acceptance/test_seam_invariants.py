@@ -22,7 +22,6 @@ from psycopg.types.json import Jsonb
 from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, read_metadata
 from mirror_pump.ops.retaining import resume
 from mirror_pump.pipeline.steps import Step
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -32,7 +31,7 @@ from tests.acceptance.seam_scene import HANDLES, PIN, RELEASE, STORAGE, Scene, b
 from tests.acceptance.seam_scene import scene as running_scene
 from tests.integration.maintenance_support import Maintained, age
 from tests.integration.pipeline_support import writing
-from tests.integration.retention_support import WIDTH, Row, run
+from tests.integration.retention_support import WIDTH, Row, at_once, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -385,8 +384,8 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
             )
         for time in [*times, "2026-01-30 00:00:00+00"]:
             connection.execute("INSERT INTO timed VALUES (%s, 'first')", (time,))
-    mirror.register("public.named", retention=RetentionWish("50"))
-    mirror.register("public.timed", retention=RetentionWish("1 day"))
+    mirror.register("public.named", retention=at_once("50"))
+    mirror.register("public.timed", retention=at_once("1 day"))
     # Held by a pin from before T moves: what is below T stays in the heap, and plain UPDATE and DELETE reach it.
     database.rows("SELECT pin_id FROM modak.pin('named', in_one_snapshot => true)")
     database.rows("SELECT pin_id FROM modak.pin('timed', in_one_snapshot => true)")

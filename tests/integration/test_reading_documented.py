@@ -14,12 +14,12 @@ import pytest
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import format_lsn
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from tests.integration.cli_support import Run, no_settings, run
 from tests.integration.pipeline_support import runner
 from tests.integration.reader_support import role_of
+from tests.integration.retention_support import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
         "CREATE TABLE public.new_events PARTITION OF public.events FOR VALUES FROM (100) TO (200)",
         "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
     )
-    made.register("public.events", retention=RetentionWish("50"))
+    made.register("public.events", retention=at_once("50"))
     made.catch_up()
     return made
 

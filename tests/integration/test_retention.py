@@ -23,7 +23,6 @@ from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source import retention as source
 from mirror_pump.source.connect import connect
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.source.tables import load_table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -33,7 +32,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.pipeline_support import writing
 from tests.integration.retention_heap import Heap
-from tests.integration.retention_support import WIDTH, Shedding
+from tests.integration.retention_support import WIDTH, Shedding, at_once
 
 
 @pytest.fixture
@@ -227,7 +226,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
         "CREATE TABLE other1 PARTITION OF other FOR VALUES FROM (10) TO (20)",
         "INSERT INTO other VALUES (5), (19)",
     )
-    mirror.register("public.other", retention=RetentionWish("1000"))
+    mirror.register("public.other", retention=at_once("1000"))
 
     def said() -> str:
         with StatusReader(mirror.settings) as reader:
@@ -547,6 +546,8 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
         "heap_retention": "1000",
         "premake": "0",
         "width": "100",
+        "drop_grace": "0 seconds",
+        "detach": "false",
     }
     with mirror.pumping():
         change_retention(mirror.settings, "events", "heap_retention", "200")
@@ -573,7 +574,7 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
 def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, said: str) -> None:
     mirror.database.execute(made)
     with pytest.raises(TableError, match=said):
-        mirror.register("t", retention=RetentionWish("5"))
+        mirror.register("t", retention=at_once("5"))
 
 
 def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror) -> None:
@@ -582,13 +583,13 @@ def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror
         "CREATE TABLE tn PARTITION OF t FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
     )
     with pytest.raises(TableError, match="partitioned themselves"):
-        mirror.register("t", retention=RetentionWish("5"))
+        mirror.register("t", retention=at_once("5"))
     mirror.database.execute("DROP TABLE tn", "CREATE TABLE td PARTITION OF t DEFAULT", "INSERT INTO t VALUES (1)")
     with pytest.raises(TableError, match=r"td of public\.t holds rows"):
-        mirror.register("t", retention=RetentionWish("5"))
+        mirror.register("t", retention=at_once("5"))
     mirror.database.execute("TRUNCATE t")
     with pytest.raises(UsageError, match="no whole number"):
-        mirror.register("t", retention=RetentionWish("5 days"))
+        mirror.register("t", retention=at_once("5 days"))
 
 
 def test_leaving_the_mirror_says_what_becomes_of_old_rows(mirror: Mirror) -> None:
@@ -622,7 +623,7 @@ def test_timestamps_and_dates_shed_too(mirror: Mirror) -> None:
             connection.execute(
                 f"INSERT INTO {table} SELECT g, date '2026-01-01' + g * 7 FROM generate_series(0, 12) g".encode()
             )
-    mirror.register("t", "d", retention=RetentionWish("3 weeks"))
+    mirror.register("t", "d", retention=at_once("3 weeks"))
     cuts: LiteralString = (
         "SELECT tier_key_hi FROM modak.cutline JOIN modak.tables USING (table_id) ORDER BY tier_key_type"
     )

@@ -33,7 +33,7 @@ def add(app: typer.Typer) -> None:
     ) -> None:
         """Show or change a table's maintenance policy: thresholds, retention, grace. docs/maintenance.md has the keys.
 
-        A table with heap retention also has heap_retention, premake and width (docs/retention.md).
+        A table with heap retention also has heap_retention, premake, width, drop_grace and detach (docs/retention.md).
 
         A change counts from the next look of a maintainer on; unset goes back to the default.
         """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +12,10 @@ from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark, report_error, say
 from mirror_pump.cli.progress import copy_progress
 from mirror_pump.config import Settings
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import TableError, UsageError
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.preview import TablePreview
 
 Tables = Annotated[
     list[str],
@@ -41,8 +46,24 @@ def add(app: typer.Typer) -> None:
             int, typer.Option(min=0, max=1000, metavar="N", help="With --heap-retention: keep so many partitions ready")
         ] = 0,
         width: Annotated[
-            str | None, typer.Option(metavar="W", help=r"Width of each, such as 1d \[that of the newest partition]")
+            str | None,
+            typer.Option(metavar="W", help=r"Width of each, such as 1d or 1mon \[that of the newest partitions]"),
         ] = None,
+        drop_grace: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DURATION", help=r"How long a partition stays that the lake was found to hold \[1 hour]"
+            ),
+        ] = None,
+        detach: Annotated[
+            bool, typer.Option("--detach", help="Detach partitions instead of dropping them: they stay as tables")
+        ] = False,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Only say what would be registered, and what would leave the heap")
+        ] = False,
+        yes: Annotated[
+            bool, typer.Option("--yes", "-y", help="Do not ask before partitions are to leave the heap")
+        ] = False,
     ) -> int:
         """Put tables under the mirror and copy their rows while writes go on.
 
@@ -50,18 +71,29 @@ def add(app: typer.Typer) -> None:
         one, and no finished chunk is read twice. One table's refusal does not stop the others; exit 1 reports it.
 
         With --heap-retention a range-partitioned table's old partitions are dropped once the lake provably holds them;
-        docs/retention.md says how their rows are read and corrected then.
+        docs/retention.md says how their rows are read and corrected then. What leaves, and when, is said first, and has
+        to be confirmed.
         """
+        from mirror_pump.ops.preview import preview
         from mirror_pump.ops.profile import complete
         from mirror_pump.pipeline.registration import register as put_under_mirror
         from mirror_pump.source.choices import parse_choices
         from mirror_pump.source.retainable import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
-        if heap_retention is None and (premake or width is not None):
-            raise UsageError("--premake and --width go with --heap-retention")
-        retention = None if heap_retention is None else RetentionWish(heap_retention, premake, width)
+        if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
+            raise UsageError("--premake, --width, --drop-grace and --detach go with --heap-retention")
+        retention = (
+            None if heap_retention is None else RetentionWish(heap_retention, premake, width, drop_grace, detach)
+        )
         settings = complete(settings)
+        if dry_run:
+            return _show(preview(settings, tables, choices, retention), say)
+        if retention is not None and not yes:
+            previews = preview(settings, tables, choices, retention)
+            if any(table.retention is not None for table in previews):
+                _show(previews, remark)
+                _confirm()
         with copy_progress() as show:
             outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
         for outcome in outcomes:
@@ -99,3 +131,24 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.pipeline.unregistration import unregister as take_out
 
         say(take_out(complete(settings), table, drop_lake, keep_lake))
+
+
+def _show(previews: Sequence[TablePreview], write: Callable[[str], None]) -> int:
+    """The exit code: 1 if a table would be refused."""
+    for table in previews:
+        for line in table.lines():
+            write(line)
+        if table.error is not None:
+            remark(f"mirror-pump: {table.table}: would not be registered")
+            report_error(table.error)
+    return 1 if any(table.error is not None for table in previews) else 0
+
+
+def _confirm() -> None:
+    """Returns once somebody has agreed. UsageError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "partitions are about to leave the heap, and there is no terminal to ask on", "look at it, and give --yes"
+        )
+    if not typer.confirm("Register?", default=False, err=True):
+        raise TableError("nothing was registered")
