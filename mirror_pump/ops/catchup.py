@@ -49,7 +49,9 @@ def _pump(settings: Settings, target: Lsn) -> None:
         if value is not None:
             revealed = value.get_secret_value() if isinstance(value, SecretStr) else value
             environment[ENV_PREFIX + name.upper()] = str(revealed)
-    command = [sys.executable, "-m", "mirror_pump.cli.main", "run", "--until-lsn", format_lsn(target)]
+    # Its last lines become the error's.
+    environment[f"{ENV_PREFIX}LOG_FORMAT"] = "human"
+    command = [sys.executable, "-m", "mirror_pump.cli", "run", "--until-lsn", format_lsn(target)]
     finished = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if finished.returncode != 0:
         lines = finished.stderr.decode(errors="replace").strip().splitlines()

@@ -16,6 +16,7 @@ import psycopg
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown, TaskFailed
+from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.demand import Goal
@@ -76,6 +77,7 @@ class Pump:
         self._runner = runner
         self._observer = observer or unobserved
         self._stop = threading.Event()
+        self._at_work = False
         self._inbox: SimpleQueue[Work] = SimpleQueue()
 
     def request_stop(self) -> None:
@@ -83,13 +85,20 @@ class Pump:
         self._stop.set()
         self._inbox.put(StopRequested())
 
+    @property
+    def at_work(self) -> bool:
+        """Whether there is something that a stop has to end in order. While the server is waited for and Spark starts,
+        `run` may as well be left by an exception of a signal handler's."""
+        return self._at_work
+
     def submit(self, work: Work) -> None:
         """Hand work to the present session's loop. Safe in any thread; what a session leaves is not done."""
         self._inbox.put(work)
 
     def run(self, until: Lsn | None = None, once: bool = False, copies: bool = False) -> PumpResult:
         """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
-        table is being copied any more; for ever without any of them. Raises NotLeader while another pump leads."""
+        table is being copied any more; for ever without any of them. Raises NotLeader while another pump leads, and
+        KeyboardInterrupt, once everything has ended in order, if that is what Ctrl-C does in this process."""
         totals = Totals(Lsn(0))
         # Before Spark starts, which takes seconds; the lead itself is taken by each session.
         end = self._persist(self._wal_end_unless_led, totals)
@@ -109,6 +118,11 @@ class Pump:
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
     def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
+        with deferred_interrupt(self.request_stop):
+            self._at_work = True
+            self._run_sessions(goal, totals, storage, runner)
+
+    def _run_sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
         indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
 
         def live() -> None:

@@ -66,8 +66,8 @@ def add(app: typer.Typer) -> None:
             outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
         for outcome in outcomes:
             if outcome.error is not None:
-                remark(f"mirror-pump: {outcome.table}: {'copy failed' if outcome.registered else 'not registered'}")
-                report_error(outcome.error)
+                happened = "copy failed" if outcome.registered else "not registered"
+                report_error(outcome.error, happened, outcome.table)
             elif no_wait:
                 say(f"{outcome.table}: registered")
             else:
@@ -75,8 +75,9 @@ def add(app: typer.Typer) -> None:
             if outcome.generated_left_out:
                 left_out = ", ".join(outcome.generated_left_out)
                 remark(
-                    f"warning: {outcome.table}: generated columns left out: {left_out}"
-                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)"
+                    f"{outcome.table}: generated columns left out: {left_out}"
+                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)",
+                    "warning",
                 )
         return 1 if any(outcome.error is not None for outcome in outcomes) else 0
 

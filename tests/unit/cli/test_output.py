@@ -54,9 +54,17 @@ def test_harmless_text_is_left_alone() -> None:
     assert redact(text) == text
 
 
-def test_an_error_is_two_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
-    report_error(SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it"))
+def test_an_error_is_two_lines_at_most_for_people_and_one_else(capsys: pytest.CaptureFixture[str]) -> None:
+    error = SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it")
+    configure_logging("json", "error")
+    report_error(error)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["remedy"], line["level"]) == (
+        "connection failed: is the server running? password=***", "start it", "error"
+    )  # fmt: skip
 
+    configure_logging("human")
+    report_error(error)
     assert capsys.readouterr().err.splitlines() == [
         "mirror-pump: connection failed: is the server running? password=***",
         "  what to do: start it",
