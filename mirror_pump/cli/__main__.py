@@ -16,7 +16,7 @@ def main() -> None:
         install_hooks()
         from mirror_pump.cli.main import app
 
-        app()
+        app(prog_name="mirror-pump")
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except KeyboardInterrupt:

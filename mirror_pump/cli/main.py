@@ -10,7 +10,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mirror_pump.cli.commands import connect, init, maintain, policy, register, retain, run, sql, status, verify, wait
+from mirror_pump.cli.commands import (
+    config,
+    connect,
+    init,
+    maintain,
+    policy,
+    register,
+    retain,
+    run,
+    sql,
+    status,
+    verify,
+    wait,
+)
 from mirror_pump.cli.output import remark, say
 from mirror_pump.config import ENV_PREFIX
 from mirror_pump.telemetry import configure_logging
@@ -44,7 +57,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
         "Every option can also be given by environment (MIRROR_PUMP_DSN and so on) or in mirror-pump.toml; the command "
@@ -78,7 +90,7 @@ def main(
 
 
 # In the order in which a newcomer needs them.
-for _module in (init, register, run, status, wait, verify, sql, connect, maintain, policy, retain):
+for _module in (init, register, run, status, wait, verify, sql, connect, maintain, policy, retain, config):
     _module.add(app)
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from pydantic_core import PydanticUndefined
 
 from mirror_pump.cli.output import one_line, remark, report_error
-from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, Settings, load_settings
+from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, load_settings
 from mirror_pump.errors import Interrupted, MirrorPumpError
+from mirror_pump.settings_reference import setting
 from mirror_pump.telemetry import LogFormat, configure_logging, get_logger
 
 SOURCE = ("dsn",)
@@ -112,32 +112,17 @@ def _reflow(docstring: str) -> str:
 
 def _setting(field: str) -> inspect.Parameter:
     """The option of one Settings field. Always text: Settings itself parses and judges it."""
-    info = Settings.model_fields[field]
-    default = "" if info.default in (None, "", PydanticUndefined) else f" [default: {_show(info.default)}]"
+    described = setting(field)
+    default = f" [default: {described.default}]" if described.default else ""
     option = typer.Option(
-        "--" + field.replace("_", "-"),
-        help=f"{info.description}{default} [env: {ENV_PREFIX}{field.upper()}]".replace("[", r"\["),
-        metavar=_metavar(field),
+        described.option,
+        help=f"{described.meaning}{default} [env: {described.variable}]".replace("[", r"\["),
+        metavar=described.unit.metavar,
         rich_help_panel=_PANELS.get(field, "Logging" if field in LOGGING else "Tuning"),
     )
     return inspect.Parameter(
         field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
-
-
-def _show(value: object) -> str:
-    size = getattr(value, "human_readable", None)
-    return str(size()) if size else str(value)
-
-
-def _metavar(field: str) -> str:
-    if field == "dsn":
-        return "DSN"
-    kind = str(Settings.model_fields[field].annotation)
-    for marker, name in (("ByteSize", "SIZE"), ("float", "SECONDS"), ("int", "N"), ("Literal", "WORD")):
-        if marker in kind:
-            return name
-    return "URI" if field == "warehouse" else "TEXT"
 
 
 _COMMON = (

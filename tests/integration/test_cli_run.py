@@ -54,7 +54,8 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
         leader = orjson.loads(program.run("status", "--json"))["leader"]
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
         program.run("run", code=1)
-        pump.send_signal(signal.SIGINT)
+        # To all its processes, as a terminal sends it.
+        os.killpg(pump.pid, signal.SIGINT)
         assert pump.wait(40) == 130
     finally:
         program.kill(pump)

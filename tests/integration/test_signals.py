@@ -96,13 +96,6 @@ def mirror(database: Database, tmp_path: Path, slot: str) -> Iterator[Interrupte
         interrupted.close()
 
 
-@pytest.fixture
-def live(mirror: Interrupted) -> Interrupted:
-    """As `mirror`, with the table registered and live."""
-    assert mirror.start("register", "t").wait(120) == 0
-    return mirror
-
-
 def test_while_the_program_is_being_loaded(
     mirror: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,37 +178,27 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) ->
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_run_while_spark_starts_and_while_it_streams(mirror: Interrupted, number: signal.Signals, code: int) -> None:
+def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, code: int) -> None:
+    """While it streams: tests/integration/test_cli_run.py."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
-    ended, events = mirror.ended(process, number)
-    assert (ended, events[-1]) == (
-        code, f"{number.name}: stopped before anything was received; F is what it was"
-    )  # fmt: skip
-
-    process = mirror.start("run")
-    mirror.until(lambda: mirror.rows("SELECT active FROM pg_replication_slots WHERE active") != [], process)
-    ended, events = mirror.ended(process, number)
-    assert ended == code
-    assert events[-2].startswith(f"{number.name}: stopping")
-    assert events[-1].startswith("stopped at F = ")
-    assert not any("0/0 " in event for event in events)
+    said = f"{number.name}: stopped before anything was received; F is what it was"
+    assert mirror.ended(process, number) == (code, [said])
 
 
-def test_verify_while_spark_starts(live: Interrupted, tmp_path: Path) -> None:
-    slots = live.rows("SELECT slot_name FROM pg_replication_slots")
-    process = live.start("verify")
-    live.until(lambda: spark_starts(process), process)
-    assert live.ended(process) == (130, ["interrupted"])
+def test_verify_and_maintain_while_spark_starts(mirror: Interrupted, tmp_path: Path) -> None:
+    assert mirror.start("register", "t").wait(120) == 0
+    slots = mirror.rows("SELECT slot_name FROM pg_replication_slots")
+    process = mirror.start("verify")
+    mirror.until(lambda: spark_starts(process), process)
+    assert mirror.ended(process) == (130, ["interrupted"])
     assert list((tmp_path / "lake").glob(".verify*")) == []
-    assert live.rows("SELECT slot_name FROM pg_replication_slots") == slots
-    assert live.rows("SELECT count(*) FROM modak.read_pins") == [(0,)]
+    assert mirror.rows("SELECT slot_name FROM pg_replication_slots") == slots
+    assert mirror.rows("SELECT count(*) FROM modak.read_pins") == [(0,)]
 
-
-def test_maintain_while_spark_starts(live: Interrupted) -> None:
-    process = live.start("maintain", "t")
-    live.until(lambda: spark_starts(process), process)
-    code, events = live.ended(process)
+    process = mirror.start("maintain", "t")
+    mirror.until(lambda: spark_starts(process), process)
+    code, events = mirror.ended(process)
     assert (code, events[-1]) == (130, "interrupted")
-    assert live.rows("SELECT count(*) FROM modak.maintenance_requests") == [(0,)]
-    assert live.rows("SELECT count(*) FROM modak.op_log WHERE phase IN ('running', 'rewriting')") == [(0,)]
+    assert mirror.rows("SELECT count(*) FROM modak.maintenance_requests") == [(0,)]
+    assert mirror.rows("SELECT count(*) FROM modak.op_log WHERE phase IN ('running', 'rewriting')") == [(0,)]

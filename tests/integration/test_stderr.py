@@ -56,7 +56,7 @@ def test_every_command_of_a_mirror(program: Program, database: Database, slot: s
         (0, ("run", "--once")),
         (0, ("status",)),
         (0, ("verify",)),
-        (0, ("maintain", "t")),
+        (0, ("maintain", "t", "--no-wait")),
         (0, ("sql", "SELECT count(*) FROM t")),
         (0, ("connect", "--engine", "duckdb")),
         (0, ("policy", "get", "t")),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import one_line, remark, say
 from mirror_pump.cli.stopping import Stopped, StopSignals
@@ -27,7 +28,11 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         tables: Annotated[
             list[str] | None,
-            typer.Argument(metavar="[TABLE...]", help=r"Names as Postgres reads them \[all mirrored tables]"),
+            typer.Argument(
+                metavar="[TABLE...]",
+                help=r"Names as Postgres reads them \[all mirrored tables]",
+                autocompletion=mirrored_tables,
+            ),
         ] = None,
         no_wait: Annotated[
             bool, typer.Option("--no-wait", help="File the request and return; a maintainer that serves answers it")

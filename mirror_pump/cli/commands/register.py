@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables, other_tables
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark, report_error, say
 from mirror_pump.cli.progress import copy_progress
@@ -14,7 +15,11 @@ from mirror_pump.errors import UsageError
 
 Tables = Annotated[
     list[str],
-    typer.Argument(metavar="TABLE...", help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'"),
+    typer.Argument(
+        metavar="TABLE...",
+        help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
+        autocompletion=other_tables,
+    ),
 ]
 
 
@@ -35,13 +40,18 @@ def add(app: typer.Typer) -> None:
         ] = None,
         heap_retention: Annotated[
             str | None,
-            typer.Option(metavar="N", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."),
+            typer.Option(
+                metavar="DISTANCE", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."
+            ),
         ] = None,
         premake: Annotated[
-            int, typer.Option(min=0, max=1000, metavar="N", help="With --heap-retention: keep so many partitions ready")
+            int,
+            typer.Option(
+                min=0, max=1000, metavar="PARTITIONS", help="With --heap-retention: keep so many partitions ready"
+            ),
         ] = 0,
         width: Annotated[
-            str | None, typer.Option(metavar="W", help=r"Width of each, such as 1d \[that of the newest partition]")
+            str | None, typer.Option(metavar="WIDTH", help=r"Width of each, such as 1d \[that of the newest partition]")
         ] = None,
     ) -> int:
         """Put tables under the mirror and copy their rows while writes go on.
@@ -84,7 +94,9 @@ def add(app: typer.Typer) -> None:
     @command(app, "unregister", (*SLOT, *STORAGE))
     def unregister(
         settings: Settings,
-        table: Annotated[str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it")],
+        table: Annotated[
+            str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it", autocompletion=mirrored_tables)
+        ],
         drop_lake: Annotated[
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
         ] = False,
