@@ -42,7 +42,8 @@ def other_tables(ctx: typer.Context, incomplete: str) -> list[str]:
 def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[str]:
     try:
         with _connection(ctx) as connection:
-            rows = connection.execute(_MIRRORED).fetchall()
+            known = connection.execute("SELECT to_regclass('modak.tables') IS NOT NULL").fetchone() == (True,)
+            rows = connection.execute(_MIRRORED).fetchall() if known else []
             if not mirrored:
                 present = {name for name, _, _ in rows}
                 rows = [row for row in connection.execute(_OTHERS).fetchall() if row[0] not in present]

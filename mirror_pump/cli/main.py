@@ -60,7 +60,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
         "Every option can also be given by environment (MIRROR_PUMP_DSN and so on) or in mirror-pump.toml; the command "
-        "line wins, then the environment. Exit codes: 0 done, 1 failed, 2 wrong usage."
+        "line wins, then the environment. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."
     ),
 )
 
