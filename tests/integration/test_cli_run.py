@@ -119,7 +119,7 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
     assert "public.good: live" in said
     errors = (tmp_path / "register.log").read_text()
     assert "not registered: public.keyless has no primary key" in errors
-    assert "not registered: table absent" in errors
+    assert "not registered: there is no table absent in" in errors
     assert errors.count('"remedy"') == 2
 
     database.execute("UPDATE good SET v = 'changed' WHERE id <= 10", "DELETE FROM good WHERE id = 50")
