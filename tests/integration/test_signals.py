@@ -157,7 +157,7 @@ def test_register_that_waits_for_a_lock(mirror: Interrupted, tmp_path: Path) -> 
 
 def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) -> None:
     """The table is registered, and the next register goes on with its copy."""
-    mirror.database.execute("INSERT INTO t SELECT generate_series(10, 400000)")
+    mirror.database.execute("INSERT INTO t SELECT generate_series(10, 150000)")
     stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` goes on with"
     process = mirror.start("register", "t")
     mirror.until(lambda: spark_starts(process), process)
@@ -165,7 +165,7 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) ->
     assert (code, events[-1]) == (130, stands)
     assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("copying",)]
 
-    process = mirror.start("register", "t", "--copy-chunk-bytes", "64KiB")
+    process = mirror.start("register", "t", "--copy-chunk-bytes", "64KiB", "--copy-workers", "1")
     copied = "SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL"
     mirror.until(lambda: mirror.rows(copied) > [(0,)], process)
     code, events = mirror.ended(process)
