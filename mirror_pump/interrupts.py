@@ -47,7 +47,8 @@ def keeping_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        # None: somebody's C code had it, and does not come back this way.
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 def _default_applies() -> bool:
