@@ -29,7 +29,7 @@ def add(app: typer.Typer) -> None:
         tables: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[TABLE...]",
+                metavar="TABLE",
                 help=r"Names as Postgres reads them \[all mirrored tables]",
                 autocompletion=mirrored_tables,
             ),

@@ -16,7 +16,7 @@ from mirror_pump.errors import UsageError
 Tables = Annotated[
     list[str],
     typer.Argument(
-        metavar="TABLE...",
+        metavar="TABLE",
         help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
         autocompletion=other_tables,
     ),

@@ -19,7 +19,7 @@ def add(app: typer.Typer) -> None:
         tables: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[TABLE...]", help=r"Names as Postgres reads them \[all]", autocompletion=mirrored_tables
+                metavar="TABLE", help=r"Names as Postgres reads them \[all]", autocompletion=mirrored_tables
             ),
         ] = None,
         dry_run: Annotated[

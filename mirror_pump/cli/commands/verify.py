@@ -19,8 +19,8 @@ def add(app: typer.Typer) -> None:
         tables: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="[TABLE...]",
-                help="Names as Postgres reads them [all live tables]",
+                metavar="TABLE",
+                help=r"Names as Postgres reads them \[all live tables]",
                 autocompletion=mirrored_tables,
             ),
         ] = None,

@@ -90,6 +90,8 @@ def test_help_of_an_option_stands_alone() -> None:
         text = parameter.help or ""
         assert text, (command, parameter.name)
         assert not text.startswith(("...", "…")), (command, parameter.name)
+        # Rich takes what stands in brackets for markup, and leaves it out.
+        assert not re.search(r"(?<!\\)\[", text), (command, parameter.name)
 
 
 def test_every_field_says_what_its_value_is() -> None:
