@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mirror_pump.cli.output import bytes_text, count_text, one_line, seconds_text
+from mirror_pump.errors import about
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status import Leader, MirrorStatus, SlotState, TableStatus
 
@@ -22,7 +23,7 @@ def render(status: MirrorStatus) -> RenderableType:
     if not status.tables:
         return Group(head, _slot(status.slot), *_pumps(status), Text("no tables: mirror-pump register TABLE"))
     errors = [
-        Text(f"{table.table}: {one_line(table.error)}", style="red")
+        Text(about(table.table, one_line(table.error)), style="red")
         for table in status.tables
         if table.error is not None
     ]

@@ -74,7 +74,11 @@ class SparkTaskRunner:
         chosen = f"local[{slots}]" if master == "local[*]" else master
         spark = spark_session(SparkSettings(master=chosen, jars=False))
         runner = cls(spark, slots)
-        runner.warm_up(slots)
+        try:
+            runner.warm_up(slots)
+        except BaseException:
+            runner.close()
+            raise
         return runner
 
     def _run(self, function: Callable[[Task], Result], task: Task) -> Result:

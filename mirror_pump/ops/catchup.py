@@ -18,6 +18,8 @@ from mirror_pump.source.leader import is_led
 
 _PATIENCE = 3600.0
 """Seconds in all: a mirror that is behind by more than this is not verified by waiting."""
+_GRACE = 10.0
+"""Seconds that our pump has to end when we are interrupted."""
 _LOOK_INTERVAL = 5.0
 """Seconds after which it is looked again whether a pump runs."""
 
@@ -49,9 +51,17 @@ def _pump(settings: Settings, target: Lsn) -> None:
         if value is not None:
             revealed = value.get_secret_value() if isinstance(value, SecretStr) else value
             environment[ENV_PREFIX + name.upper()] = str(revealed)
-    command = [sys.executable, "-m", "mirror_pump.cli.main", "run", "--no-standby", "--until-lsn"]
-    command.append(format_lsn(target))
-    finished = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if finished.returncode != 0:
-        lines = finished.stderr.decode(errors="replace").strip().splitlines()
+    # Its last lines become the error's.
+    environment[f"{ENV_PREFIX}LOG_FORMAT"] = "human"
+    command = [sys.executable, "-m", "mirror_pump.cli", "run", "--no-standby", "--until-lsn", format_lsn(target)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            _, errors = process.communicate()
+        except BaseException:
+            # It ends in order: a terminal's Ctrl-C has reached it as well.
+            process.terminate()
+            process.wait(_GRACE)
+            raise
+    if process.returncode != 0:
+        lines = errors.decode(errors="replace").strip().splitlines()
         raise SourceError(f"catching up to {format_lsn(target)} failed: {' '.join(lines[-2:])}")

@@ -30,7 +30,7 @@ from mirror_pump.config import Settings
 from mirror_pump.engine.copying import ChunkTask, copy_chunk
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.session import SparkSettings, spark_session
-from mirror_pump.errors import SourceError, TableError
+from mirror_pump.errors import SourceError, TableError, about
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
@@ -228,7 +228,7 @@ def _read_heap(
     beside: frozenset[int] = frozenset()
     for result in [future.result() for future in futures]:
         if result.error is not None:
-            raise TableError(f"{table.name}: {result.error}")
+            raise TableError(about(str(table.name), result.error))
         if result.heap_rewritten:
             raise SourceError(f"the heap of {table.name} was rewritten while it was being read", "Run verify again.")
         if result.file is not None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import ForeignTable, TableError
+from mirror_pump.errors import ForeignTable, TableError, about
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import write_data_file
 from mirror_pump.lake.packed_keys import KeyPacking
@@ -85,7 +85,7 @@ class BatchApplier:
                 by_table.setdefault(one.table_id, {})[number] = one
                 if one.error is not None and one.table_id not in failures:
                     table = present[one.table_id]
-                    failures[one.table_id] = Failure(table, f"{table.name}: {one.error}")
+                    failures[one.table_id] = Failure(table, about(str(table.name), one.error))
         truncated = {
             truncation.table_id: truncation.before
             for truncation in end.truncations
@@ -152,7 +152,7 @@ class BatchApplier:
             try:
                 lake = self._lake_table(table)
             except ForeignTable as error:
-                raise TableError(f"{table.name}: {error}", error.remedy) from error
+                raise TableError(about(str(table.name), str(error)), error.remedy) from error
             older = [(file, False) for file in lake.live_data_files()]
             if deletes_count:
                 older += [(file, True) for file in lake.live_equality_deletes()]

@@ -23,6 +23,7 @@ from decoders.messages import (
     parse_relation,
     parse_truncate,
 )
+from mirror_pump.errors import about
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.batches import BatchEnd, Failure, Segment, TableChange, Truncation
 from mirror_pump.pipeline.evolution import Course, Verdict
@@ -387,7 +388,7 @@ class Assembler:
     def _fail(self, table: MirroredTable, reason: str) -> None:
         self._ignore(table.table_id)
         self._set_aside[table.table_id] = table.start_lsn
-        self._batch.failures.append(Failure(table, f"{table.name}: {reason}"))
+        self._batch.failures.append(Failure(table, about(str(table.name), reason)))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
         return replace(

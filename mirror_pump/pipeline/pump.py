@@ -18,6 +18,7 @@ from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.session import end_java
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, NotLeader, OutcomeUnknown, TaskFailed
+from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.await_lead import take_lead
@@ -86,12 +87,19 @@ class Pump:
         self._while_leading = while_leading
         self._observer = observer or unobserved
         self._stop = threading.Event()
+        self._at_work = False
         self._inbox: SimpleQueue[Work] = SimpleQueue()
 
     def request_stop(self) -> None:
         """Finish or abandon the batch under way, and return from `run` within seconds. Safe in a signal handler."""
         self._stop.set()
         self._inbox.put(StopRequested())
+
+    @property
+    def at_work(self) -> bool:
+        """Whether there is something that a stop has to end in order. While the server is waited for and Spark starts,
+        `run` may as well be left by an exception of a signal handler's."""
+        return self._at_work
 
     def submit(self, work: Work) -> None:
         """Hand work to the present session's loop. Safe in any thread; what a session leaves is not done."""
@@ -101,7 +109,8 @@ class Pump:
         self, until: Lsn | None = None, once: bool = False, copies: bool = False, *, standby: bool = False
     ) -> PumpResult:
         """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
-        table is being copied any more; for ever without any of them.
+        table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once everything has
+        ended in order, if that is what Ctrl-C does in this process.
 
         While another pump leads, raises NotLeader. A `standby` waits for its turn instead, without a Spark, or until
         the other one has reached the goal; and waits again if it loses the lead.
@@ -148,6 +157,13 @@ class Pump:
             leader.release()
 
     def _sessions(self, first: Leader, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
+        with deferred_interrupt(self.request_stop):
+            self._at_work = True
+            self._run_sessions(first, goal, totals, storage, runner)
+
+    def _run_sessions(
+        self, first: Leader, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner
+    ) -> None:
         indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
         leads = [first]
 

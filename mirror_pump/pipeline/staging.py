@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ForeignTable, LakeError, TableError
+from mirror_pump.errors import ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.evolution import SchemaConflict
@@ -142,7 +142,7 @@ class Stager:
                 content = commit.table if commit is not None else self.known(table_id, one.staged)
                 staged.swaps[table_id] = Swap.of(content, one.seen)
             except ForeignTable as error:
-                staged.failures.append(Failure(one.table, f"{one.table.name}: {error}. {error.remedy}"))
+                staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
 
     def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
@@ -186,7 +186,7 @@ class Stager:
             except Superseded:
                 one = self._stage(_without_resolution(current, staged.refused), row, frontier)
         except (SchemaConflict, ForeignTable) as error:
-            staged.failures.append(Failure(known, f"{known.name}: {error}. {error.remedy}"))
+            staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
         else:
             staged.accepted.append(one)
 

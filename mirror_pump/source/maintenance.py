@@ -127,6 +127,12 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
     return moment
 
 
+def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:
+    """Takes back what `by` asked for and nobody has claimed."""
+    with source_errors("withdrawing maintenance requests"):
+        connection.execute(_SQL["withdraw"], {"table_ids": list(table_ids), "by": by})
+
+
 def requested(connection: PgConnection, slot: str) -> list[TableId]:
     """Tables whose maintenance was asked for, in the order of asking; also those whose request was claimed by a
     maintainer that has given no sign of life for 60 s."""

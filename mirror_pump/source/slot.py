@@ -83,6 +83,12 @@ def create_publication(conn: PgConnection, name: str) -> bool:
     return False
 
 
+def publication_exists(conn: PgConnection, name: str) -> bool:
+    """Whether there is a publication of this name, whatever it publishes."""
+    with source_errors(f"reading publication {name}"):
+        return conn.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is not None
+
+
 def check_publication(conn: PgConnection, name: str) -> None:
     """SourceError with what to do if the publication is gone, or publishes something else than we need."""
     if not _publishes_ours(conn, name):

@@ -42,6 +42,10 @@ SELECT r.table_id
 -- name: claim
 DELETE FROM modak.maintenance_requests WHERE table_id = %(table_id)s RETURNING requested_by;
 
+-- name: withdraw
+-- Requests of somebody who does not wait for them any more; those that another has refreshed since are his.
+DELETE FROM modak.maintenance_requests WHERE table_id = ANY (%(table_ids)s) AND requested_by = %(by)s;
+
 -- name: begin
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
 VALUES (%(op_id)s, %(table_id)s, %(kind)s, %(phase)s, NULL,

@@ -212,8 +212,8 @@ def test_what_is_left_out_is_named(run: Run, database: Database, slot: str, tmp_
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     result = run("register", "t", "plain", "--no-wait")
     assert result.exit_code == 0, result.stderr
-    (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
-    assert warning.startswith("warning: public.t: generated columns left out: v (")
+    (warning,) = [line for line in map(json.loads, result.stderr.splitlines()) if line["level"] == "warning"]
+    assert warning["event"].startswith("public.t: generated columns left out: v (")
     assert "registered" in result.stdout
     tables = {table["table"]: table for table in json.loads(run("status", "--json").stdout)["tables"]}
     assert tables["public.t"]["generated_left_out"] == ["v"]

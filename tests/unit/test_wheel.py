@@ -39,7 +39,7 @@ def test_everything_that_git_would_ship_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
         metadata = next(name for name in archive.namelist() if name.endswith("/entry_points.txt"))
-        assert "mirror-pump = mirror_pump.cli.main:app" in archive.read(metadata).decode()
+        assert "mirror-pump = mirror_pump.cli.__main__:main" in archive.read(metadata).decode()
         assert any(name.endswith("/LICENSE") for name in archive.namelist())
     here = {
         str(path.relative_to(_ROOT))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables
 from mirror_pump.cli.options import SLOT, command
 from mirror_pump.cli.output import say, write_json
 from mirror_pump.config import Settings
@@ -26,7 +27,9 @@ def add(app: typer.Typer) -> None:
     def policy(
         settings: Settings,
         verb: Annotated[Verb, typer.Argument(metavar="get|set|unset", help="What to do")],
-        table: Annotated[str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it")],
+        table: Annotated[
+            str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it", autocompletion=mirrored_tables)
+        ],
         key: Annotated[str | None, typer.Argument(metavar="KEY", help=r"A key \[all of them]")] = None,
         value: Annotated[str | None, typer.Argument(metavar="VALUE", help="set: such as 128MiB, 0.5, false")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="get: JSON, as docs/cli-json.md describes it")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables, other_tables
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark, report_error, say
 from mirror_pump.cli.progress import copy_progress
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 Tables = Annotated[
     list[str],
-    typer.Argument(metavar="TABLE...", help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'"),
+    typer.Argument(
+        metavar="TABLE",
+        help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
+        autocompletion=other_tables,
+    ),
 ]
 
 
@@ -40,14 +45,19 @@ def add(app: typer.Typer) -> None:
         ] = None,
         heap_retention: Annotated[
             str | None,
-            typer.Option(metavar="N", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."),
+            typer.Option(
+                metavar="DISTANCE", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."
+            ),
         ] = None,
         premake: Annotated[
-            int, typer.Option(min=0, max=1000, metavar="N", help="With --heap-retention: keep so many partitions ready")
+            int,
+            typer.Option(
+                min=0, max=1000, metavar="PARTITIONS", help="With --heap-retention: keep so many partitions ready"
+            ),
         ] = 0,
         width: Annotated[
             str | None,
-            typer.Option(metavar="W", help=r"Width of each, such as 1d or 1mon \[that of the newest partitions]"),
+            typer.Option(metavar="WIDTH", help=r"Width of each, such as 1d or 1mon \[that of the newest partitions]"),
         ] = None,
         drop_grace: Annotated[
             str | None,
@@ -98,8 +108,8 @@ def add(app: typer.Typer) -> None:
             outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
         for outcome in outcomes:
             if outcome.error is not None:
-                remark(f"mirror-pump: {outcome.table}: {'copy failed' if outcome.registered else 'not registered'}")
-                report_error(outcome.error)
+                happened = "copy failed" if outcome.registered else "not registered"
+                report_error(outcome.error, happened, outcome.table)
             elif no_wait:
                 say(f"{outcome.table}: registered")
             else:
@@ -107,15 +117,18 @@ def add(app: typer.Typer) -> None:
             if outcome.generated_left_out:
                 left_out = ", ".join(outcome.generated_left_out)
                 remark(
-                    f"warning: {outcome.table}: generated columns left out: {left_out}"
-                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)"
+                    f"{outcome.table}: generated columns left out: {left_out}"
+                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)",
+                    "warning",
                 )
         return 1 if any(outcome.error is not None for outcome in outcomes) else 0
 
     @command(app, "unregister", (*SLOT, *STORAGE))
     def unregister(
         settings: Settings,
-        table: Annotated[str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it")],
+        table: Annotated[
+            str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it", autocompletion=mirrored_tables)
+        ],
         drop_lake: Annotated[
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
         ] = False,
@@ -139,8 +152,7 @@ def _show(previews: Sequence[TablePreview], write: Callable[[str], None]) -> int
         for line in table.lines():
             write(line)
         if table.error is not None:
-            remark(f"mirror-pump: {table.table}: would not be registered")
-            report_error(table.error)
+            report_error(table.error, "would not be registered", table.table)
     return 1 if any(table.error is not None for table in previews) else 0
 
 

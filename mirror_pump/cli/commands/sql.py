@@ -53,7 +53,7 @@ def add(app: typer.Typer) -> None:
         min_lsn: Annotated[
             str | None,
             typer.Option(
-                "--min-lsn", metavar="LSN", help="Wait until F has passed this [hybrid: the present end of WAL]"
+                "--min-lsn", metavar="LSN", help=r"Wait until F has passed this \[hybrid: the present end of WAL]"
             ),
         ] = None,
         max_wait: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, say, write_json
 from mirror_pump.config import Settings
@@ -17,7 +18,11 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         tables: Annotated[
             list[str] | None,
-            typer.Argument(metavar="[TABLE...]", help="Names as Postgres reads them [all live tables]"),
+            typer.Argument(
+                metavar="TABLE",
+                help=r"Names as Postgres reads them \[all live tables]",
+                autocompletion=mirrored_tables,
+            ),
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
     ) -> int:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mirror_pump.cli.output import bytes_text, count_text, report_error, seconds_text
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import SourceError, about
 from mirror_pump.telemetry import configure_logging, get_logger, redact
 
 
@@ -54,9 +54,17 @@ def test_harmless_text_is_left_alone() -> None:
     assert redact(text) == text
 
 
-def test_an_error_is_two_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
-    report_error(SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it"))
+def test_an_error_is_two_lines_at_most_for_people_and_one_else(capsys: pytest.CaptureFixture[str]) -> None:
+    error = SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it")
+    configure_logging("json", "error")
+    report_error(error)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["remedy"], line["level"]) == (
+        "connection failed: is the server running? password=***", "start it", "error"
+    )  # fmt: skip
 
+    configure_logging("human")
+    report_error(error)
     assert capsys.readouterr().err.splitlines() == [
         "mirror-pump: connection failed: is the server running? password=***",
         "  what to do: start it",
@@ -86,3 +94,32 @@ def test_human_log_lines_have_no_colours_off_a_terminal(capsys: pytest.CaptureFi
     assert "slow" in line
     assert "seconds=3" in line
     assert "\x1b" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a row is too large", "public.big: a row is too large"),
+        ("public.big: a row is too large", "public.big: a row is too large"),
+        ("public.big has no key", "public.big has no key"),
+        ("public.big2 is in the way", "public.big: public.big2 is in the way"),
+        ("public.big.v is in the way", "public.big: public.big.v is in the way"),
+    ],
+)
+def test_a_name_is_said_once(text: str, expected: str) -> None:
+    assert about("public.big", text) == expected
+    assert about("public.big", about("public.big", text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("public.big has no key", "not registered: public.big has no key"),
+        ("no room is left", "big: not registered: no room is left"),
+        ("public.bigger has no key", "big: not registered: public.bigger has no key"),
+    ],
+)
+def test_what_happened_to_a_table_names_it_once(capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    configure_logging("human")
+    report_error(SourceError(text), "not registered", "big")
+    assert capsys.readouterr().err == f"mirror-pump: {expected}\n"
