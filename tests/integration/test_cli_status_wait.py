@@ -249,4 +249,4 @@ def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Databas
         # As if the process had been killed: the row stays, the lock goes.
         leader.connection.close()
     await_true(lambda: status(run)["leader"]["alive"] is False, 20, "the server has noticed")
-    assert "gone" in run("status").stdout
+    assert "disconnected" in run("status").stdout

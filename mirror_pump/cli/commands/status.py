@@ -18,12 +18,12 @@ def add(app: typer.Typer) -> None:
     def status(
         settings: Settings,
         as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
-        watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C")] = False,
+        watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C")] = False,
         interval: Annotated[
             float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Pause between two looks of --watch")
         ] = 2.0,
     ) -> None:
-        """Show per table the state, F, lag, rows and files; the slot; and who leads.
+        """Show what needs a person; per table the state, lag, rows and files; the slot; and who leads.
 
         Lag in bytes is the WAL between F and now. Lag in seconds is the age of the newest published commit, and 0
         when nothing that concerns the mirror was committed since F.
@@ -39,13 +39,15 @@ def add(app: typer.Typer) -> None:
 
             from rich.live import Live
 
-            from mirror_pump.cli.output import stdout
+            from mirror_pump.cli.output import fitted_stdout
             from mirror_pump.cli.status_view import render
 
             if not watch:
-                stdout().print(render(reader.read()))
+                fitted_stdout().print(render(reader.read()))
                 return
-            with Live(render(reader.read()), console=stdout(), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+            with Live(
+                render(reader.read()), console=fitted_stdout(), auto_refresh=False, screen=sys.stdout.isatty()
+            ) as live:
                 while True:
                     time.sleep(interval)
                     live.update(render(reader.read()), refresh=True)

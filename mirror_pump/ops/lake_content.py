@@ -1,0 +1,55 @@
+"""An Iceberg table's current snapshot in figures: what its metadata file alone tells, without its manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from mirror_pump.lake.summary import ledger, live_rows, pending_since
+
+
+@dataclass(frozen=True)
+class LakeContent:
+    """An Iceberg table's current snapshot in figures, from its summary."""
+
+    rows: int
+    """Rows in data files less those that position deletes hide. An upper bound while equality deletes are pending."""
+    data_files: int
+    delete_files: int
+    equality_deletes: int
+    """Keys in equality-delete files: each hides at most one row of an older file."""
+    equality_deletes_since: datetime | None
+    """When the oldest of them was committed, by the pump's clock; None if there are none."""
+    size_bytes: int
+    written_bytes: int
+    """Files that commits have brought since the table was created."""
+    rewritten_bytes: int
+    """Files that resolves and merges have written beside that."""
+
+
+def lake_content(metadata: bytes) -> LakeContent:
+    """The figures of the current snapshot in a table's metadata JSON (Iceberg spec, snapshot summary fields)."""
+    document = orjson.loads(metadata)
+    current = document.get("current-snapshot-id")
+    summary: Mapping[str, str] = next(
+        (snapshot["summary"] for snapshot in document.get("snapshots", ()) if snapshot["snapshot-id"] == current), {}
+    )
+
+    def total(name: str) -> int:
+        return int(summary.get(f"total-{name}", 0))
+
+    since = pending_since(document)
+    counted = ledger(document)
+    return LakeContent(
+        rows=live_rows(document, summary),
+        data_files=total("data-files"),
+        delete_files=total("delete-files"),
+        equality_deletes=total("equality-deletes"),
+        equality_deletes_since=None if since is None else datetime.fromtimestamp(since / 1000, UTC),
+        size_bytes=total("files-size"),
+        written_bytes=counted.written,
+        rewritten_bytes=counted.rewritten,
+    )
