@@ -67,13 +67,15 @@ def _frontier(status: MirrorStatus) -> Text:
 def _slot(slot: SlotState) -> Text:
     if not slot.exists:
         return Text(f"slot {slot.name}: MISSING", style="red")
+    if slot.wal_status == "lost":
+        return Text(f"slot {slot.name}: LOST", style="red")
     text = f"slot {slot.name}: {'active' if slot.active else 'inactive'}, retains {bytes_text(slot.retained_bytes)}"
     text += f" of WAL ({slot.wal_status})"
     held = slot.held_by
     if held is not None:
         who = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
         text += f", from the beginning of a {held.kind} {who} on, open for {seconds_text(held.seconds)}"
-    return Text(text, style="red" if slot.wal_status == "lost" else "")
+    return Text(text)
 
 
 def _leader(leader: Leader | None) -> Text:

@@ -14,19 +14,42 @@ def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
     return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
 
 
+def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
+    """Says that the lake is more than `max_lag` seconds behind, if it is. A mirror without live tables has no lag."""
+    live = any(table.state is TableState.LIVE for table in status.tables)
+    if not live or status.lag_seconds is None or status.lag_seconds <= max_lag:
+        return None
+    return Alert(
+        Severity.CRITICAL,
+        f"the lake is {status.lag_seconds:.1f} s behind, more than the {max_lag:g} s that --max-lag allows",
+        "see what else is said here, and the pump's log",
+    )
+
+
 def _slot(status: MirrorStatus) -> list[Alert]:
     slot = status.slot
-    if not slot.exists:
-        return [Alert(Severity.CRITICAL, f"slot {slot.name}: MISSING")]
+    if slot.error is not None:
+        return [Alert(Severity.CRITICAL, str(slot.error), slot.error.remedy)]
+    found = []
     if slot.publication_error is not None:
-        return [Alert(Severity.CRITICAL, slot.publication_error)]
-    return []
+        found.append(Alert(Severity.CRITICAL, slot.publication_error))
+    if slot.wal_status == "unreserved":
+        found.append(
+            Alert(
+                Severity.CRITICAL,
+                f"replication slot {slot.name} keeps more WAL than max_slot_wal_keep_size allows: the server's next"
+                " checkpoint may invalidate it, and then all tables have to be copied again",
+                "see that a pump runs and catches up, and raise max_slot_wal_keep_size until it has",
+            )
+        )
+    return found
 
 
 def _leader(status: MirrorStatus) -> list[Alert]:
-    if status.leader is None or not status.leader.alive:
-        return [Alert(Severity.CRITICAL, "no pump leads: F stands still", "start one with `mirror-pump run`")]
-    return []
+    # A pump cannot run without its slot: to start one is not what helps.
+    if status.slot.error is not None or (status.leader is not None and status.leader.alive):
+        return []
+    return [Alert(Severity.CRITICAL, "no pump leads: F stands still", "start one with `mirror-pump run`")]
 
 
 def _table(table: TableStatus) -> list[Alert]:

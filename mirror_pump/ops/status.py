@@ -9,44 +9,30 @@ from types import TracebackType
 from typing import Any, Self
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import ConnectionLost, LakeError, SourceError
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.ops.alerts import alerts_of
 from mirror_pump.ops.lake_content import LakeContent, lake_content
 from mirror_pump.ops.retention_state import retention_states
-from mirror_pump.ops.status_report import DeleteMode, Holder, Leader, MirrorStatus, SlotState, TableStatus
+from mirror_pump.ops.slot_state import slot_state
+from mirror_pump.ops.status_report import DeleteMode, Leader, MirrorStatus, TableStatus
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
-from mirror_pump.source.slot import check_publication
 from mirror_pump.source.tables import GENERATED_LEFT_OUT
 
-# One statement, so that F, the slot and the WAL position belong to one moment. What the slot has confirmed, and what
-# the pump reports as applied to its walsender, count as reached: a pump with nothing in hand may report how far it has
-# read, and publishes F only now and then (design section 4). The written position, not the insert position: that one is
-# past the header of a page on which nothing stands yet, and an idle lag would not be 0.
+# One statement, so that F and the WAL position belong to one moment. What the pump reports as applied to its walsender
+# counts as reached: one with nothing in hand reports how far it has read, and publishes F only now and then (design
+# section 4). What the slot has confirmed does not: somebody else may have moved it. The written position, not the
+# insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
 _MIRROR = """
 SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
        s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch,
-       r.slot_name IS NOT NULL, r.active, r.wal_status,
-       (pg_current_wal_lsn() - r.restart_lsn)::bigint,
-       (r.confirmed_flush_lsn - '0/0')::bigint,
        (p.replay_lsn - '0/0')::bigint, p.reply_time
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
   LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
  WHERE s.slot_name = %s
-"""
-
-# A slot keeps the WAL from the beginning of the oldest transaction that is still open, however far F is. One that began
-# before the newest published commit is worth a word; other roles' transactions are for pg_read_all_stats to see.
-_HOLDER = """
-SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - since)::float8
-  FROM (SELECT 'transaction' AS kind, pid, application_name AS application, NULL AS prepared, xact_start AS since
-          FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
-         UNION ALL
-        SELECT 'prepared transaction', NULL, NULL, gid, prepared FROM pg_prepared_xacts) open
- WHERE since < %s ORDER BY since LIMIT 1
 """
 
 _TABLES = f"""
@@ -91,23 +77,16 @@ class StatusReader:
             if self._connection.closed:
                 self._connection = self._connect()
             row = self._connection.execute(_MIRROR, (self._settings.slot,)).fetchone()
-            if row is None:
-                raise SourceError(
-                    f"the catalog does not know slot {self._settings.slot}", "run `mirror-pump init` first"
-                )
+            slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
+            assert row is not None, "no slot leaves the catalog"
+            wal, at, database, applied, commit_time, named, epoch, replayed, replied_at = row
             tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
-            holder = self._connection.execute(_HOLDER, (row[4],)).fetchone() if row[4] is not None else None
-            leader = self._leader(row[5], int(row[6]))
+            leader = self._leader(named, int(epoch))
             retention = retention_states(self._connection, self._settings.slot)
-            error = self._publication_error()
-            unpublished = set() if error is not None else not_whole(self._connection, self._settings.slot)
-        wal, at, database, applied, commit_time = row[:5]
-        slot = SlotState(self._settings.slot, self._settings.publication, row[7], bool(row[8]), *row[9:12])
-        slot = replace(slot, publication_error=error)
-        if holder is not None:
-            slot = replace(slot, held_by=Holder(*holder))
-        replayed, replied_at = row[12:14]
-        reached = max(applied, slot.confirmed or 0, replayed or 0)
+            unpublished = set()
+            if slot.publication_error is None:
+                unpublished = not_whole(self._connection, self._settings.slot)
+        reached = max(applied, replayed or 0)
         # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
@@ -134,15 +113,6 @@ class StatusReader:
 
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
-
-    def _publication_error(self) -> str | None:
-        try:
-            check_publication(self._connection, self._settings.publication)
-        except ConnectionLost:
-            raise
-        except SourceError as error:
-            return f"{error}. {error.remedy}"
-        return None
 
     def _leader(self, leader: Mapping[str, Any] | None, epoch: int) -> Leader | None:
         alive = is_led(self._connection, self._settings.slot)

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.ops.lake_content import LakeContent
 from mirror_pump.ops.retention_state import RetentionState
@@ -82,6 +83,12 @@ class SlotState:
     confirmed: Lsn | None
     publication_error: str | None = None
     """Why the pump cannot go on with the publication, and what to do."""
+    invalidation_reason: str | None = None
+    """Why the server invalidated it, from PostgreSQL 17 on; None otherwise."""
+    inactive_since: datetime | None = None
+    """When it was last read from, from PostgreSQL 17 on; None while it is read."""
+    error: SourceError | None = None
+    """Why no pump can go on from it."""
     held_by: Holder | None = None
     """The oldest open transaction, if later ones are published already: it is why the WAL is kept."""
 
@@ -146,7 +153,7 @@ class MirrorStatus:
             "at": self.at.isoformat(),
             "wal_position": format_lsn(self.wal_position),
             "frontier": format_lsn(self.frontier),
-            "commit_time": self.commit_time.isoformat() if self.commit_time else None,
+            "commit_time": _time(self.commit_time),
             "lag_bytes": self.lag_bytes,
             "lag_seconds": self.lag_seconds,
             "slot": {
@@ -156,6 +163,10 @@ class MirrorStatus:
                 "exists": self.slot.exists,
                 "active": self.slot.active,
                 "wal_status": self.slot.wal_status,
+                "invalidation_reason": self.slot.invalidation_reason,
+                "inactive_since": _time(self.slot.inactive_since),
+                "error": None if self.slot.error is None else str(self.slot.error),
+                "remedy": None if self.slot.error is None else self.slot.error.remedy,
                 "retained_bytes": self.slot.retained_bytes,
                 "confirmed_lsn": _lsn(self.slot.confirmed),
                 "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
@@ -203,6 +214,10 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "generated_left_out": list(table.generated_left_out),
         "retention": None if table.retention is None else table.retention.to_json(),
     }
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
 
 
 def _lsn(position: Lsn | None) -> str | None:

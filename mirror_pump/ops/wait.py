@@ -9,6 +9,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.profile import complete_from
+from mirror_pump.ops.slot_state import slot_error
 from mirror_pump.pipeline.listener import CHANNEL
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.slot import wal_end
@@ -64,6 +65,9 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
             if frontier >= target:
                 return WaitResult(target, frontier, None)
             now = time.monotonic()
+            if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
+                # F will never get there.
+                return WaitResult(target, frontier, lost)
             if now >= deadline:
                 return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active))
             if now >= ask_at:

@@ -113,26 +113,6 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_knows_no_lag_once_the_slot_has_confirmed_everything(run: Run, database: Database, mirror: str) -> None:
-    """An idle pump acknowledges the slot without publishing F; what is confirmed held nothing to publish."""
-    register_by_hand(database, mirror)
-    publish(database, database.lsn())
-    # The server writes WAL by itself now and then, so one look need not do.
-    deadline = time.monotonic() + 20
-    while True:
-        with database.connect() as connection:
-            connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (mirror,))
-        document = status(run)
-        if document["lag_bytes"] == 0 or time.monotonic() > deadline:
-            break
-
-    assert document["lag_bytes"] == 0
-    assert document["lag_seconds"] == 0
-    assert document["tables"][0]["lag_seconds"] == 0
-    assert parse_lsn(document["frontier"]) < parse_lsn(document["slot"]["confirmed_lsn"])
-
-
-@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_of_tables_that_are_copied_or_set_aside(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="copying")
     with database.connect() as connection:
@@ -219,7 +199,6 @@ def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mir
 def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, mirror: str) -> None:
     """The notification carries the position; the pump's answer is the catalog."""
     register_by_hand(database, mirror)
-    publish(database, 1)
     asked: list[str] = []
 
     def pump() -> None:
