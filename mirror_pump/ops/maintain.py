@@ -18,7 +18,8 @@ from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError, TableError, UsageError
 from mirror_pump.lake.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.debt import Figures, Meter
+from mirror_pump.lake.debt import Meter
+from mirror_pump.lake.figures import Figures
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId, TableName
 from mirror_pump.ops.journal import Heartbeat, ended, operation
