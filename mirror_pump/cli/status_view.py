@@ -83,6 +83,8 @@ def _leader(leader: Leader | None) -> Text:
         return Text("leader: none", style="yellow")
     since = "" if leader.since is None else f" since {leader.since.partition('.')[0].replace('T', ' ')} UTC"
     who = f"process {leader.pid} on {leader.host}{since}"
+    if leader.retrying:
+        return Text(f"leader: {who}, failing and trying again", style="yellow")
     if leader.alive:
         return Text(f"leader: {who}")
     return Text(f"leader: none ({who} disconnected without releasing leadership)", style="yellow")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from mirror_pump.model import TableState
 from mirror_pump.ops.status_report import Alert, MirrorStatus, Severity, TableStatus
+from mirror_pump.source.pump_error import PumpError
+
+_FAILING_TOO_LONG = 60.0
+"""Seconds for which a pump may fail, and try again by itself, until a person has to look."""
 
 
 def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
@@ -26,6 +32,11 @@ def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
     )
 
 
+def moment_text(moment: datetime) -> str:
+    """To the second: more than that only takes room."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def _slot(status: MirrorStatus) -> list[Alert]:
     slot = status.slot
     if slot.error is not None:
@@ -46,10 +57,30 @@ def _slot(status: MirrorStatus) -> list[Alert]:
 
 
 def _leader(status: MirrorStatus) -> list[Alert]:
+    error = status.last_error
+    if status.leader is not None and status.leader.alive:
+        if error is None or not status.leader.retrying:
+            return []
+        waited = (status.at - error.since).total_seconds() >= _FAILING_TOO_LONG
+        return [Alert(Severity.CRITICAL if waited else Severity.WARNING, failing(error), error.remedy)]
     # A pump cannot run without its slot: to start one is not what helps.
-    if status.slot.error is not None or (status.leader is not None and status.leader.alive):
+    if status.slot.error is not None:
         return []
-    return [Alert(Severity.CRITICAL, "no pump leads: F stands still", "start one with `mirror-pump run`")]
+    start = "start one with `mirror-pump run`"
+    if error is None:
+        return [Alert(Severity.CRITICAL, "no pump leads: F stands still", start)]
+    last = f"the last one stopped at {moment_text(error.at)}: {error.error}"
+    if error.retry_in is not None:
+        last = f"the last one is gone, while {failing(error)}"
+    return [Alert(Severity.CRITICAL, f"no pump leads: F stands still; {last}", f"{error.remedy or start}")]
+
+
+def failing(error: PumpError) -> str:
+    """What a pump that tries again and again has to say."""
+    return (
+        f"the pump has been failing since {moment_text(error.since)}, F stands still ({error.attempts} attempts, the"
+        f" last one at {moment_text(error.at)}): {error.error}"
+    )
 
 
 def _table(table: TableStatus) -> list[Alert]:

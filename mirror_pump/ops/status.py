@@ -20,6 +20,7 @@ from mirror_pump.ops.status_report import DeleteMode, Leader, MirrorStatus, Tabl
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
+from mirror_pump.source.pump_error import PumpError, pump_error
 from mirror_pump.source.tables import GENERATED_LEFT_OUT
 
 # One statement, so that F and the WAL position belong to one moment. What the pump reports as applied to its walsender
@@ -28,7 +29,7 @@ from mirror_pump.source.tables import GENERATED_LEFT_OUT
 # insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
 _MIRROR = """
 SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
-       s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch,
+       s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch, s.last_error,
        (p.replay_lsn - '0/0')::bigint, p.reply_time
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
   LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
@@ -79,9 +80,10 @@ class StatusReader:
             row = self._connection.execute(_MIRROR, (self._settings.slot,)).fetchone()
             slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
             assert row is not None, "no slot leaves the catalog"
-            wal, at, database, applied, commit_time, named, epoch, replayed, replied_at = row
+            wal, at, database, applied, commit_time, named, epoch, stored_error, replayed, replied_at = row
             tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
-            leader = self._leader(named, int(epoch))
+            last_error = pump_error(stored_error)
+            leader = self._leader(named, int(epoch), last_error, at)
             retention = retention_states(self._connection, self._settings.slot)
             unpublished = set()
             if slot.publication_error is None:
@@ -103,6 +105,7 @@ class StatusReader:
             lag_seconds=lag_seconds,
             slot=slot,
             leader=leader,
+            last_error=last_error,
             tables=(),
         )
         shown = (
@@ -114,12 +117,18 @@ class StatusReader:
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
 
-    def _leader(self, leader: Mapping[str, Any] | None, epoch: int) -> Leader | None:
+    def _leader(
+        self, named: Mapping[str, Any] | None, epoch: int, error: PumpError | None, at: datetime
+    ) -> Leader | None:
         alive = is_led(self._connection, self._settings.slot)
-        if leader is None and not alive:
+        retrying = error is not None and (error.retry_in is not None if alive else error.expects_retry(at))
+        if retrying and not alive:
+            assert error is not None
+            return Leader(error.host, error.pid, None, epoch, alive=True, retrying=True)
+        if named is None and not alive:
             return None
-        named = leader or {}
-        return Leader(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive)
+        named = named or {}
+        return Leader(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive, retrying)
 
     def _lag_seconds(
         self, at: datetime, commit_time: datetime | None, idle_at: datetime | None, *, caught_up: bool

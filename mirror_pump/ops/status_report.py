@@ -11,6 +11,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.ops.lake_content import LakeContent
 from mirror_pump.ops.retention_state import RetentionState
+from mirror_pump.source.pump_error import PumpError
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,15 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Leader:
-    """The pump that leads this mirror, or one that was killed while it led."""
+    """The pump that leads this mirror, is about to lead it again, or was killed while it led."""
 
     host: str | None
     pid: int | None
     since: str | None
     epoch: int
     alive: bool
+    retrying: bool = False
+    """Its last attempts failed: it is between two of them, and leads nothing meanwhile, or in the next one."""
 
 
 class Severity(StrEnum):
@@ -141,6 +144,8 @@ class MirrorStatus:
     lag_seconds: float | None
     slot: SlotState
     leader: Leader | None
+    last_error: PumpError | None
+    """Why the pump cannot go on, or stopped; None if it was successful since."""
     tables: tuple[TableStatus, ...]
     alerts: tuple[Alert, ...] = ()
     """What somebody should look at, critical ones first."""
@@ -179,10 +184,16 @@ class MirrorStatus:
                 "since": self.leader.since,
                 "epoch": self.leader.epoch,
                 "alive": self.leader.alive,
+                "retrying": self.leader.retrying,
             },
+            "last_error": None if self.last_error is None else _error_json(self.last_error),
             "alerts": [asdict(alert) for alert in self.alerts],
             "tables": [_table_json(table) for table in self.tables],
         }
+
+
+def _error_json(error: PumpError) -> dict[str, Any]:
+    return asdict(error) | {"at": error.at.isoformat(), "since": error.since.isoformat()}
 
 
 def _table_json(table: TableStatus) -> dict[str, Any]:

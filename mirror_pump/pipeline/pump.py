@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +16,19 @@ import psycopg
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown, TaskFailed
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    LakeError,
+    MirrorPumpError,
+    NotLeader,
+    OutcomeUnknown,
+    TaskFailed,
+)
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.demand import Goal
+from mirror_pump.pipeline.failing import FailureRecord
 from mirror_pump.pipeline.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.session import Abandoned, PumpSession, Totals
@@ -77,6 +87,7 @@ class Pump:
         self._observer = observer or unobserved
         self._stop = threading.Event()
         self._inbox: SimpleQueue[Work] = SimpleQueue()
+        self._failures = FailureRecord(settings.require_dsn(), settings.slot)
 
     def request_stop(self) -> None:
         """Finish or abandon the batch under way, and return from `run` within seconds. Safe in a signal handler."""
@@ -136,8 +147,15 @@ class Pump:
             if leader is not None:
                 leader.release()
 
-        with suppress(Abandoned):
-            self._persist(live, totals)
+        try:
+            with suppress(Abandoned):
+                self._persist(live, totals)
+        except NotLeader:
+            # The one that leads has the word.
+            raise
+        except MirrorPumpError as error:
+            self._failures.failed(error, totals.frontier, totals.epoch, retry_in=None)
+            raise
 
     def _persist(self, attempt: Callable[[], Outcome], totals: Totals) -> Outcome | None:
         """What `attempt` returns, tried again after errors that time may cure; None once the stop is requested."""
@@ -154,7 +172,9 @@ class Pump:
                     raise
                 remedy = getattr(error, "remedy", "")
                 self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
-                self._stop.wait(pause * random.uniform(0.5, 1.0))
+                due = time.monotonic() + pause * random.uniform(0.5, 1.0)
+                self._failures.failed(error, totals.frontier, totals.epoch, retry_in=pause)
+                self._stop.wait(max(0.0, due - time.monotonic()))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
         return None
 

@@ -21,6 +21,12 @@ from tests.integration.cli_support import Run, no_settings, register_by_hand, ru
 
 __all__ = ["no_settings", "run", "slot"]
 
+STOPPED = {
+    "at": "2026-01-01T00:00:10+00:00", "since": "2026-01-01T00:00:00+00:00", "attempts": 3, "error": "no room",
+    "remedy": "make some", "retry_in": None, "host": "h", "pid": 1,
+}  # fmt: skip
+"""modak.mirror_slots.last_error of a pump that has stopped."""
+
 DOCS = Path(__file__).parents[2] / "docs" / "cli-json.md"
 
 
@@ -155,7 +161,11 @@ def test_status_json_is_what_its_documentation_shows(run: Run, database: Databas
     """The documented example has exactly the keys of the real thing, at every level."""
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
-    database.execute("""UPDATE modak.mirror_slots SET leader = '{"host": "h", "pid": 1, "started_at": "x"}'""")
+    with database.connect() as connection:
+        connection.execute(
+            "UPDATE modak.mirror_slots SET leader = %s, last_error = %s",
+            (Jsonb({"host": "h", "pid": 1, "started_at": "x"}), Jsonb(STOPPED)),
+        )
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 
@@ -229,3 +239,21 @@ def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Databas
         leader.connection.close()
     await_true(lambda: status(run)["leader"]["alive"] is False, 20, "the server has noticed")
     assert "disconnected" in run("status").stdout
+
+
+def test_status_says_why_the_last_pump_stopped(run: Run, database: Database, mirror: str) -> None:
+    assert status(run)["last_error"] is None
+    with database.connect() as connection:
+        connection.execute("UPDATE modak.mirror_slots SET last_error = %s", (Jsonb(STOPPED),))
+    document = status(run)
+    assert document["leader"] is None
+    (alert,) = document["alerts"]
+    assert "no pump leads" in alert["message"]
+    assert "stopped at 2026-01-01 00:00:10 UTC: no room" in alert["message"]
+    assert alert["remedy"] == "make some"
+    # It was between two attempts, and is long overdue: nobody is left to make the next one.
+    with database.connect() as connection:
+        connection.execute("UPDATE modak.mirror_slots SET last_error = %s", (Jsonb({**STOPPED, "retry_in": 30.0}),))
+    document = status(run)
+    assert document["leader"] is None
+    assert "failing since 2026-01-01 00:00:00 UTC" in document["alerts"][0]["message"]

@@ -106,6 +106,8 @@ def test_a_slot_that_no_pump_can_go_on_from(
     for text in (refused.value.remedy, seen.stdout, checked.stdout, document["slot"]["remedy"], waited.stderr):
         assert "unregister" in text
         assert "mirror-pump run" not in text, "to start a pump is of no use"
+    assert said in document["last_error"]["error"]
+    assert document["last_error"]["retry_in"] is None
     (alert,) = document["alerts"]
     assert (alert["severity"], alert["message"]) == ("critical", document["slot"]["error"])
     if harm is lose:

@@ -53,7 +53,7 @@ def mirror(tables: list[TableStatus]) -> MirrorStatus:
     )
     leader = Leader("host-1", 4242, "2026-05-04T08:00:00+00:00", 3, alive=True)
     status = MirrorStatus(
-        "shop", "s3://lake/shop", AT, Lsn(2), Lsn(1), AT, 15 << 20, 200.4, slot, leader, tuple(tables)
+        "shop", "s3://lake/shop", AT, Lsn(2), Lsn(1), AT, 15 << 20, 200.4, slot, leader, None, tuple(tables)
     )
     return replace(status, alerts=alerts_of(status))
 
