@@ -24,7 +24,12 @@ def render(status: MirrorStatus) -> RenderableType:
     if not status.tables:
         return Group(*parts, Text("no tables: mirror-pump register TABLE"))
     tables = _in_order(status)
-    parts.append(TableGrid(tables))
+    parts.extend((_maintenance(status), TableGrid(tables)))
+    parts.extend(
+        Text(f"{table.table}: due: {'; '.join(f'{each.words} ({each.reason})' for each in table.maintenance.due)}")
+        for table in tables
+        if table.maintenance is not None and table.maintenance.due
+    )
     parts.extend(_retention(table) for table in tables if table.retention is not None)
     parts.extend(
         Text(f"{table.table}: generated columns left out: {', '.join(table.generated_left_out)}")
@@ -88,6 +93,16 @@ def _leader(leader: Leader | None) -> Text:
     if leader.alive:
         return Text(f"leader: {who}")
     return Text(f"leader: none ({who} disconnected without releasing leadership)", style="yellow")
+
+
+def _maintenance(status: MirrorStatus) -> Text:
+    """What is due in sum, and whether anybody does it."""
+    due = sum(bool(backlog.due) for backlog in status.backlogs)
+    commits = sum(backlog.commits for backlog in status.backlogs)
+    text = f"maintenance: {f'due for {due} of {len(status.tables)} tables' if due else 'nothing due'}"
+    text += f", {count_text(commits)} commits since the last look; "
+    text += "a maintainer runs" if status.served else "no maintainer runs (run --maintain, or maintain)"
+    return Text(text, style="yellow" if due and not status.served else "")
 
 
 def _retention(table: TableStatus) -> Text:

@@ -10,11 +10,13 @@ from mirror_pump.source.pump_error import PumpError
 
 _FAILING_TOO_LONG = 60.0
 """Seconds for which a pump may fail, and try again by itself, until a person has to look."""
+_NAMED = 3
+"""Tables that an alert about many of them names."""
 
 
 def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
     """What somebody should look at: what concerns the whole mirror, then the tables, critical ones first."""
-    found = [*_slot(status), *_leader(status)]
+    found = [*_slot(status), *_leader(status), *_neglect(status)]
     for table in status.tables:
         found.extend(_table(table))
     return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
@@ -83,6 +85,27 @@ def failing(error: PumpError) -> str:
     )
 
 
+def _neglect(status: MirrorStatus) -> list[Alert]:
+    """One for all tables: they are neglected together, as a rule."""
+    tables = [table for table in status.tables if table.maintenance is not None and table.maintenance.neglected]
+    if not tables:
+        return []
+    names = ", ".join(table.table for table in tables[:_NAMED])
+    more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
+    commits = sum(table.maintenance.commits for table in tables if table.maintenance is not None)
+    remedy = (
+        "a maintainer runs, but has not come to them: see its log"
+        if status.served
+        else "start `mirror-pump run --maintain`, or have cron run `mirror-pump maintain` daily; where nobody shall:"
+        " `mirror-pump policy set TABLE maintenance_enabled false`"
+    )
+    message = (
+        f"no maintenance for more than a day: {names}{more}. {commits} commits have left small files, snapshots and"
+        " metadata files that nobody removes"
+    )
+    return [Alert(Severity.WARNING, message, remedy)]
+
+
 def _table(table: TableStatus) -> list[Alert]:
     found = []
     if table.error is not None:
@@ -93,4 +116,7 @@ def _table(table: TableStatus) -> list[Alert]:
         found.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))
     if table.retention is not None and table.retention.not_made is not None:
         found.append(Alert(Severity.WARNING, table.retention.not_made, table=table.table))
+    if table.maintenance is not None and table.maintenance.problem is not None:
+        message = f"its last maintenance failed: {table.maintenance.problem}"
+        found.append(Alert(Severity.WARNING, message, table=table.table))
     return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import orjson
 
+from mirror_pump.lake.figures import Figures
+from mirror_pump.lake.metadata import COLD_CUT, is_cold
 from mirror_pump.lake.summary import ledger, live_rows, pending_since
 
 
@@ -28,6 +31,11 @@ class LakeContent:
     """Files that commits have brought since the table was created."""
     rewritten_bytes: int
     """Files that resolves and merges have written beside that."""
+    figures: Figures = field(default_factory=Figures)
+    """What maintenance is decided on, as far as the metadata file tells: without sizes of files and numbers of
+    manifests."""
+    history: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Of the metadata document what the expiry of snapshots is decided on (mirror_pump.lake.history)."""
 
 
 def lake_content(metadata: bytes) -> LakeContent:
@@ -52,4 +60,35 @@ def lake_content(metadata: bytes) -> LakeContent:
         size_bytes=total("files-size"),
         written_bytes=counted.written,
         rewritten_bytes=counted.rewritten,
+        figures=Figures(
+            data_files=total("data-files"),
+            records=total("records"),
+            data_bytes=total("files-size"),
+            delete_files=total("delete-files"),
+            equality_delete_rows=total("equality-deletes"),
+            # Iceberg's summary does not tell the kinds of delete files apart.
+            position_delete_files=0 if total("equality-deletes") else total("delete-files"),
+            position_delete_rows=total("position-deletes"),
+            snapshots=len(document.get("snapshots", ())),
+            metadata_bytes=len(metadata),
+            sequence_number=int(document.get("last-sequence-number", 0)),
+        ),
+        history=_history(document),
     )
+
+
+def _history(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Kept for every table between two looks, so no more of it than is needed."""
+    return {
+        "current-snapshot-id": document.get("current-snapshot-id"),
+        "refs": document.get("refs", {}),
+        "snapshots": [
+            {
+                "snapshot-id": snapshot["snapshot-id"],
+                "sequence-number": snapshot.get("sequence-number", 0),
+                "timestamp-ms": snapshot.get("timestamp-ms", 0),
+                "summary": {COLD_CUT: ""} if is_cold(snapshot) else {},
+            }
+            for snapshot in document.get("snapshots", ())
+        ],
+    }

@@ -366,7 +366,8 @@ class Maintenance:
         key = tuple(one.name for one in state.schema.key.fields)
         figures = self._meter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
-        store_stats(self._connection, table.table_id, figures.to_json(), warnings, policy.to_json())
+        stats = {**figures.to_json(), "metadata_location": table.metadata_location}
+        store_stats(self._connection, table.table_id, stats, warnings, policy.to_json())
         return Debt(table, state, key, policy, figures, self._past(table.table_id), warnings)
 
     def _past(self, table_id: TableId) -> Past:

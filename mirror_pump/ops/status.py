@@ -13,12 +13,14 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.ops.alerts import alerts_of
+from mirror_pump.ops.backlog import backlogs
 from mirror_pump.ops.lake_content import LakeContent, lake_content
 from mirror_pump.ops.retention_state import retention_states
 from mirror_pump.ops.slot_state import slot_state
 from mirror_pump.ops.status_report import DeleteMode, Leader, MirrorStatus, TableStatus
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.leader import is_led
+from mirror_pump.source.maintenance import is_served
 from mirror_pump.source.publication import how_to_publish, not_whole
 from mirror_pump.source.pump_error import PumpError, pump_error
 from mirror_pump.source.tables import GENERATED_LEFT_OUT
@@ -108,8 +110,16 @@ class StatusReader:
             last_error=last_error,
             tables=(),
         )
+        with source_errors("reading the mirror's status"):
+            backlog = backlogs(self._connection, self._settings.slot, self._contents, at)
+            status = replace(status, served=is_served(self._connection, self._settings.slot))
         shown = (
-            replace(_table(table, status, contents, unpublished), retention=retention.get(table[0])) for table in tables
+            replace(
+                _table(table, status, contents, unpublished),
+                retention=retention.get(table[0]),
+                maintenance=backlog.get(table[0]),
+            )
+            for table in tables
         )
         status = replace(status, tables=tuple(shown))
         return replace(status, alerts=alerts_of(status))

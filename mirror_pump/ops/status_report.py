@@ -9,6 +9,7 @@ from typing import Any
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableState, format_lsn
+from mirror_pump.ops.backlog import Backlog
 from mirror_pump.ops.lake_content import LakeContent
 from mirror_pump.ops.retention_state import RetentionState
 from mirror_pump.source.pump_error import PumpError
@@ -53,6 +54,8 @@ class TableStatus:
     """Generated columns that are not mirrored."""
     retention: RetentionState | None = None
     """None: nothing has to be said of old partitions, and no reader pins the table."""
+    maintenance: Backlog | None = None
+    """None while the table is being copied, and if its metadata could not be read."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,15 @@ class MirrorStatus:
     last_error: PumpError | None
     """Why the pump cannot go on, or stopped; None if it was successful since."""
     tables: tuple[TableStatus, ...]
+    served: bool = False
+    """A maintainer runs."""
     alerts: tuple[Alert, ...] = ()
     """What somebody should look at, critical ones first."""
+
+    @property
+    def backlogs(self) -> tuple[Backlog, ...]:
+        """The maintenance of all tables of which it is known."""
+        return tuple(table.maintenance for table in self.tables if table.maintenance is not None)
 
     def to_json(self) -> dict[str, Any]:
         """The document that docs/cli-json.md describes."""
@@ -187,6 +197,12 @@ class MirrorStatus:
                 "retrying": self.leader.retrying,
             },
             "last_error": None if self.last_error is None else _error_json(self.last_error),
+            "maintenance": {
+                "served": self.served,
+                "tables_due": sum(bool(backlog.due) for backlog in self.backlogs),
+                "tables_neglected": sum(backlog.neglected for backlog in self.backlogs),
+                "unattended_commits": sum(backlog.commits for backlog in self.backlogs),
+            },
             "alerts": [asdict(alert) for alert in self.alerts],
             "tables": [_table_json(table) for table in self.tables],
         }
@@ -224,6 +240,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "error": table.error,
         "generated_left_out": list(table.generated_left_out),
         "retention": None if table.retention is None else table.retention.to_json(),
+        "maintenance": None if table.maintenance is None else table.maintenance.to_json(),
     }
 
 

@@ -31,6 +31,7 @@ from mirror_pump.pipeline.demand import Goal
 from mirror_pump.pipeline.failing import FailureRecord
 from mirror_pump.pipeline.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.neglect import NeglectWatch
 from mirror_pump.pipeline.session import Abandoned, PumpSession, Totals
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.upkeep import upkeep_tasks
@@ -147,8 +148,9 @@ class Pump:
             if leader is not None:
                 leader.release()
 
+        watch = NeglectWatch(self._settings.require_dsn(), self._settings.slot, self._observer)
         try:
-            with suppress(Abandoned):
+            with watch, suppress(Abandoned):
                 self._persist(live, totals)
         except NotLeader:
             # The one that leads has the word.

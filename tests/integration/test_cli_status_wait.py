@@ -58,7 +58,11 @@ def status(run: Run) -> dict[str, Any]:
 def point_at_metadata(database: Database, path: Path, summary: dict[str, str]) -> None:
     path.write_text(
         json.dumps(
-            {"current-snapshot-id": 7, "snapshots": [{"snapshot-id": 7, "summary": summary}, {"snapshot-id": 8}]}
+            {
+                "current-snapshot-id": 7,
+                "last-sequence-number": 3,
+                "snapshots": [{"snapshot-id": 7, "summary": summary}, {"snapshot-id": 8}],
+            }
         )
     )
     with database.connect() as connection:
@@ -166,6 +170,7 @@ def test_status_json_is_what_its_documentation_shows(run: Run, database: Databas
             "UPDATE modak.mirror_slots SET leader = %s, last_error = %s",
             (Jsonb({"host": "h", "pid": 1, "started_at": "x"}), Jsonb(STOPPED)),
         )
+        connection.execute("UPDATE modak.tables SET maintenance_policy = %s", (Jsonb({"orphan_sweep_min_commits": 1}),))
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 
