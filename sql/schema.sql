@@ -139,6 +139,8 @@ COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, for resumin
 CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
 -- Servers look for requests whose maintainer died twice a second, and the journal keeps a month.
 CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';
+-- `status` asks for the last pass and sweep of each table, among far more folds and steps of retention.
+CREATE INDEX modak_op_log_maintenance_idx ON modak.op_log (table_id, updated_at) WHERE op_kind = 'maintenance';
 
 CREATE TABLE modak.load_labels (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -210,7 +212,8 @@ CREATE TABLE modak.mirror_slots (
     applied_at          timestamptz,
     leader_epoch        bigint      NOT NULL DEFAULT 0,
     publish_id          bigint      NOT NULL DEFAULT 0,
-    leader              jsonb
+    leader              jsonb,
+    last_error          jsonb
 );
 COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what has been applied from it, and by which leader';
 

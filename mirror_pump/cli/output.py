@@ -25,6 +25,15 @@ def stdout() -> Console:
     return _console(sys.stdout)
 
 
+def fitted_stdout() -> Console:
+    """The console for results that are drawn for any width: where there is no terminal, COLUMNS decides, which watch(1)
+    and the like set."""
+    columns = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or not columns.isdecimal() or not int(columns):
+        return stdout()
+    return Console(file=sys.stdout, highlight=False, width=int(columns))
+
+
 def stderr() -> Console:
     """The console for progress and remarks."""
     return _console(sys.stderr)

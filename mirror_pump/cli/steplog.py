@@ -25,6 +25,7 @@ _LEVELS = {
     Step.MERGE_FAILED: "warning",
     Step.RETRYING: "warning",
     Step.NOTE_REFUSED: "warning",
+    Step.TABLE_NEGLECTED: "warning",
     Step.TABLE_FAILED: "error",
 }
 """Steps of a batch or a chunk, which are not here, are debug lines."""

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from mirror_pump.errors import ForeignTable, LakeError
-from mirror_pump.lake.entries import FORMAT_VERSION
+from mirror_pump.lake.files import FORMAT_VERSION
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 

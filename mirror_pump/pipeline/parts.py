@@ -178,8 +178,9 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
-    publication, system, timeline, database, applied = row
-    check_slot(connection, slot, applied_lsn=applied, identity=SystemIdentity(system, timeline, database))
+    publication, system, timeline, database, applied, applied_at = row
+    identity = SystemIdentity(system, timeline, database)
+    check_slot(connection, slot, applied_lsn=applied, identity=identity, applied_at=applied_at)
     check_publication(connection, publication)
     return publication, Lsn(applied)
 

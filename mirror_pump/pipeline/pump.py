@@ -17,14 +17,24 @@ import psycopg
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.session import end_java
-from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, NotLeader, OutcomeUnknown, TaskFailed
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    LakeError,
+    MirrorPumpError,
+    NotLeader,
+    OutcomeUnknown,
+    TaskFailed,
+)
 from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.await_lead import take_lead
 from mirror_pump.pipeline.demand import Goal
+from mirror_pump.pipeline.failing import FailureRecord
 from mirror_pump.pipeline.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.neglect import NeglectWatch
 from mirror_pump.pipeline.session import Abandoned, PumpSession, Totals
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.upkeep import upkeep_tasks
@@ -89,6 +99,7 @@ class Pump:
         self._stop = threading.Event()
         self._at_work = False
         self._inbox: SimpleQueue[Work] = SimpleQueue()
+        self._failures = FailureRecord(settings.require_dsn(), settings.slot)
 
     def request_stop(self) -> None:
         """Finish or abandon the batch under way, and return from `run` within seconds. Safe in a signal handler."""
@@ -196,8 +207,16 @@ class Pump:
             if leader is not None:
                 leader.release()
 
-        with suppress(Abandoned):
-            self._persist(live, totals)
+        watch = NeglectWatch(self._settings.require_dsn(), self._settings.slot, self._observer)
+        try:
+            with watch, suppress(Abandoned):
+                self._persist(live, totals)
+        except NotLeader:
+            # The one that leads has the word.
+            raise
+        except MirrorPumpError as error:
+            self._failures.failed(error, totals.frontier, totals.epoch, retry_in=None)
+            raise
 
     def _persist(self, attempt: Callable[[], Outcome], totals: Totals) -> Outcome | None:
         """What `attempt` returns, tried again after errors that time may cure; None once the stop is requested."""
@@ -217,7 +236,9 @@ class Pump:
                     raise
                 remedy = getattr(error, "remedy", "")
                 self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
-                self._stop.wait(pause * random.uniform(0.5, 1.0))
+                due = time.monotonic() + pause * random.uniform(0.5, 1.0)
+                self._failures.failed(error, totals.frontier, totals.epoch, retry_in=pause)
+                self._stop.wait(max(0.0, due - time.monotonic()))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
         return None
 

@@ -52,6 +52,7 @@ from mirror_pump.pipeline.work import (
 )
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.leader import Leader
+from mirror_pump.source.pump_error import clear_error
 from mirror_pump.source.slot import wal_end
 from mirror_pump.source.tables import load_table
 from sql import queries
@@ -63,6 +64,8 @@ _POLL = 0.25
 _RETAIN_INTERVAL = 30.0
 """Seconds between looks, when there is time, at whether tables with a key index are still mirrored, and tables that
 were set aside still published."""
+_RECOVERED_AFTER = 10.0
+"""Seconds after which a session that has caught up, and had nothing to publish, is a success."""
 _STOP_GRACE = 3.0
 """Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
 
@@ -141,7 +144,8 @@ class PumpSession:
         self._parts = parts
         self._frontier = totals.frontier = parts.applied
         self._demand = Demand(goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval)
-        self._retained_at = time.monotonic()
+        self._began = self._retained_at = time.monotonic()
+        self._caught_up = self._recovered = False
 
     def close(self) -> None:
         """End the threads, remove files of work that will not be published, let go of the lead."""
@@ -212,6 +216,7 @@ class PumpSession:
             case Batch():
                 self._apply(work)
             case CaughtUp(lsn):
+                self._caught_up = True
                 self._demand.reached(lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
@@ -438,6 +443,8 @@ class PumpSession:
 
     def _look_around(self) -> None:
         """Nothing came for a while: has F still to move for somebody?"""
+        if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
+            self._recover()
         if self._demand.unmet(self._frontier) or not self._demand.goal.endless:
             self._parts.receiver.want_position()
         self._publish_idle()
@@ -446,6 +453,14 @@ class PumpSession:
         if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
             self._retain_indexes()
             self._unpublish_failed()
+
+    def _recover(self) -> None:
+        """Says that what the last session ended with is over, though there was nothing to publish since."""
+        if self._caught_up:
+            clear_error(self._parts.connection, self._slot)
+            self._recovered = True
+        else:
+            self._parts.receiver.want_position()
 
     def _done(self) -> bool:
         goal = self._demand.goal

@@ -63,6 +63,8 @@ class Step(StrEnum):
     TABLE_COPIED_AGAIN = "table-copied-again"
     """A table changed in a way that the stream does not carry: its old content stays readable until it is copied."""
     TABLE_FAILED = "table-failed"
+    TABLE_NEGLECTED = "table-neglected"
+    """No maintainer has looked at the table for a day, though it is committed to: told once a day."""
     NOTE_REFUSED = "note-refused"
     """Somebody else puts messages of our prefix into the stream: told of the first in each session."""
     RETENTION = "retention"

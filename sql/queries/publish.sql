@@ -117,6 +117,7 @@ UPDATE modak.mirror_tables SET state = 'failed', error = %(error)s, updated_at =
 -- name: advance
 UPDATE modak.mirror_slots
    SET applied_lsn = %(frontier)s, publish_id = %(publish_id)s, applied_at = now(),
+       last_error = CASE WHEN %(frontier)s::bigint > applied_lsn THEN NULL ELSE last_error END,
        applied_commit_time = CASE WHEN %(commit_time)s::float8 > 0 THEN to_timestamp(%(commit_time)s)
                                   ELSE applied_commit_time END
  WHERE slot_name = %(slot)s;

@@ -115,7 +115,7 @@ def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: Run) -> Non
     silent = run("register", "events", "--heap-retention", "3 hours", "--no-wait", *arguments)
     assert silent.exit_code == 2
     assert "--yes" in silent.stderr
-    assert "2 of 3 partitions leave at once" in silent.stderr
+    assert "2 of 3 partitions leave at once" in silent.stdout
     assert database.rows(state) == before, "nothing was done"
     agreed = run("register", "events", "--heap-retention", "3 weeks", "--no-wait", "--yes", *arguments)
     assert agreed.exit_code == 0, agreed.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,11 +98,11 @@ def add(app: typer.Typer) -> None:
         )
         settings = complete(settings)
         if dry_run:
-            return _show(preview(settings, tables, choices, retention), say)
+            return _show(preview(settings, tables, choices, retention))
         if retention is not None and not yes:
             previews = preview(settings, tables, choices, retention)
             if any(table.retention is not None for table in previews):
-                _show(previews, remark)
+                _show(previews)
                 _confirm()
         with copy_progress() as show:
             outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
@@ -146,11 +146,11 @@ def add(app: typer.Typer) -> None:
         say(take_out(complete(settings), table, drop_lake, keep_lake))
 
 
-def _show(previews: Sequence[TablePreview], write: Callable[[str], None]) -> int:
+def _show(previews: Sequence[TablePreview]) -> int:
     """The exit code: 1 if a table would be refused."""
     for table in previews:
         for line in table.lines():
-            write(line)
+            say(line)
         if table.error is not None:
             report_error(table.error, "would not be registered", table.table)
     return 1 if any(table.error is not None for table in previews) else 0
