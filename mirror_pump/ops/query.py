@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from mirror_pump.ops.reading import (
     lake_read,
     main_head,
     one_frontier,
+    promised,
     published,
     seam_read,
 )
@@ -46,7 +48,7 @@ from mirror_pump.ops.views import create_view, fill_heaps
 from mirror_pump.ops.wait import wait_for
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import connect, source_errors
-from mirror_pump.source.seam import Locks, Moment
+from mirror_pump.source.seam import Locks, Moment, Seam
 
 if TYPE_CHECKING:
     import duckdb
@@ -247,8 +249,8 @@ def _past(when: When, moment: Moment, storage: StorageOptions, warn: Warn) -> li
     present = one_frontier(seams.values())
     assert present is not None
     documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}
-    complete = Lsn(max(seam.table.live_after_lsn or 0 for seam in seams.values()))
-    frontier, found = snapshots_at(when, {name: history(one) for name, one in documents.items()}, complete, present)
+    histories = {name: history(one, _complete_from(seams[name])) for name, one in documents.items()}
+    frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
     # What is thinned out from now on is not these, which are pinned. A pin that came too late finds its snapshot gone.
@@ -258,6 +260,13 @@ def _past(when: When, moment: Moment, storage: StorageOptions, warn: Warn) -> li
             raise TableError(f"the history of {name} was thinned out this moment", "try again")
     warn(f"read at F = {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
+
+
+def _complete_from(seam: Seam) -> Lsn:
+    """The position before which the table's copy was not complete; 0 while it is copied again, as readers see what it
+    was before."""
+    position = seam.table.live_after_lsn or Lsn(0)
+    return position if position <= promised(seam) else Lsn(0)
 
 
 def _refused(error: duckdb.Error) -> MirrorPumpError:
