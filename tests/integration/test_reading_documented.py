@@ -90,6 +90,9 @@ def read_by_hand(database: Database, text: str, grants: str) -> dict[int, str]:
 def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSession, monkeypatch: Any) -> None:
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *values: printed.append(" ".join(map(str, values))))
+    Path("report.sql").write_text(
+        "SELECT max(amount) AS most FROM orders; SELECT count(*) AS products FROM products;\n"
+    )
     names: dict[str, Any] = {"spark": spark}
     kinds = []
     grants = next(text for kind, text in _BLOCKS if "GRANT" in text)
@@ -118,6 +121,9 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
     assert printed[1] == "id,name\n1,tea\n2,salt\n3,tea\n"
     assert pq.read_table("orders.parquet").num_rows == 3
     assert orjson.loads(printed[3]) == [{"count_star()": 3}]
+    assert "public | orders   | live" in printed[4]
+    assert re.search(r"^amount +\| DECIMAL\(10,2\)", printed[5], re.MULTILINE)
+    assert printed[6] == "most\n3.30\nproducts\n2\n"
     assert names["old_and_young"] == 3
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
@@ -140,8 +146,10 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
             assert "read at F = " in result.stderr
         else:
             assert result.exit_code == 2
-    moment, future = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds)) for seconds in (0, 3600))
-    assert run("sql", statement, "--at", moment, "--format", "csv").stdout.splitlines()[1] in ("2,2", "4,2")
+    second = int(time.time()) + 1
+    await_true(lambda: time.time() >= second, 10, "the next full second")
+    moment, future = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(point)) for point in (second, second + 3600))
+    assert run("sql", statement, "--at", moment, "--format", "csv").stdout.splitlines()[1] == "4,2"
     assert "is in the future" in run("sql", statement, "--at", future).output
     assert run("sql", statement, "--at", future).exit_code == 2
     assert run("sql", statement, "--at", "1999-01-01").exit_code == 1
