@@ -17,7 +17,7 @@ from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, L
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata import COLD_CUT
 from mirror_pump.ops.readers import may_read
-from mirror_pump.pipeline.staging import FRONTIER_PROPERTY
+from mirror_pump.pipeline.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
 
@@ -172,16 +172,24 @@ from pyiceberg.catalog import load_catalog
 
 catalog = load_catalog({_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
 table = catalog.load_table(({_text(namespace)}, {_text(name)}))
-snapshots = [
-    one
-    for one in table.snapshots()
-    # Those of the branch `cold` are of heap retention: they hold a part of the rows.
-    if one.summary.get("total-equality-deletes", "0") == "0" and one.summary.get("{COLD_CUT}") is None
-]
-if not snapshots:
+readable, copying, frontier = [], False, None
+for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
+    summary = snapshot.summary
+    if summary.get("{COLD_CUT}") is not None:
+        continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
+    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves F as it was.
+    if summary.get("{COPYING_PROPERTY}") or snapshot.parent_snapshot_id is None:
+        copying, frontier = True, None
+    if summary.get("{FRONTIER_PROPERTY}"):
+        copying, frontier = False, summary.get("{FRONTIER_PROPERTY}")
+    if not copying and int(summary.get("total-equality-deletes") or 0) == 0:
+        readable.append((snapshot, frontier))
+if copying:
+    raise SystemExit("the table is still being copied: `mirror-pump status` shows how far it is")
+if not readable:
     raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
-newest = max(snapshots, key=lambda one: one.sequence_number)
-print("F =", newest.summary.get("{FRONTIER_PROPERTY}"), "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
+newest, frontier = readable[-1]
+print("F =", frontier, "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
 rows = table.scan(snapshot_id=newest.snapshot_id).to_arrow()
 print(rows.num_rows)"""
 

@@ -157,22 +157,21 @@ class Folder:
         if phase in (Phase.READY, Phase.FOLLOWING) or now < turn.index_not_before:
             turn.index_awaited_until = None
             return True
-        if turn.index_awaited_until is not None and now >= turn.index_awaited_until:
-            turn.index_awaited_until, turn.index_not_before = None, now + _INDEX_PAUSE
-            return True
-        if phase is Phase.BUILDING:
+        if turn.index_awaited_until is None:
+            turn.index_awaited_until = now + _INDEX_PATIENCE
+        if now < turn.index_awaited_until and (phase is Phase.BUILDING or self._index_comes(table, backlog)):
             return False
+        turn.index_awaited_until, turn.index_not_before = None, now + _INDEX_PAUSE
+        return True
+
+    def _index_comes(self, table: MirroredTable, backlog: Backlog) -> bool:
+        """Asks for the table's key index: whether it may be waited for. True also if the session ends meanwhile."""
         answer: Future[bool] = Future()
         self._inbox.put(IndexWanted(table, backlog.rows, answer))
         try:
-            coming = outcome(answer, self._stopping.is_set)
+            return outcome(answer, self._stopping.is_set)
         except (CancelledError, Stopped):
-            return False
-        if not coming:
-            turn.index_not_before = now + _INDEX_PAUSE
-        elif turn.index_awaited_until is None:
-            turn.index_awaited_until = now + _INDEX_PATIENCE
-        return not coming
+            return True
 
     def _fold(self, connection: PgConnection, table: MirroredTable) -> bool:
         """One fold; whether it landed."""

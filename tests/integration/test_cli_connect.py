@@ -20,6 +20,7 @@ from mirror_pump.lake.catalog import swap_pointer
 from mirror_pump.lake.cold import ColdBranch
 from mirror_pump.lake.commit import RowDelta
 from mirror_pump.lake.cutline import CutLine
+from mirror_pump.pipeline.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from tests.integration.cli_support import Run, no_settings, run, slot
@@ -35,8 +36,14 @@ def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTabl
     result = run("init", "--warehouse", warehouse, "--slot", slot)
     assert result.exit_code == 0, result.stderr
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
-    table.commit(RowDelta((table.segment({1: "read from the lake"}),)))
+    table.commit(RowDelta((table.segment({1: "a part of the copy"}),), summary={COPYING_PROPERTY: "true"}))
+    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replace=True, summary=at("0/A")))
     return table
+
+
+def at(frontier: str) -> dict[str, str]:
+    """What the summary of a snapshot of a live table says."""
+    return {FRONTIER_PROPERTY: frontier}
 
 
 @pytest.fixture
@@ -110,13 +117,14 @@ def test_duckdb(run: Run, reader: Reader, tmp_path: Path) -> None:
 
 def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Database, tmp_path: Path) -> None:
     # The present snapshot has an equality delete, which pyiceberg refuses; a younger one is a part of the rows only.
-    mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),)))
+    mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),), summary=at("0/B")))
     below = CutLine("id", 1, ColumnType(Kind.LONG), 2)
-    mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),)))
+    mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),), summary=at("0/C")))
     cold = ColdBranch(STORAGE).stage(mirror.table, below, mirror.now_ms + 1000)
     with connect(database.dsn, autocommit=True) as connection:
         assert swap_pointer(connection, "public", "t", mirror.table.metadata_location, cold.new_location)
     said = execute(pasted(run, "pyiceberg", reader) + "\nprint(rows.to_pylist())\n", reader, tmp_path)
+    assert said.startswith("F = 0/B of 20")
     assert "read from the lake" in said
     assert "of the heap" in said
     assert "not resolved yet" not in said
@@ -127,10 +135,12 @@ def test_pyiceberg_is_told_when_it_can_read_nothing(
 ) -> None:
     assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
-    table.commit(RowDelta((table.segment({1: "a"}, [1]),)))
-    snippet = pasted(run, "pyiceberg").replace("table.snapshots()", "[table.current_snapshot()]")
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary={COPYING_PROPERTY: "true"}))
+    with pytest.raises(AssertionError, match="the table is still being copied"):
+        execute(pasted(run, "pyiceberg"), database, tmp_path)
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary=at("0/A")))
     with pytest.raises(AssertionError, match="--index-memory"):
-        execute(snippet, database, tmp_path)
+        execute(pasted(run, "pyiceberg"), database, tmp_path)
 
 
 def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:

@@ -86,6 +86,9 @@ def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
 def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSession, monkeypatch: Any) -> None:
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *values: printed.append(" ".join(map(str, values))))
+    Path("report.sql").write_text(
+        "SELECT max(amount) AS most FROM orders; SELECT count(*) AS products FROM products;\n"
+    )
     names: dict[str, Any] = {"spark": spark}
     kinds = []
     with mirror.pumping(), role_of(mirror.database) as role:
@@ -111,6 +114,9 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
     assert printed[3] == "id,name\n1,tea\n2,salt\n3,tea\n"
     assert pq.read_table("orders.parquet").num_rows == 3
     assert orjson.loads(printed[5]) == [{"count_star()": 3}]
+    assert "public | orders   | live" in printed[6]
+    assert re.search(r"^amount +\| DECIMAL\(10,2\)", printed[7], re.MULTILINE)
+    assert printed[8] == "most\n3.30\nproducts\n2\n"
     assert names["old_and_young"] == 3
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
@@ -133,15 +139,19 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
             assert "read at F = " in result.stderr
         else:
             assert result.exit_code == 2
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
+    second = int(time.time()) + 1
+    await_true(lambda: time.time() >= second, 10, "the next full second")
+    moment, future = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(point)) for point in (second, second + 3600))
     assert run("sql", statement, "--at", moment, "--format", "csv").stdout.splitlines()[1] == "4,2"
+    assert "is in the future" in run("sql", statement, "--at", future).output
+    assert run("sql", statement, "--at", future).exit_code == 2
     assert run("sql", statement, "--at", "1999-01-01").exit_code == 1
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
 def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
     for arguments, code, said in (
-        (["SELECT 1; SELECT 2"], 2, "this is not one query"),
+        (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
         (["SELECT FROM WHERE"], 2, "syntax error"),
         (["FROM nowhere"], 2, "nowhere does not exist"),
