@@ -23,8 +23,8 @@ def add(app: typer.Typer) -> None:
     ) -> int:
         """Compare every column of every row of the heap with the lake, at one F, while writes go on.
 
-        Concurrent writes raise no false alarm, and one changed byte is found. Exit 1 if any table differs or
-        could not be compared.
+        Concurrent writes raise no false alarm, and one changed byte is found. A table whose columns or partitions
+        change meanwhile is begun again, up to five times. Exit 1 if any table differs or could not be compared.
         """
         from mirror_pump.ops.profile import complete
         from mirror_pump.ops.verify import verify as compare
@@ -39,7 +39,9 @@ def add(app: typer.Typer) -> None:
                     say(f"{table['table']}: NOT COMPARED ({table['problem']})")
                     continue
                 rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
-                say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows})")
+                # One that was compared again was compared at another F.
+                at = "" if table["frontier"] == result["frontier"] else f", at F = {table['frontier']}"
+                say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
                 for difference in table["differences"]:
                     say(f"  {_inline(difference)}")
             say(f"compared at F = {result['frontier']}")

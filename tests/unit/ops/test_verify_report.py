@@ -22,15 +22,16 @@ DIFFERENCE = {"key": {"id": "1"}, "kind": "missing", "columns": {}}
 REPORT = VerifyReport(
     Lsn(1),
     (
-        TableReport("public.same", Comparison(2, 2, 0, ())),
-        TableReport("public.other", Comparison(2, 1, 1, (DIFFERENCE,))),
+        TableReport("public.same", Comparison(2, 2, 0, ()), frontier=Lsn(1)),
+        TableReport("public.other", Comparison(2, 1, 1, (DIFFERENCE,)), frontier=Lsn(1)),
+        TableReport("public.again", Comparison(1, 1, 0, ()), frontier=Lsn(0)),
         TableReport("public.copied", None, "the table is copying"),
     ),
 )
 
 
 def test_tables_that_were_not_compared_have_a_problem_and_no_differences() -> None:
-    same, other, copied = REPORT.to_json()["tables"]
+    same, other, _, copied = REPORT.to_json()["tables"]
     assert [table["equal"] for table in (same, other, copied)] == [True, False, False]
     assert [table["problem"] for table in (same, other, copied)] == [None, None, "the table is copying"]
     assert [table["differences"] for table in (same, other, copied)] == [[], [DIFFERENCE], []]
@@ -50,6 +51,7 @@ def test_people_read_why_a_table_was_not_compared(monkeypatch: pytest.MonkeyPatc
         "public.same: equal (heap 2 rows, lake 2 rows)",
         "public.other: DIFFERENT (heap 2 rows, lake 1 rows)",
         '  {"key":{"id":"1"},"kind":"missing","columns":{}}',
+        "public.again: equal (heap 1 rows, lake 1 rows, at F = 0/0)",
         "public.copied: NOT COMPARED (the table is copying)",
         "compared at F = 0/1",
     ]
