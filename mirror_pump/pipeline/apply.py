@@ -202,7 +202,8 @@ def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[Ta
         first = changes.get(table_id)
         connected = first is not None and first.table.start_lsn == change.former_lsn
         former_lsn = first.former_lsn if first is not None and connected else change.former_lsn
-        reason = change.reason or (first.reason if first is not None and connected else "")
+        reasons = [first.reason, change.reason] if first is not None and connected else [change.reason]
+        reason = ", ".join(dict.fromkeys(reason for reason in reasons if reason))
         changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason)
     return {
         table_id: replace(change, table=present[table_id])

@@ -364,7 +364,7 @@ class Assembler:
         if table.stalled and course is not Course.SET_ASIDE:
             course = Course.COPY_AGAIN if note.settled and course is not Course.WAIT else Course.WAIT
         if course is Course.FOLLOW:
-            self._change(verdict.table, table, "")
+            self._change(verdict.table, table, verdict.reason)
         elif course is Course.COPY_AGAIN:
             again = self._copied_again(verdict.table)
             self._change(again, table, verdict.reason)

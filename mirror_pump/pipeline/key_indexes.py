@@ -351,7 +351,8 @@ class KeyIndexes:
         if packing is None:
             return
         seen = self._seen.get(table.table_id)
-        if seen is None or seen.candidate.table != table:
+        # A cut-line that moves changes nothing of what is known.
+        if seen is None or replace(seen.candidate.table, tier=None) != replace(table, tier=None):
             # New, registered anew, or altered.
             seen = _Seen(Candidate(table))
         candidate = seen.candidate.after(deletes, now, packing, time.monotonic())

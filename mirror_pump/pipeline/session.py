@@ -22,7 +22,7 @@ from mirror_pump.engine.tasks import SegmentResult
 from mirror_pump.errors import RowNotSent, SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.batches import Failure
+from mirror_pump.pipeline.batches import Failure, TableChange
 from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.leftovers import Leftovers, files_of
@@ -70,6 +70,11 @@ _STOP_GRACE = 3.0
 """Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
 
 
+_DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
+"""Why a table is copied again, where a former session knew more."""
+_REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
+
+
 class Abandoned(Exception):
     """The stop was requested and the batch under way did not finish in time. It will be received again."""
 
@@ -111,6 +116,10 @@ class PumpSession:
         self._inbox = inbox
         self._indexes = indexes
         self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
+        self._awaiting_copy: dict[TableId, str] = {}
+        """Why tables that are to be described first are to be copied again."""
+        self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
+        """Table, L0 and generation of copies that have begun again: each of their chunks may report it."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -232,7 +241,11 @@ class PumpSession:
                 # An empty table has nothing to publish: F has to move for it to go live.
                 self._look_around()
             case CopyInvalid(table):
-                self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
+                landed = self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
+                copy = table.table_id, table.start_lsn, table.generation
+                if table.table_id in landed.tables and copy not in self._invalid_copies:
+                    self._invalid_copies.add(copy)
+                    self._observer(Step.TABLE_COPIED_AGAIN, table=str(table.name), reason=_REWRITTEN)
                 self._parts.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
@@ -275,14 +288,26 @@ class PumpSession:
         self._totals.changes += batch.end.changes
         changes = [delta.change for delta in applied.deltas if delta.change is not None]
         for change in changes:
-            step = Step.TABLE_COPIED_AGAIN if change.copy_again else Step.TABLE_CHANGED
-            self._observer(step, table=str(change.table.name), reason=change.reason)
+            self._tell(change)
         if changes:
             self._parts.watcher.wake()
         if changes or any(delta.truncate for delta in applied.deltas):
             self._parts.copier.wake()
         self._demand.reached(landed.frontier)
         self._publish_idle()
+
+    def _tell(self, change: TableChange) -> None:
+        """Say what became of a table that changed. One that cannot be copied again before it is described is told of
+        twice: when that is known, and when its copy begins, for the same reason."""
+        table = change.table
+        reason = change.reason
+        if change.copy_again:
+            former = self._awaiting_copy.pop(table.table_id, "")
+            reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
+            if table.stalled:
+                self._awaiting_copy[table.table_id] = reason
+        step = Step.TABLE_COPIED_AGAIN if change.copy_again else Step.TABLE_CHANGED
+        self._observer(step, table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
         """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
