@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.engine.copying import ChunkTask, copy_chunk
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
@@ -22,6 +21,10 @@ from mirror_pump.model import Column, MirroredTable
 from mirror_pump.ops.overlay import TableOverlay, Unchanged, former_rows
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.copyread import Chunk
+
+if TYPE_CHECKING:
+    # Not otherwise: it would load pyspark.
+    from mirror_pump.engine.runner import TaskRunner
 
 
 class Disturbed(MirrorPumpError):

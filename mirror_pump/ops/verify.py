@@ -4,7 +4,7 @@
    that snapshot, chunk by chunk, into a scratch Iceberg table.
 2. F is waited for until it has passed L; then F and every table's S are read, and pinned, in one statement.
 3. The temporary slot's own stream from L to F is laid over the scratch table: now it holds what the heap held at F.
-4. Spark compares the two Iceberg tables.
+4. DuckDB compares the two Iceberg tables if they are small, else Spark (mirror_pump.ops.comparison_engines).
 
 A table that changes meanwhile in a way that the stream's rows do not tell (a partition is made, dropped or rewritten,
 say) is begun again by itself, at another consistent point, and given up after several tries.
@@ -16,19 +16,15 @@ and its corrections before it is dropped (mirror_pump.pipeline.proving).
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.cutline import CutLine
@@ -36,7 +32,8 @@ from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
 from mirror_pump.ops.catchup import await_copies, reach
-from mirror_pump.ops.compare import Comparison, compare
+from mirror_pump.ops.comparison import Comparison
+from mirror_pump.ops.comparison_engines import SMALL_BYTES, Engine, Engines, EnginesBySize, OneEngine
 from mirror_pump.ops.heap_copy import Disturbed, NotReadable, laid_over, read_heap
 from mirror_pump.ops.overlay import TableOverlay, read_overlay
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -105,23 +102,57 @@ class VerifyReport:
         return {"frontier": format_lsn(self.frontier), "tables": [table.to_json() for table in self.tables]}
 
 
+class Phase(StrEnum):
+    """How far the comparison of a table is."""
+
+    READING = "reading"
+    """Chunks of its heap."""
+    READ = "read"
+    """The frontier has to come, and other tables may be first."""
+    COMPARING = "comparing"
+    DONE = "done"
+    AGAIN = "again"
+    """It changed meanwhile, and is begun again."""
+
+
 @dataclass(frozen=True)
-class Engine:
-    """Who reads the heap's chunks, and who compares two Iceberg tables by their metadata files, as `compare` does."""
+class TableProgress:
+    """How far a table is."""
 
-    runner: TaskRunner
-    compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
+    table: str
+    phase: Phase
+    small: bool
+    """It takes a moment."""
+    chunks_done: int = 0
+    chunks_total: int = 0
+    rows: int = 0
+    """Read from the heap."""
 
 
-def verify(settings: Settings, names: Sequence[str] = (), engine: Engine | None = None) -> VerifyReport:
+@dataclass(frozen=True)
+class _Heap:
+    """A heap as it was at the consistent point."""
+
+    lake: LakeTable
+    nbytes: int
+
+
+def verify(
+    settings: Settings,
+    names: Sequence[str] = (),
+    engine: Engine | None = None,
+    observe: Callable[[TableProgress], None] = lambda _: None,
+) -> VerifyReport:
     """Compare the named tables, or all live ones. Raises UsageError for a name that is no table, SourceError when no
     consistent point is reached or no free slot is left. Without a running pump it catches up first. Without an
-    `engine` a Spark is started, which ends with the comparison."""
+    `engine` small tables are compared within the process, and a Spark is started for others, which ends with the
+    comparison. `observe` is called in this thread, and must return quickly."""
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
         chosen = _choose(connection, settings, names)
         tables = {table.table_id: table for table in chosen if table.state is TableState.LIVE}
-        with nullcontext(engine) if engine is not None or not tables else _spark(settings) as chosen_engine:
-            reports = {} if chosen_engine is None else _Verification(settings, connection, chosen_engine).run(tables)
+        storage = StorageOptions(settings.storage_properties, fsync=False)
+        with EnginesBySize(settings, storage) if engine is None else nullcontext(OneEngine(engine)) as engines:
+            reports = _Verification(settings, storage, connection, engines, observe).run(tables)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
     return VerifyReport(
@@ -150,11 +181,19 @@ def _not_live(table: MirroredTable) -> TableReport:
 class _Verification:
     """Compares tables at one consistent point, and those that changed meanwhile at another one."""
 
-    def __init__(self, settings: Settings, connection: PgConnection, engine: Engine) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        storage: StorageOptions,
+        connection: PgConnection,
+        engines: Engines,
+        observe: Callable[[TableProgress], None],
+    ) -> None:
         self._settings = settings
+        self._storage = storage
         self._connection = connection
-        self._engine = engine
-        self._storage = StorageOptions(settings.storage_properties, fsync=False)
+        self._engines = engines
+        self._observe = observe
         self._log = get_logger("verify")
 
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
@@ -173,6 +212,7 @@ class _Verification:
             for table_id, reason in disturbed.items():
                 name = str(tables[table_id].name)
                 reports[table_id] = TableReport(name, None, _given_up(reason))
+                self._observe(TableProgress(name, Phase.AGAIN if tried < TRIES else Phase.DONE, small=False))
                 if tried < TRIES:
                     self._log.warning("table-compared-again", table=name, tried=tried, of=TRIES, reason=str(reason))
             if tried < TRIES:
@@ -226,7 +266,7 @@ class _Verification:
     def _compare_at_frontier(
         self,
         tables: Mapping[TableId, MirroredTable],
-        heaps: Mapping[TableId, LakeTable],
+        heaps: Mapping[TableId, _Heap],
         point: ConsistentPoint,
         reader: PgConnection,
     ) -> dict[TableId, TableReport | Disturbed]:
@@ -253,21 +293,39 @@ class _Verification:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes
 
-    def _read_heap(
-        self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str
-    ) -> LakeTable:
+    def _read_heap(self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str) -> _Heap:
         chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
+        with source_errors(f"looking how large {table.name} is"):
+            relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
+            ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
+        engine = self._engines.for_heap(nbytes)
+        small = nbytes <= SMALL_BYTES
+        progress = TableProgress(str(table.name), Phase.READING, small, 0, len(chunks))
+        self._observe(progress)
+
+        def chunk_read(rows: int) -> None:
+            nonlocal progress
+            progress = replace(progress, chunks_done=progress.chunks_done + 1, rows=progress.rows + rows)
+            self._observe(progress)
+
         dsn = self._settings.require_dsn()
-        return read_heap(table, chunks, point.snapshot, self._engine.runner, dsn, self._storage, location)
+        heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
+        self._observe(replace(progress, phase=Phase.READ))
+        return _Heap(heap, nbytes)
 
     def _compare_table(
-        self, heap: LakeTable, overlay: TableOverlay, reader: PgConnection, location: str, line: CutLine | None
+        self, heap: _Heap, overlay: TableOverlay, reader: PgConnection, location: str, line: CutLine | None
     ) -> Comparison:
         if overlay.altered:
             raise Disturbed(f"it was altered: {overlay.altered}")
-        over = laid_over(heap, overlay, reader, self._storage)
+        progress = TableProgress(str(overlay.table.name), Phase.COMPARING, heap.nbytes <= SMALL_BYTES)
+        self._observe(progress)
+        over = laid_over(heap.lake, overlay, reader, self._storage)
         schema = LakeSchema.of_table(overlay.table)
-        return self._engine.compare(over.metadata_location, location, schema, line)
+        engine = self._engines.for_tables(heap.nbytes, location)
+        found = engine.compare(over.metadata_location, location, schema, line)
+        self._observe(replace(progress, phase=Phase.DONE))
+        return found
 
     @contextmanager
     def _reader(self, point: ConsistentPoint) -> Iterator[PgConnection]:
@@ -305,15 +363,3 @@ def _given_up(reason: Disturbed) -> str:
         f"the table changed each of the {TRIES} times that it was being compared, the last time: {reason}. Run verify"
         " again when nobody alters it"
     )
-
-
-@contextmanager
-def _spark(settings: Settings) -> Iterator[Engine]:
-    """A Spark for the time of a comparison."""
-    log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
-    spark = spark_session(SparkSettings(master=settings.master, app_name="mirror-pump-verify", log=log))
-    runner = SparkTaskRunner(spark, os.cpu_count() or 1)
-    try:
-        yield Engine(runner, partial(compare, spark))
-    finally:
-        runner.close()

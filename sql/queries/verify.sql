@@ -3,6 +3,10 @@
 -- name: live
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY table_id;
 
+-- name: bytes
+-- Of heaps, with their TOAST; nothing of those that are gone.
+SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(relations)s::bigint[]) relation;
+
 -- name: pin
 -- F, every table's T, and the lake at F, of one moment, kept from expiry while they are compared. S of a table with heap
 -- retention is what is below T; the lake at F is what the catalog's pointer names.

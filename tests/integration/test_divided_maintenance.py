@@ -10,8 +10,9 @@ import pytest
 
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.metadata import COLD_CUT, cold_snapshot
-from mirror_pump.ops.compare import compare
-from mirror_pump.ops.verify import Engine, verify
+from mirror_pump.ops.compare_spark import compare
+from mirror_pump.ops.comparison_engines import Engine
+from mirror_pump.ops.verify import verify
 from mirror_pump.pipeline import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows

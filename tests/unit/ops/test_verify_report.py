@@ -13,7 +13,7 @@ from mirror_pump.cli.main import app
 from mirror_pump.model import Lsn
 from mirror_pump.ops import profile
 from mirror_pump.ops import verify as verifying
-from mirror_pump.ops.compare import Comparison
+from mirror_pump.ops.comparison import Comparison
 from mirror_pump.ops.verify import TableReport, VerifyReport
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
@@ -44,7 +44,7 @@ def test_tables_that_were_not_compared_have_a_problem_and_no_differences() -> No
 def test_people_read_why_a_table_was_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile, "complete", lambda settings: settings)
-    monkeypatch.setattr(verifying, "verify", lambda *_: REPORT)
+    monkeypatch.setattr(verifying, "verify", lambda *_, **__: REPORT)
     done = CliRunner().invoke(app, ["verify", "--dsn", "x"])
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
