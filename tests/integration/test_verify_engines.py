@@ -107,11 +107,13 @@ def test_both_engines_find_each_difference_of_each_type(
     planted, statements = [], []
     for n in range(len(CASES)):
         name = f"c{n}"
-        other = next((row for row, text in enumerate(texts[name]) if text not in (None, texts[name][0])), None)
-        if other is not None:
+        # NULL, where the type has one value only.
+        others = sorted((text is None, row) for row, text in enumerate(texts[name]) if text != texts[name][0])
+        if others:
+            other = others[0][1]
             statements.append(f"UPDATE t SET {name} = (SELECT {name} FROM pool WHERE id = {other}) WHERE id = {n}")
             planted.append((n, "different", [name]))
-    assert len(planted) > 0.9 * len(CASES)
+    assert len(planted) >= len(CASES) - 1, "one type may have a single value"
     statements += [
         f"DELETE FROM t WHERE id = {gone}",
         f"INSERT INTO t (id, n, {columns}) SELECT {new}, 0, {columns} FROM pool WHERE id = 0",
@@ -170,7 +172,7 @@ def test_the_size_decides_which_engine_compares(
             patch.setattr(comparison_engines, "_MEMORY", "1KiB")
             assert equal()
         assert len(by_spark.compared) == 3, "DuckDB's memory does not suffice"
-        assert "compared-by-spark" in capsys.readouterr().err
+        assert "compared-by-spark" in "".join(capsys.readouterr())
         with monkeypatch.context() as patch:
             # As it is without the extra `sql`.
             patch.setitem(sys.modules, "duckdb", None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from dataclasses import dataclass
 
 import pytest
 
 from mirror_pump.cli.output import bytes_text, count_text, report_error, seconds_text
+from mirror_pump.cli.progress import verify_progress
 from mirror_pump.errors import SourceError, about
 from mirror_pump.telemetry import configure_logging, get_logger, redact
 
@@ -123,3 +126,36 @@ def test_what_happened_to_a_table_names_it_once(capsys: pytest.CaptureFixture[st
     configure_logging("human")
     report_error(SourceError(text), "not registered", "big")
     assert capsys.readouterr().err == f"mirror-pump: {expected}\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _Progress:
+    table: str
+    phase: str
+    small: bool
+    chunks_done: int = 0
+    chunks_total: int = 0
+    rows: int = 0
+
+
+def _show_verify(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with verify_progress() as show:
+        show(_Progress("public.tiny", "reading", small=True, chunks_total=1))
+        show(_Progress("public.[big]", "reading", small=False, chunks_done=1, chunks_total=2, rows=12345))
+        show(_Progress("public.[big]", "comparing", small=False))
+        show(_Progress("public.[big]", "done", small=False))
+    return stream.getvalue()
+
+
+def test_verify_has_a_bar_for_each_large_table_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _show_verify(_Terminal(), monkeypatch)
+    assert "public.[big]" in shown
+    assert "public.tiny" not in shown
+    assert _show_verify(io.StringIO(), monkeypatch) == ""
