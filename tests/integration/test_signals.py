@@ -157,7 +157,7 @@ def test_register_that_waits_for_a_lock(mirror: Interrupted, tmp_path: Path) -> 
 
 def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) -> None:
     """The table is registered, and the next register goes on with its copy."""
-    mirror.database.execute("INSERT INTO t SELECT generate_series(10, 150000)")
+    mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
     stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` goes on with"
     process = mirror.start("register", "t")
     mirror.until(lambda: spark_starts(process), process)
