@@ -46,7 +46,8 @@ class Program(TyperGroup):
                 raise
             context = getattr(error, "ctx", None)
             path = context.command_path if context is not None else "mirror-pump"
-            message = str(error.format_message()) if context is None or sys.argv[1:] else ""
+            # Without a command the message is the whole help.
+            message = "" if type(error).__name__ == "NoArgsIsHelpError" else str(error.format_message())
             remark(message or "no command was given", "error", f"see {path} --help")
             sys.exit(2)
         sys.exit(result if isinstance(result, int) else 0)

@@ -80,7 +80,7 @@ def add(app: typer.Typer) -> None:
             typer.Option(
                 "--format",
                 show_default=False,
-                help="How the result is written [default: as --output's name ends, else table]",
+                help=r"How the result is written \[default: as --output's name ends, else table]",
             ),
         ] = None,
         output: Annotated[
