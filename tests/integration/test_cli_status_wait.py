@@ -162,6 +162,19 @@ def test_status_survives_unreadable_storage_and_a_missing_slot(
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
+def test_status_fits_into_the_columns_that_the_environment_names(
+    run: Run, database: Database, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """watch(1) names them, and is no terminal to the program that it runs."""
+    register_by_hand(database, mirror, state="failed")
+    database.execute("UPDATE modak.mirror_tables SET error = 'a long story: ' || repeat('no reason, ', 20)")
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run("status").stdout.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 60
+    assert any(line.startswith("public.t  failed") for line in lines)
+
+
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_json_is_what_its_documentation_shows(run: Run, database: Database, mirror: str, tmp_path: Path) -> None:
     """The documented example has exactly the keys of the real thing, at every level."""
     register_by_hand(database, mirror, frontier=1)
