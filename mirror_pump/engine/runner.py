@@ -77,7 +77,10 @@ class SparkTaskRunner:
         try:
             runner.warm_up(slots)
         except BaseException:
-            runner.close()
+            # A signal that interrupts a call to Java leaves its answer unread: the next call gets that for its own, and may
+            # fail in any way. The process ends, and Java with it.
+            with suppress(Exception):
+                runner.close()
             raise
         return runner
 

@@ -139,8 +139,8 @@ def test_what_is_imported_is_declared() -> None:
     extras = project["optional-dependencies"]
     demo = {_distribution(text) for text in (*extras["demo"], *extras["sql"])}
     # `sql`, which the extra is for, and `verify`, which does without.
-    names = ("duck", "interrupt", "query", "results", "views", "compare_duckdb", "comparison_engines")
-    sql = {f"mirror_pump.ops.{name}" for name in names}
+    optional = ("duck", "interrupt", "query", "results", "views", "compare_duckdb", "comparison_engines")
+    sql = {f"mirror_pump.ops.{name}" for name in optional}
     sql.add("mirror_pump.cli.shell")
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
