@@ -77,8 +77,8 @@ class SparkTaskRunner:
         try:
             runner.warm_up(slots)
         except BaseException:
-            # A signal that interrupts a call to Java leaves its answer unread: the next call gets that for its own, and may
-            # fail in any way. The process ends, and Java with it.
+            # A signal that interrupts a call to Java leaves its answer unread: the next call gets that for its own, and
+            # may fail in any way. The process ends, and Java with it.
             with suppress(Exception):
                 runner.close()
             raise
