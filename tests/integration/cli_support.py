@@ -27,6 +27,8 @@ tests may be run so."""
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
+    # Of the terminal that the tests run in.
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
