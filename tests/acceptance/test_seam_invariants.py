@@ -20,7 +20,8 @@ from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolati
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, read_metadata
-from mirror_pump.ops.retaining import resume
+from mirror_pump.ops.retaining import look, resume
+from mirror_pump.ops.status import StatusReader
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
@@ -117,6 +118,12 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
         assert snapshot != str(s), "a fold has landed"
         connection.commit()
         await_true(partial(waits, f"pin {pin} of a reader"), 30, "T waits for the pin")
+        with StatusReader(scene.mirror.settings) as status:
+            retention = status.read().tables[0].retention
+        assert retention is not None
+        assert f"pin {pin} of a reader" in str(retention.waits_for)
+        (report,) = look(scene.mirror.settings, ())
+        assert any(f"pin {pin} of a reader" in partition.outlook for partition in report.partitions)
         scene.upsert(7, "folded later")
         scene.await_folded()
         assert scene.shedding.cut == t

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from mirror_pump.engine.index_keys import read_keys
 from mirror_pump.lake.metadata import read_metadata
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.pipeline import fold
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
-from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.acceptance.indexes import check_indexes
 from tests.acceptance.seam_scene import by_pyiceberg
 from tests.integration.divided_support import Divided, delete, run, upsert
@@ -159,6 +161,45 @@ def test_without_room_for_an_index_folds_do_not_wait(database: Database, tmp_pat
             delete(connection, 3, 70_000)
         await_true(lambda: running.steps.count(Step.FOLDED), 20, "a fold")
         divided.assert_exact()
+
+
+@pytest.mark.parametrize("wanted_by", ["the fold", "the stream"])
+def test_a_fold_waits_for_its_index_only_so_long(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted_by: str
+) -> None:
+    """Whoever made the index be built. Then it deletes by key, as without one."""
+    monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
+    gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
+    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        gate.hold()
+        try:
+            if wanted_by == "the stream":
+                for turn in range(50):
+                    run_both(database, f"UPDATE {{}} SET n = {turn} WHERE at >= 100 AND at < 120")
+                    mirror.await_frontier()
+                    if gate.waiting:
+                        break
+                assert gate.waiting, "the index is being built"
+            with database.connect(autocommit=False) as connection:
+                _insert_late(connection, 0, 10)
+            await_true(lambda: running.steps.count(Step.FOLDED), 30, "the fold goes without")
+            assert gate.waiting
+            assert not running.steps.count(Step.INDEX_READY)
+        finally:
+            gate.let_go()
+        await_true(lambda: running.steps.count(Step.INDEX_READY), 30, "the index is ready")
+        divided.assert_exact()
+
+
+def run_both(database: Database, statement: str) -> None:
+    """On the table and on its model, in one transaction."""
+    with database.connect(autocommit=False) as connection:
+        for table in ("events", "model"):
+            run(connection, statement.format(table))
 
 
 def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
