@@ -372,17 +372,21 @@ class Assembler:
             if sent is not None and relation_id not in self._active and not difference_from(again, sent):
                 self._set_active({**self._active, relation_id: again})
         elif course is Course.WAIT and not table.stalled:
-            self._stall(table, verdict.reason)
+            self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
         elif course is Course.SET_ASIDE:
             self._fail(table, verdict.reason)
 
-    def _change(self, table: MirroredTable, former: MirroredTable, reason: str) -> None:
+    def _change(
+        self, table: MirroredTable, former: MirroredTable, reason: str, *, waits_for_owner: bool = False
+    ) -> None:
         self._cut()
-        self._batch.changed_tables.append(TableChange(table, former.start_lsn, self._batch.segments, reason))
+        change = TableChange(table, former.start_lsn, self._batch.segments, reason, waits_for_owner)
+        self._batch.changed_tables.append(change)
         self._replace(table)
 
-    def _stall(self, table: MirroredTable, reason: str) -> None:
-        self._change(replace(self._copied_again(table), stalled=True), table, reason)
+    def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
+        waiting = replace(self._copied_again(table), stalled=True)
+        self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str) -> None:

@@ -45,6 +45,8 @@ class TableChange:
     """Its L0 until then. A table that is copied again has a new one."""
     before: int
     reason: str = ""
+    waits_for_owner: bool = False
+    """It is copied again once the table's owner has done what the reason says."""
 
     @property
     def copy_again(self) -> bool:

@@ -41,6 +41,7 @@ def store_change(cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange) -
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
             "stalled": table.stalled,
+            "error": change.reason if table.stalled and change.waits_for_owner else None,
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),
         },

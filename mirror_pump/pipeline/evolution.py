@@ -76,6 +76,11 @@ class Verdict:
     table: MirroredTable
     """As it is from here on; its L0 is still the former one."""
     reason: str = ""
+    waits_for_owner: bool = False
+    """WAIT: until the table's owner does what the reason says."""
+
+
+_UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
 def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -> Verdict:
@@ -116,7 +121,8 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     )
     if keyless:
         # Keyless for a moment, or for good: rows may repeat until it has a key again, and cannot be told apart.
-        return Verdict(Course.WAIT, replace(table, shape=present.shape), reason)
+        said = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
+        return Verdict(Course.WAIT, replace(table, shape=present.shape), said, waits_for_owner=True)
     if key_before != key_now:
         reasons.append(_Reason("its key changed", everywhere=True))
     reasons += _other_reasons(note, former, table)
