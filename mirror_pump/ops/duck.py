@@ -23,20 +23,33 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     bring (mirror_pump.ops.views), and DuckDB 1.5 fails with an internal error at some queries over an Iceberg table
     that has more rows in delete files than in data files, as rewrites by other engines may leave it.
     """
-    try:
-        import duckdb
+    require_duckdb()
+    import duckdb
 
+    try:
         connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
         for name in _EXTENSIONS:
             files = importlib.resources.files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
             connection.execute(f"LOAD '{files / f'{name}.duckdb_extension'}'")
     except ImportError as error:
-        raise UsageError(
-            f"DuckDB is not installed ({error.name or error})", "pip install 'mirror-pump[sql]', which brings it"
-        ) from error
+        raise _not_installed(error) from error
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
     return connection
+
+
+def require_duckdb() -> None:
+    """UsageError where DuckDB cannot be imported."""
+    try:
+        import duckdb  # noqa: F401 - others import it next
+    except ImportError as error:
+        raise _not_installed(error) from error
+
+
+def _not_installed(error: ImportError) -> UsageError:
+    return UsageError(
+        f"DuckDB is not installed ({error.name or error})", "pip install 'mirror-pump[sql]', which brings it"
+    )
 
 
 def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:

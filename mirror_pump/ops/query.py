@@ -27,7 +27,7 @@ from mirror_pump.errors import LakeError, MirrorPumpError, TableError, UsageErro
 from mirror_pump.lake.metadata import read_metadata, snapshot_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
-from mirror_pump.ops.duck import open_duckdb, reach_storage
+from mirror_pump.ops.duck import open_duckdb, reach_storage, require_duckdb
 from mirror_pump.ops.hybrid import hybrid_reads
 from mirror_pump.ops.past import When, history, snapshots_at
 from mirror_pump.ops.reading import (
@@ -279,8 +279,10 @@ def run_query(
 ) -> None:
     """Runs the statement and writes its result: as `table`, `csv`, `json` or `parquet`, to a file, or to who takes it.
 
-    Nothing is written unless all of it could be read. Raises as `open_query`; UsageError for what DuckDB refuses.
+    Nothing is written unless all of it could be read. Raises as `open_query`; UsageError for what DuckDB refuses,
+    or where it is not installed.
     """
+    require_duckdb()
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="mirror-pump-sql-") as directory:
