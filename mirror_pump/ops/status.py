@@ -51,9 +51,9 @@ SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - 
 """
 
 _TABLES = f"""
-SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
+SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}, t.schema_name, t.table_name
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
@@ -382,10 +382,11 @@ class StatusReader:
 def _table(
     row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
-    table_id, name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
-    total, done, rows, index, left_out, *parts = rest
+    table_id, schema, table_name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
+    total, done, rows, index, left_out = rest
+    name = TableName(schema, table_name)
     if table_id in unpublished:
-        remedy = how_to_publish(mirror.slot.publication, TableName(*parts))
+        remedy = how_to_publish(mirror.slot.publication, name)
         error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
     # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
@@ -394,8 +395,8 @@ def _table(
     if state == TableState.FAILED and frontier is not None:
         behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
-        table=name,
-        lake_table=lake_table,
+        table=str(name),
+        lake_table=str(TableName(schema, lake_table)),
         state=TableState(state),
         frontier=None if frontier is None else Lsn(frontier),
         lag_bytes=behind,
