@@ -314,7 +314,7 @@ class StatusReader:
         # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
-        contents = {str(table[7]): self._content(table[7]) for table in tables if table[7] is not None}
+        contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
         self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
         status = MirrorStatus(
             database=database,
