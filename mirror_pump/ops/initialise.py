@@ -55,7 +55,8 @@ ON CONFLICT (slot_name) DO UPDATE
 """
 
 _COMPUTED = """
-SELECT t.schema_name || '.' || t.table_name, m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
+SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
+       m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
        array_agg(a.attname::text ORDER BY a.attnum)
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
  WHERE t.publication_name = %s AND m.state <> 'failed' AND a.attgenerated = 's' AND NOT a.attisdropped

@@ -40,9 +40,9 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_databa
 """
 
 _TABLES = f"""
-SELECT m.table_id, t.schema_name || '.' || t.table_name, t.schema_name || '.' || m.lake_table, m.state,
+SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}, t.schema_name, t.table_name
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
@@ -96,7 +96,7 @@ class StatusReader:
         # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
-        contents = {str(table[7]): self._content(table[7]) for table in tables if table[7] is not None}
+        contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
         self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
         status = MirrorStatus(
             database=database,
@@ -171,10 +171,11 @@ class StatusReader:
 def _table(
     row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
-    table_id, name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
-    total, done, rows, index, left_out, *parts = rest
+    table_id, schema, table_name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
+    total, done, rows, index, left_out = rest
+    name = TableName(schema, table_name)
     if table_id in unpublished:
-        remedy = how_to_publish(mirror.slot.publication, TableName(*parts))
+        remedy = how_to_publish(mirror.slot.publication, name)
         error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
     # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
@@ -183,8 +184,8 @@ def _table(
     if state == TableState.FAILED and frontier is not None:
         behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
-        table=name,
-        lake_table=lake_table,
+        table=str(name),
+        lake_table=str(TableName(schema, lake_table)),
         state=TableState(state),
         frontier=None if frontier is None else Lsn(frontier),
         lag_bytes=behind,

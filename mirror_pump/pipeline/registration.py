@@ -9,6 +9,7 @@ behind a waiting lock request.
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 import time
 import uuid
@@ -40,7 +41,7 @@ from mirror_pump.pipeline.publish import lake_props
 from mirror_pump.pipeline.pump import Pump
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
-from mirror_pump.pipeline.unregistration import named
+from mirror_pump.pipeline.unregistration import registered_as
 from mirror_pump.source.choices import NO_CHOICES, Choices, chosen, describe_choices, same_choices
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.leader import is_led
@@ -202,10 +203,10 @@ def _register_one(
             )
         registered[table_id] = name
         return
-    if named(connection, str(table_name)) is not None:
+    if registered_as(connection, table_name) is not None:
         raise TableError(
             f"another table was registered as {table_name}, and has been dropped or renamed since",
-            f"Unregister it first: mirror-pump unregister {table_name.quoted}",
+            f"Unregister it first: mirror-pump unregister {shlex.quote(str(table_name))}",
         )
     description = chosen(connection, describe(connection, table_id, settings.publication), choices)
     refuse(description)

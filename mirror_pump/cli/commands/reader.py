@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -35,4 +36,5 @@ def add(app: typer.Typer) -> None:
             say(grants(settings, role, tables or ()))
             return
         grant(settings, role, tables or ())
-        say(f"{role} may read the mirror; settings for it: mirror-pump connect --engine ENGINE --user {role}")
+        command = f"mirror-pump connect --engine ENGINE --user {shlex.quote(role)}"
+        say(f"{role} may read the mirror; settings for it: {command}")
