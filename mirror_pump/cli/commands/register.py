@@ -13,7 +13,7 @@ from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark, report_error, say
 from mirror_pump.cli.progress import copy_progress
 from mirror_pump.config import Settings
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 
 if TYPE_CHECKING:
     from mirror_pump.ops.preview import TablePreview
@@ -126,8 +126,9 @@ def add(app: typer.Typer) -> None:
     @command(app, "unregister", (*SLOT, *STORAGE))
     def unregister(
         settings: Settings,
-        table: Annotated[
-            str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it", autocompletion=mirrored_tables)
+        tables: Annotated[
+            list[str],
+            typer.Argument(metavar="TABLE", help="Names as Postgres reads them", autocompletion=mirrored_tables),
         ],
         drop_lake: Annotated[
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
@@ -135,15 +136,32 @@ def add(app: typer.Typer) -> None:
         keep_lake: Annotated[
             bool, typer.Option("--keep-lake", help="Leave it, although it has the only copy of rows that the heap shed")
         ] = False,
-    ) -> None:
-        """Take a table out of the mirror. Its lake table stays as of its last F unless --drop-lake is given.
+    ) -> int:
+        """Take tables out of the mirror. Their lake tables stay as of their last F unless --drop-lake is given.
 
-        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given.
+        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given. One table's refusal
+        does not stop the others; exit 1 reports it.
         """
         from mirror_pump.ops.profile import complete
         from mirror_pump.pipeline.unregistration import unregister as take_out
 
-        say(take_out(complete(settings), table, drop_lake, keep_lake))
+        if drop_lake and keep_lake:
+            raise UsageError("--drop-lake and --keep-lake exclude each other")
+        settings = complete(settings)
+        if len(tables) == 1:
+            say(take_out(settings, tables[0], drop_lake, keep_lake))
+            return 0
+        refused = False
+        for table in dict.fromkeys(tables):
+            try:
+                say(take_out(settings, table, drop_lake, keep_lake))
+            except (ConnectionLost, Interrupted):
+                # Of no single table.
+                raise
+            except MirrorPumpError as error:
+                report_error(error, "not unregistered", table)
+                refused = True
+        return 1 if refused else 0
 
 
 def _show(previews: Sequence[TablePreview]) -> int:
