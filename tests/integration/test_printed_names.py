@@ -13,13 +13,14 @@ from typer.testing import Result
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableName
-from mirror_pump.ops.verify import Engine, verify
+from mirror_pump.ops import compare_duckdb
+from mirror_pump.ops.comparison_engines import Engine
+from mirror_pump.ops.verify import verify
 from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from mirror_pump.testing.verification import compare_by_duckdb
 from tests.integration.cli_support import Run, no_settings, run
 
 __all__ = ["no_settings", "run"]
@@ -103,8 +104,8 @@ def test_what_status_prints_can_be_given_to_every_command(
         status = orjson.loads(done(run("status", "--json")))["tables"]
         assert sorted(table["table"] for table in status) == sorted(map(str, tables))
         printed = [str(name) for name in tables]
-        engine = Engine(mirror.runner, partial(compare_by_duckdb, duckdb))
-        verified = verify(mirror.settings, printed, engine).to_json()["tables"]
+        engine = Engine(mirror.runner, partial(compare_duckdb.compare, duckdb))
+        verified = verify(mirror.settings, printed, engine=engine).to_json()["tables"]
         assert [(table["table"], table["equal"]) for table in verified] == [(name, True) for name in printed]
 
     # What answers does so by the same names.
