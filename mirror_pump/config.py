@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,13 +25,37 @@ ENV_PREFIX = "MIRROR_PUMP_"
 
 _MIB = 1024 * 1024
 
-Size = Annotated[ByteSize, Field(gt=0)]
+
+@dataclass(frozen=True)
+class Unit:
+    """What a setting's value is, for help, mirror_pump/settings_reference.py and docs/settings.md."""
+
+    metavar: str
+    """Stands for the value in `--help`."""
+    name: str
+    """What the value is in."""
+
+
+@dataclass(frozen=True)
+class DefaultText:
+    """What a default that depends on the machine is."""
+
+    text: str
+
+
+SECONDS = Unit("SECONDS", "seconds")
+_BYTES = Unit("SIZE", "bytes, also as 16MiB or 256kB")
+_ROWS = Unit("ROWS", "rows")
+_CORES = Unit("CORES", "cores")
+_NAME = Unit("NAME", "text")
+
+Size = Annotated[ByteSize, Field(gt=0), _BYTES]
 """Bytes; `16MiB`, `256kB` and plain numbers are understood."""
 
-SizeOrNone = Annotated[ByteSize, Field(ge=0)]
+SizeOrNone = Annotated[ByteSize, Field(ge=0), _BYTES]
 """As `Size`; 0 turns something off."""
 
-Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Seconds = Annotated[float, Field(ge=0, le=86_400), SECONDS]
 
 
 class Settings(BaseSettings):
@@ -40,13 +65,20 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
     )
 
-    dsn: str = Field(default="", repr=False, description="Source database: a libpq URI or key=value string")
-    warehouse: str | None = Field(
-        default=None, description="Root URI of the lake's files: a directory, file:// or s3://"
+    dsn: Annotated[str, Unit("DSN", "a connection string")] = Field(
+        default="",
+        repr=False,
+        description="Source database: a libpq URI or key=value string",
+        examples=["postgresql://user:password@host/database"],
     )
-    slot: str = Field(default="mirror_pump", description="Replication slot")
-    publication: str = Field(default="mirror_pump", description="Publication")
-    master: str = Field(default="local[*]", description="Spark master")
+    warehouse: Annotated[str | None, Unit("URI", "a URI or a directory")] = Field(
+        default=None,
+        description="Root URI of the lake's files: a directory, file:// or s3://",
+        examples=["s3://bucket/prefix"],
+    )
+    slot: Annotated[str, _NAME] = Field(default="mirror_pump", description="Replication slot")
+    publication: Annotated[str, _NAME] = Field(default="mirror_pump", description="Publication")
+    master: Annotated[str, Unit("MASTER", "a Spark master URL")] = Field(default="local[*]", description="Spark master")
 
     batch_age: Seconds = Field(default=1.0, description="Publish a batch this many seconds after its first change")
     batch_bytes: Size = Field(
@@ -62,22 +94,24 @@ class Settings(BaseSettings):
     )
 
     copy_chunk_bytes: Size = Field(default=ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
-    copy_workers: Annotated[int, Field(ge=1, le=256)] = Field(
-        default_factory=lambda: os.cpu_count() or 1, description="Copy chunks read at the same time [cores]"
-    )
+    copy_workers: Annotated[
+        int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("as many as the machine has cores")
+    ] = Field(default_factory=lambda: os.cpu_count() or 1, description="Copy chunks read at the same time")
 
     resolve_age: Seconds = Field(
         default=10.0, description="Turn equality deletes into position deletes once one is this many seconds old"
     )
-    resolve_rows: Annotated[int, Field(ge=1)] = Field(
-        default=50_000, description="... or once a table has this many, whatever their age"
+    resolve_rows: Annotated[int, Field(ge=1), _ROWS] = Field(
+        default=50_000,
+        description="Turn a table's equality deletes into position deletes once it has this many, whatever their age",
     )
 
     fold_age: Seconds = Field(
         default=10.0, description="Fold a correction of an old row into the lake once it is this many seconds old"
     )
-    fold_rows: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        default=20_000, description="... or once a table has this many; and so many at once, at most"
+    fold_rows: Annotated[int, Field(ge=1, le=1_000_000), _ROWS] = Field(
+        default=20_000,
+        description="Fold a table's corrections once it has this many, whatever their age, and at most so many at once",
     )
 
     merge_bytes: SizeOrNone = Field(
@@ -95,13 +129,15 @@ class Settings(BaseSettings):
     idle_publish_interval: Seconds = Field(
         default=10.0, description="When idle, seconds between two such publishes, at least"
     )
-    retention_interval: Annotated[float, Field(ge=0.05, le=3600)] = Field(
+    retention_interval: Annotated[float, Field(ge=0.05, le=3600), SECONDS] = Field(
         default=2.0, description="Seconds between looks at which partitions may leave the heap"
     )
-    lock_timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
+    lock_timeout: Annotated[float, Field(gt=0, le=3600), SECONDS] = Field(
         default=2.0, description="Seconds that register waits for a table's lock before it lets go and tries again"
     )
-    publish_attempts: Annotated[int, Field(ge=1, le=1000)] = Field(default=16, description="Tries of one publish")
+    publish_attempts: Annotated[int, Field(ge=1, le=1000), Unit("TRIES", "tries")] = Field(
+        default=16, description="Tries of one publish"
+    )
     publish_backoff_max: Seconds = Field(
         default=10.0, description="Longest pause between two tries of a publish, in seconds"
     )
@@ -110,27 +146,39 @@ class Settings(BaseSettings):
     maintain_interval: Seconds = Field(
         default=15.0, description="Seconds between two looks of `maintain --serve` at the tables' debt"
     )
-    maintain_share: Annotated[float, Field(gt=0, le=1)] = Field(
+    maintain_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
         default=0.5, description="Share of the time that `maintain --serve` works unasked, at most"
     )
-    maintain_cores: Annotated[int, Field(ge=1, le=256)] = Field(
+    maintain_cores: Annotated[int, Field(ge=1, le=256), _CORES, DefaultText("half of the machine's")] = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
-        description="Cores of maintenance's own Spark, unless --master names another [half of them]",
+        description="Cores of maintenance's own Spark, unless --master names another",
     )
     maintain_memory: Size = Field(default=ByteSize(1024 * _MIB), description="Java heap of maintenance's own Spark")
 
-    storage_endpoint: str | None = Field(default=None, description="S3 endpoint URL, for anything that is not AWS")
-    storage_region: str | None = Field(default=None, description="S3 region")
-    storage_access_key: str | None = Field(default=None, repr=False, description="S3 access key ID")
-    storage_secret_key: SecretStr | None = Field(default=None, description="S3 secret access key")
-    storage_session_token: SecretStr | None = Field(default=None, description="S3 session token")
-    storage_fsync: bool = Field(default=True, description="fsync local files before a publish may name them")
+    storage_endpoint: Annotated[str | None, Unit("URL", "a URL")] = Field(
+        default=None, description="S3 endpoint URL, for anything that is not AWS", examples=["http://127.0.0.1:9000"]
+    )
+    storage_region: Annotated[str | None, Unit("REGION", "text")] = Field(
+        default=None, description="S3 region", examples=["eu-central-1"]
+    )
+    storage_access_key: Annotated[str | None, Unit("KEY", "text")] = Field(
+        default=None, repr=False, description="S3 access key ID", examples=["access key ID"]
+    )
+    storage_secret_key: Annotated[SecretStr | None, Unit("KEY", "text")] = Field(
+        default=None, description="S3 secret access key", examples=["secret access key"]
+    )
+    storage_session_token: Annotated[SecretStr | None, Unit("TOKEN", "text")] = Field(
+        default=None, description="S3 session token", examples=["session token"]
+    )
+    storage_fsync: Annotated[bool, Unit("true|false", "true or false")] = Field(
+        default=True, description="fsync local files before a publish may name them"
+    )
 
-    log_format: Literal["auto", "human", "json"] = Field(
+    log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(
         default="auto", description="Log lines on stderr: human, json, or auto (human on a terminal)"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe line logged"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Unit("debug|info|warning|error", "a word")] = (
+        Field(default="info", description="Least severe line logged")
     )
 
     @field_validator("slot")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class MirrorPumpError(Exception):
     """Base. `str()` is what happened and to what; `remedy` is what to do."""
@@ -13,10 +15,21 @@ class MirrorPumpError(Exception):
         self.remedy = remedy
 
 
+def about(name: str, text: str) -> str:
+    """`text`, beginning with the name of what it is about: once, also if it begins with it already."""
+    return text if re.match(rf"{re.escape(name)}(?![\w.])", text) else f"{name}: {text}"
+
+
 class UsageError(MirrorPumpError):
     """The command line or the configuration is wrong: nothing was tried."""
 
     exit_code = 2
+
+
+class Interrupted(MirrorPumpError):
+    """Somebody pressed Ctrl-C. The message says what stands; nothing is half done."""
+
+    exit_code = 130
 
 
 class TableError(MirrorPumpError):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NewType
 
 from decoders.columns import ColumnType
-from mirror_pump.quoting import identifier
+from mirror_pump.quoting import identifier, printed_identifier
 
 Lsn = NewType("Lsn", int)
 """A WAL position in bytes from 0/0, as `pg_lsn - '0/0'` gives it."""
@@ -47,11 +47,12 @@ class TableName:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        """As Postgres prints it, in quotes where they are needed: commands and SQL take it as it stands."""
+        return f"{printed_identifier(self.schema)}.{printed_identifier(self.name)}"
 
     @property
     def quoted(self) -> str:
-        """The name as SQL wants it: both parts quoted."""
+        """The name as SQL wants it, with both parts quoted whether they need it or not."""
         return ".".join(identifier(part) for part in (self.schema, self.name))
 
 

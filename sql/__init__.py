@@ -43,3 +43,9 @@ def queries(name: str) -> dict[str, str]:
     text = (resources.files(__name__) / "queries" / f"{name}.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], (statement.strip().rstrip(";") for statement in parts[2::2]), strict=True))
+
+
+def reader_role(quoted: str) -> str:
+    """The statements that let a role read the mirror; `quoted` is its name as SQL has it."""
+    text = (resources.files(__name__) / "roles" / "reader.sql").read_text(encoding="utf-8")
+    return text.replace(':"reader"', quoted)

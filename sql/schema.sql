@@ -115,9 +115,14 @@ CREATE TABLE modak.read_pins (
     pinned_lake_snapshot_id bigint      NOT NULL,
     pinned_tier_key_hi      bigint      NOT NULL,
     started_at              timestamptz NOT NULL DEFAULT now(),
-    expires_at              timestamptz NOT NULL
+    expires_at              timestamptz NOT NULL,
+    reader                  text        NOT NULL DEFAULT session_user || format(' in process %s', pg_backend_pid())
+        || coalesce(', ' || nullif(current_setting('application_name', true), ''), ''),
+    in_one_snapshot         boolean     NOT NULL DEFAULT false
 );
 COMMENT ON TABLE modak.read_pins IS 'Readers at work; nothing that the oldest pin can see may be reclaimed';
+COMMENT ON COLUMN modak.read_pins.in_one_snapshot IS
+    'The reader takes heap and delta in one snapshot of the database, of the delta what is below its T: T moves on meanwhile';
 CREATE INDEX modak_read_pins_horizon_idx ON modak.read_pins (table_id, pinned_lake_snapshot_id);
 
 CREATE TABLE modak.op_log (
@@ -134,6 +139,8 @@ COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, for resumin
 CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
 -- Servers look for requests whose maintainer died twice a second, and the journal keeps a month.
 CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';
+-- `status` asks for the last pass and sweep of each table, among far more folds and steps of retention.
+CREATE INDEX modak_op_log_maintenance_idx ON modak.op_log (table_id, updated_at) WHERE op_kind = 'maintenance';
 
 CREATE TABLE modak.load_labels (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -205,7 +212,8 @@ CREATE TABLE modak.mirror_slots (
     applied_at          timestamptz,
     leader_epoch        bigint      NOT NULL DEFAULT 0,
     publish_id          bigint      NOT NULL DEFAULT 0,
-    leader              jsonb
+    leader              jsonb,
+    last_error          jsonb
 );
 COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what has been applied from it, and by which leader';
 
@@ -1198,9 +1206,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The last step: why a proven partition may not be dropped now, or NULL if it was. A reader may have read T before it
+-- The last step: why a proven partition may not be dropped now, or NULL if it was. `keep`: it is detached instead, and is
+-- its owner's. A reader may have read T before it
 -- passed the partition: its pin is there, or not committed yet, or its snapshot is older than that.
-CREATE FUNCTION modak.drop_proven(id bigint, held_by text) RETURNS text
+CREATE FUNCTION modak.drop_proven(id bigint, held_by text, keep boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one modak.partitions;
@@ -1220,10 +1229,9 @@ BEGIN
         RETURN reason;
     END IF;
     LOCK TABLE modak.read_pins IN SHARE MODE;
-    SELECT p.pin_id, p.expires_at INTO other FROM modak.read_pins p
-     WHERE p.table_id = id AND p.pinned_tier_key_hi < one.tier_key_hi AND p.expires_at > now() ORDER BY p.expires_at DESC LIMIT 1;
-    IF FOUND THEN
-        RETURN format('pin %s of a reader lasts until %s', other.pin_id, other.expires_at);
+    reason := modak.pin_below(id, one.tier_key_hi, true);
+    IF reason IS NOT NULL THEN
+        RETURN reason;
     END IF;
     SELECT a.pid, a.xact_start INTO other FROM pg_stat_activity a
      WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type <> 'autovacuum worker'
@@ -1245,14 +1253,25 @@ BEGIN
         UPDATE modak.partitions SET state = 'tiering', proven_at = NULL WHERE table_id = id AND partition_id = held_by;
         RETURN 'it was altered since it was proven, or its trigger zz_modak_row switched off: it is proven again';
     END IF;
-    BEGIN
-        EXECUTE format('DROP TABLE %s', name);
-    EXCEPTION WHEN dependent_objects_still_exist THEN
-        -- A foreign key that refers to the whole table holds on to every partition; one without referred rows is let go.
+    IF keep THEN
         EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', id::oid::regclass, name);
-        EXECUTE format('DROP TABLE %s', name);
-    END;
-    UPDATE modak.partitions SET state = 'dropped', updated_at = now(), reason = NULL, attempts = 0
+        FOR other IN SELECT tgname FROM pg_trigger
+                      WHERE tgrelid = one.relation_id::oid
+                        AND tgname IN ('zz_modak_row', 'zz_modak_truncate', 'mirror_pump_truncate') LOOP
+            EXECUTE format('DROP TRIGGER %I ON %s', other.tgname, name);
+        END LOOP;
+    ELSE
+        BEGIN
+            EXECUTE format('DROP TABLE %s', name);
+        EXCEPTION WHEN dependent_objects_still_exist THEN
+            -- A foreign key that refers to the whole table holds on to every partition; one without referred rows is let go.
+            EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', id::oid::regclass, name);
+            EXECUTE format('DROP TABLE %s', name);
+        END;
+    END IF;
+    UPDATE modak.partitions
+       SET state = 'dropped', updated_at = now(), attempts = 0,
+           reason = CASE WHEN keep THEN 'detached: it is a table of its own now' END
      WHERE table_id = id AND partition_id = held_by;
     RETURN NULL;
 END $$;
@@ -1291,15 +1310,32 @@ SELECT count(*) > one.capture_limit
          LIMIT one.capture_limit + 1) c
 $$;
 
--- A session that may be between the two statements by which the protocol pins (T with the pin, then the file of S), if its
--- transaction is younger than that; NULL if there is none. Whether it is in READ COMMITTED nobody else can see.
-CREATE FUNCTION modak.pinning(younger interval) RETURNS int
+-- A transaction that may hold a pin which nobody else sees yet, if it is younger than that (NULL: of any age); NULL if there
+-- is none. It has this lock from before it reads T and S until its pin is visible, or never will be.
+CREATE FUNCTION modak.pinning(younger interval DEFAULT NULL) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+SELECT coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.gid), 'a prepared transaction')
+  FROM pg_locks l
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+  LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+       AND x.locktype = 'transactionid'
+  LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+ CROSS JOIN LATERAL coalesce(a.xact_start, p.prepared) AS began(at)
  WHERE l.locktype = 'relation' AND l.relation = 'modak.read_pins'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
-   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.pid <> pg_backend_pid()
-   AND (a.xact_start > clock_timestamp() - younger) IS NOT FALSE
- ORDER BY a.xact_start DESC LIMIT 1
+   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+   AND l.pid IS DISTINCT FROM pg_backend_pid()
+   AND (began.at > clock_timestamp() - younger) IS NOT FALSE
+ ORDER BY began.at DESC LIMIT 1
+$$;
+
+-- A reader whose pin is of a T below `cut`: the pin that lasts longest; NULL if there is none. `whole`: of any reader; else
+-- only of those that may read the delta more than once, or without a filter (not read_pins.in_one_snapshot).
+CREATE FUNCTION modak.pin_below(id bigint, cut bigint, whole boolean) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+SELECT format('pin %s of a reader (%s) lasts until %s', p.pin_id, p.reader, date_trunc('second', p.expires_at))
+  FROM modak.read_pins p
+ WHERE p.table_id = id AND p.pinned_tier_key_hi < cut AND p.expires_at > now() AND (whole OR NOT p.in_one_snapshot)
+ ORDER BY p.expires_at DESC LIMIT 1
 $$;
 
 -- T passes a partition: within the publish whose cold snapshot holds every row below `cut` as of `frontier`. Why it may
@@ -1311,7 +1347,6 @@ DECLARE
     one modak.partitions;
     name text;
     other text;
-    reader int;
 BEGIN
     SELECT * INTO one FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by;
     IF one IS NULL OR one.state NOT IN ('hot', 'sealing') OR one.tier_key_hi IS DISTINCT FROM cut THEN
@@ -1353,19 +1388,18 @@ BEGIN
     IF other IS NOT NULL THEN
         RETURN format('partition %s comes first', other);
     END IF;
-    -- A reader in READ COMMITTED that got T with its pin and then the file of an S beyond it would find rows twice. So pins
-    -- in the making are waited for, and new ones wait for the end of this transaction. Not for ever: some readers keep
-    -- the lock for as long as they read, with new ones always among them. Who has begun his transaction 30 seconds before
-    -- he is done with these two statements, or is at it when T was held up five times, for a quarter of a minute, runs
-    -- that risk. modak.pin() is one statement, and runs none.
+    -- A reader takes every correction of the table for one of a row below its T: were T to pass a partition under his pin, he
+    -- would find the partition's corrected rows in the heap and in the delta. So T waits for the pins of all who do not say
+    -- that they read in one snapshot, for those that nobody sees yet too, and new ones wait for the end of this transaction.
     BEGIN
         LOCK TABLE modak.read_pins IN SHARE MODE;
     EXCEPTION WHEN lock_not_available THEN
-        reader := modak.pinning(interval '30 seconds');
-        IF reader IS NOT NULL AND one.attempts < 5 THEN
-            RETURN format('process %s is putting a pin in place', reader);
-        END IF;
+        RETURN format('%s is putting a pin in place', coalesce(modak.pinning(), 'a session'));
     END;
+    other := modak.pin_below(id, cut, false);
+    IF other IS NOT NULL THEN
+        RETURN other;
+    END IF;
     UPDATE modak.cutline SET tier_key_hi = cut, updated_at = now() WHERE table_id = id AND tier_key_hi < cut;
     IF NOT FOUND THEN
         RETURN format('T has passed %s already', cut);
@@ -1546,16 +1580,17 @@ BEGIN
     RETURN CASE WHEN modak.bury(relation, key) THEN 'delta' ELSE 'nothing' END;
 END $$;
 
--- Keeps what a reader is about to read: T, and the lake at S. One statement, one snapshot.
-CREATE FUNCTION modak.pin(relation regclass, ttl interval DEFAULT '15 minutes')
+-- Keeps what a reader is about to read: T, and the lake at S. One statement, one snapshot. `in_one_snapshot` promises what
+-- the column of read_pins says.
+CREATE FUNCTION modak.pin(relation regclass, ttl interval DEFAULT '15 minutes', in_one_snapshot boolean DEFAULT false)
 RETURNS TABLE (pin_id bigint, t bigint, s bigint, metadata_location text, snapshot_id text)
 LANGUAGE sql AS $$
 WITH seam AS (
     SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props FROM modak.cutline c
      WHERE c.table_id = relation::oid::bigint),
 pinned AS (
-    INSERT INTO modak.read_pins AS p (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-    SELECT table_id, lake_snapshot_id, tier_key_hi, now() + ttl FROM seam
+    INSERT INTO modak.read_pins AS p (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+    SELECT table_id, lake_snapshot_id, tier_key_hi, now() + ttl, pin.in_one_snapshot FROM seam
     RETURNING p.pin_id)
 SELECT pinned.pin_id, seam.tier_key_hi, seam.lake_snapshot_id, seam.lake_props ->> 'metadata_location',
        seam.lake_props ->> 'snapshot_id'
@@ -1640,4 +1675,4 @@ COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
 REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb),
     modak.put_captured(bigint, text, text, smallint, bigint, jsonb),
     modak.retain_triggers(oid, oid, text, text), modak.advance(bigint, text, bigint, bigint), modak.seal(bigint, text),
-    modak.unseal(bigint, text), modak.drop_proven(bigint, text), modak.mirror_unwatch(oid) FROM PUBLIC;
+    modak.unseal(bigint, text), modak.drop_proven(bigint, text, boolean), modak.mirror_unwatch(oid) FROM PUBLIC;

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from pydantic_core import PydanticUndefined
 
 from mirror_pump.cli.output import one_line, remark, report_error
-from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, Settings, load_settings
-from mirror_pump.errors import MirrorPumpError
-from mirror_pump.telemetry import configure_logging
+from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, load_settings
+from mirror_pump.errors import Interrupted, MirrorPumpError
+from mirror_pump.settings_reference import setting
+from mirror_pump.telemetry import LogFormat, configure_logging, get_logger
 
 SOURCE = ("dsn",)
 SLOT = ("slot", "publication")
@@ -71,6 +71,8 @@ def _run(
     arguments: dict[str, Any],
 ) -> int:
     try:
+        # First by what is known without the settings, which may be what is wrong.
+        configure_logging(_early_format(options))
         settings = load_settings(options, config)
         configure_logging(settings.log_format, "debug" if debug else settings.log_level)
         if needs_dsn:
@@ -79,19 +81,27 @@ def _run(
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        remark("mirror-pump: interrupted")
-        return 1
+        remark("interrupted")
+        return Interrupted.exit_code
     except MirrorPumpError as error:
         if debug:
-            traceback.print_exc()
+            get_logger("cli").debug("traceback", exc_info=True)
         report_error(error)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the program's outermost edge: whatever it is, people get two lines
         if debug:
-            traceback.print_exc()
-        remark(f"mirror-pump: {type(error).__name__}: {one_line(str(error))}")
-        remark("  what to do: run the command again with --debug for the traceback, and report it")
+            get_logger("cli").debug("traceback", exc_info=True)
+        remark(
+            f"{type(error).__name__}: {one_line(str(error))}",
+            "error",
+            "run the command again with --debug for the traceback, and report it",
+        )
         return 1
+
+
+def _early_format(options: Mapping[str, Any]) -> LogFormat:
+    wanted = options.get("log_format") or os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
+    return "human" if wanted == "human" else "json" if wanted == "json" else "auto"
 
 
 def _reflow(docstring: str) -> str:
@@ -102,32 +112,17 @@ def _reflow(docstring: str) -> str:
 
 def _setting(field: str) -> inspect.Parameter:
     """The option of one Settings field. Always text: Settings itself parses and judges it."""
-    info = Settings.model_fields[field]
-    default = "" if info.default in (None, "", PydanticUndefined) else f" [default: {_show(info.default)}]"
+    described = setting(field)
+    default = f" [default: {described.default}]" if described.default else ""
     option = typer.Option(
-        "--" + field.replace("_", "-"),
-        help=f"{info.description}{default} [env: {ENV_PREFIX}{field.upper()}]".replace("[", r"\["),
-        metavar=_metavar(field),
+        described.option,
+        help=f"{described.meaning}{default} [env: {described.variable}]".replace("[", r"\["),
+        metavar=described.unit.metavar,
         rich_help_panel=_PANELS.get(field, "Logging" if field in LOGGING else "Tuning"),
     )
     return inspect.Parameter(
         field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
-
-
-def _show(value: object) -> str:
-    size = getattr(value, "human_readable", None)
-    return str(size()) if size else str(value)
-
-
-def _metavar(field: str) -> str:
-    if field == "dsn":
-        return "DSN"
-    kind = str(Settings.model_fields[field].annotation)
-    for marker, name in (("ByteSize", "SIZE"), ("float", "SECONDS"), ("int", "N"), ("Literal", "WORD")):
-        if marker in kind:
-            return name
-    return "URI" if field == "warehouse" else "TEXT"
 
 
 _COMMON = (

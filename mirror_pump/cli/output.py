@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Literal, TextIO
 
 import orjson
 from rich.console import Console
 
-from mirror_pump.errors import MirrorPumpError
-from mirror_pump.telemetry import redact
+from mirror_pump.errors import Interrupted, MirrorPumpError
+from mirror_pump.telemetry import logs_json, redact, say_always
 
 _FILE_WIDTH = 240
 """Columns of output that no terminal limits: a table in a file or pipe is not to be cut."""
@@ -22,6 +23,15 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 def stdout() -> Console:
     """The console for results. Made per call, so that a test's captured stdout is the one that is used."""
     return _console(sys.stdout)
+
+
+def fitted_stdout() -> Console:
+    """The console for results that are drawn for any width: where there is no terminal, COLUMNS decides, which watch(1)
+    and the like set."""
+    columns = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or not columns.isdecimal() or not int(columns):
+        return stdout()
+    return Console(file=sys.stdout, highlight=False, width=int(columns))
 
 
 def stderr() -> Console:
@@ -38,9 +48,19 @@ def say(line: str) -> None:
     _write(sys.stdout, line + "\n")
 
 
-def remark(line: str) -> None:
-    """One plain line on stderr."""
-    _write(sys.stderr, line + "\n")
+_PREFIX = "mirror-pump: "
+_WARNING = "warning: "
+
+
+def remark(text: str, level: Literal["info", "warning", "error"] = "info", remedy: str = "") -> None:
+    """One line on stderr, with a second one for what to do; a JSON line where log lines are."""
+    text = text.removeprefix(_PREFIX).removeprefix(_WARNING)
+    if logs_json():
+        say_always("cli", text, level, **({"remedy": remedy} if remedy else {}))
+        return
+    _write(sys.stderr, f"{_WARNING if level == 'warning' else _PREFIX}{text}\n")
+    if remedy:
+        _write(sys.stderr, f"  what to do: {remedy}\n")
 
 
 def write_json(value: Any) -> bool:
@@ -76,11 +96,14 @@ def _silence(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def report_error(error: MirrorPumpError) -> None:
-    """What happened and what to do, in one or two lines on stderr, without secrets."""
-    remark(f"mirror-pump: {one_line(str(error))}")
-    if error.remedy:
-        remark(f"  what to do: {redact(error.remedy)}")
+def report_error(error: MirrorPumpError, happened: str = "", to: str = "") -> None:
+    """What went wrong and what to do, in one or two lines on stderr, without secrets. `happened` to the table `to`,
+    whose name is not said again if the error says it."""
+    text = one_line(str(error))
+    if happened:
+        named = re.search(rf"(?<!\w){re.escape(to)}(?!\w)", text) is not None
+        text = f"{happened}: {text}" if named else f"{to}: {happened}: {text}"
+    remark(text, "info" if isinstance(error, Interrupted) else "error", redact(error.remedy))
 
 
 def one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Progress of copies on stderr: bars on a terminal, a log line now and then elsewhere."""
+"""Progress on stderr: of copies, bars on a terminal and a log line now and then elsewhere; of `verify`, bars only."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from mirror_pump.telemetry import get_logger
 
 _LIVE = "live"
 """mirror_pump.model.TableState.LIVE, which would load Arrow for --help."""
+
+_DONE = "done"
+"""mirror_pump.ops.verify.Phase.DONE."""
 
 LOG_INTERVAL = 5.0
 """Seconds between two log lines of one table's progress: readable in a journal, and a sign of life."""
@@ -77,6 +80,54 @@ def _bars() -> Iterator[Show]:
                         state=table.state,
                         rows=count_text(table.rows),
                     )
+
+        yield show
+
+
+class ComparisonProgress(Protocol):
+    """What is shown of one table's comparison (mirror_pump.ops.verify.TableProgress)."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def small(self) -> bool: ...
+    @property
+    def chunks_done(self) -> int: ...
+    @property
+    def chunks_total(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+
+@contextmanager
+def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
+    """Yields the function that shows how far a table is: on a terminal, if it takes more than a moment."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[phase]:<9}"),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeElapsedColumn(),
+    )
+    # What is left of it would stand in the way of the result.
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(table: ComparisonProgress) -> None:
+            if table.table not in tasks:
+                if table.small:
+                    return
+                tasks[table.table] = progress.add_task(table.table, total=None, phase="", rows="0")
+            task = tasks[table.table]
+            progress.update(task, phase=table.phase, visible=table.phase != _DONE)
+            if table.chunks_total:
+                done, rows = table.chunks_done, count_text(table.rows)
+                progress.update(task, completed=done, total=table.chunks_total, rows=rows)
 
         yield show
 

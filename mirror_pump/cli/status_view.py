@@ -1,114 +1,117 @@
-"""Draws a MirrorStatus for people."""
+"""Draws a MirrorStatus for people: what needs a person first, then the slot, the leader, and every table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mirror_pump.cli.output import bytes_text, count_text, one_line, seconds_text
+from mirror_pump.cli.status_grid import TableGrid
+from mirror_pump.errors import about
 from mirror_pump.model import TableState, format_lsn
-from mirror_pump.ops.status import Leader, MirrorStatus, SlotState, TableStatus
+from mirror_pump.ops.status_report import Alert, Leader, MirrorStatus, Severity, SlotState, TableStatus
 
-_STYLES = {
-    TableState.LIVE: "green",
-    TableState.COPYING: "yellow",
-    TableState.FILLING: "yellow",
-    TableState.FAILED: "red",
-}
+_ALERT_STYLES = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
+_STATE_ORDER = (TableState.FAILED, TableState.COPYING, TableState.FILLING, TableState.LIVE)
 
 
 def render(status: MirrorStatus) -> RenderableType:
-    """The whole status: three lines about the mirror, a table of tables, errors below."""
-    head = Text(f"mirror of {status.database} in {status.warehouse}\n", no_wrap=False)
-    head.append(f"F = {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind")
-    if status.lag_seconds is not None:
-        head.append(f", {seconds_text(status.lag_seconds)}")
+    """The whole status. Fits any width: it is drawn for the one of the console that prints it."""
+    parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
+    parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
+    parts.extend((_frontier(status), _slot(status.slot), *_pumps(status)))
     if not status.tables:
-        return Group(head, _slot(status.slot), _leader(status.leader), Text("no tables: mirror-pump register TABLE"))
-    errors = [
-        Text(f"{table.table}: {one_line(table.error)}", style="red")
-        for table in status.tables
-        if table.error is not None
-    ]
-    shed = [_retention(table) for table in status.tables if table.retention is not None]
-    left_out = [
+        return Group(*parts, Text("no tables: mirror-pump register TABLE"))
+    tables = _in_order(status)
+    parts.extend((_maintenance(status), TableGrid(tables)))
+    parts.extend(
+        Text(f"{table.table}: due: {'; '.join(f'{each.words} ({each.reason})' for each in table.maintenance.due)}")
+        for table in tables
+        if table.maintenance is not None and table.maintenance.due
+    )
+    parts.extend(_retention(table) for table in tables if table.retention is not None)
+    parts.extend(
         Text(f"{table.table}: generated columns left out: {', '.join(table.generated_left_out)}")
-        for table in status.tables
+        for table in tables
         if table.generated_left_out
-    ]
-    return Group(head, _slot(status.slot), _leader(status.leader), _tables(status.tables), *shed, *left_out, *errors)
+    )
+    return Group(*parts)
+
+
+def lines_of(alert: Alert) -> list[str]:
+    """What is wrong with what, and what to do, without secrets."""
+    message = one_line(alert.message)
+    lines = [f"{alert.severity.value.upper()} {message if alert.table is None else about(alert.table, message)}"]
+    if alert.remedy:
+        lines.append(f"  what to do: {one_line(alert.remedy)}")
+    return lines
+
+
+def _in_order(status: MirrorStatus) -> Sequence[TableStatus]:
+    """Tables that need a person first, then those that are being copied; as they come among themselves."""
+    severities = {alert.table: alert.severity for alert in reversed(status.alerts)}
+
+    def urgency(table: TableStatus) -> tuple[int, int]:
+        severity = severities.get(table.table)
+        return (
+            len(Severity) if severity is None else list(Severity).index(severity),
+            _STATE_ORDER.index(table.state),
+        )
+
+    return sorted(status.tables, key=urgency)
+
+
+def _frontier(status: MirrorStatus) -> Text:
+    text = f"F = {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind"
+    if status.lag_seconds is not None:
+        text += f", {seconds_text(status.lag_seconds)}"
+    return Text(text)
 
 
 def _slot(slot: SlotState) -> Text:
     if not slot.exists:
         return Text(f"slot {slot.name}: MISSING", style="red")
-    if slot.publication_error is not None:
-        return Text(f"slot {slot.name}: {one_line(slot.publication_error)}", style="red")
+    if slot.wal_status == "lost":
+        return Text(f"slot {slot.name}: LOST", style="red")
     text = f"slot {slot.name}: {'active' if slot.active else 'inactive'}, retains {bytes_text(slot.retained_bytes)}"
     text += f" of WAL ({slot.wal_status})"
     held = slot.held_by
     if held is not None:
         who = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
         text += f", from the beginning of a {held.kind} {who} on, open for {seconds_text(held.seconds)}"
-    return Text(text, style="red" if slot.wal_status == "lost" else "")
+    return Text(text)
+
+
+def _pumps(status: MirrorStatus) -> list[Text]:
+    standbys = [
+        f"process {standby.pid} on {standby.host}" + (f" since {standby.since.isoformat()}" if standby.since else "")
+        for standby in status.standbys
+    ]
+    return [_leader(status.leader), *([Text("standby: " + "; ".join(standbys))] if standbys else [])]
 
 
 def _leader(leader: Leader | None) -> Text:
     if leader is None:
-        return Text("leader: none; start one with mirror-pump run", style="yellow")
-    who = f"process {leader.pid} on {leader.host} since {leader.since}"
+        return Text("leader: none", style="yellow")
+    since = "" if leader.since is None else f" since {leader.since.partition('.')[0].replace('T', ' ')} UTC"
+    who = f"process {leader.pid} on {leader.host}{since}"
+    if leader.retrying:
+        return Text(f"leader: {who}, failing and trying again", style="yellow")
     if leader.alive:
         return Text(f"leader: {who}")
-    return Text(f"leader: none; {who} is gone without a word", style="yellow")
+    return Text(f"leader: none ({who} disconnected without releasing leadership)", style="yellow")
 
 
-def _tables(tables: tuple[TableStatus, ...]) -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    grid.add_column("table", overflow="fold")
-    for heading in ("state", "F"):
-        grid.add_column(heading, no_wrap=True)
-    for heading in ("lag", "behind", "rows", "files", "delete files", "deletes", "pending deletes", "index", "size"):
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for table in tables:
-        content = table.content
-        state = table.state.value
-        if table.state is TableState.COPYING and table.chunks_total:
-            state += f" {table.chunks_done}/{table.chunks_total}"
-        rows = "-" if content is None else count_text(content.rows)
-        if content is not None and content.equality_deletes:
-            # Pending equality deletes hide rows that only a scan can count.
-            rows = f"<= {rows}"
-        grid.add_row(
-            Text(table.table),
-            Text(state, style=_STYLES[table.state]),
-            "-" if table.frontier is None else format_lsn(table.frontier),
-            seconds_text(table.lag_seconds),
-            bytes_text(table.lag_bytes),
-            rows,
-            count_text(content.data_files if content else None),
-            count_text(content.delete_files if content else None),
-            table.deletes.mode,
-            _pending(table),
-            _index(table),
-            bytes_text(content.size_bytes if content else None),
-        )
-    return grid
-
-
-def _pending(table: TableStatus) -> str:
-    """Equality deletes that readers still have to apply, and how long the oldest has been there."""
-    if table.content is None or not table.content.equality_deletes:
-        return "-" if table.content is None else "0"
-    return f"{count_text(table.content.equality_deletes)}, {seconds_text(table.equality_deletes_age)}"
-
-
-def _index(table: TableStatus) -> str:
-    """The memory that lets deletes be written by position at once; or how far it is from that."""
-    deletes = table.deletes
-    if deletes.phase is None:
-        return "-"
-    return bytes_text(deletes.bytes) if deletes.phase == "ready" else deletes.phase
+def _maintenance(status: MirrorStatus) -> Text:
+    """What is due in sum, and whether anybody does it."""
+    due = sum(bool(backlog.due) for backlog in status.backlogs)
+    commits = sum(backlog.commits for backlog in status.backlogs)
+    text = f"maintenance: {f'due for {due} of {len(status.tables)} tables' if due else 'nothing due'}"
+    text += f", {count_text(commits)} commits since the last look; "
+    text += "a maintainer runs" if status.served else "no maintainer runs (run --maintain, or maintain)"
+    return Text(text, style="yellow" if due and not status.served else "")
 
 
 def _retention(table: TableStatus) -> Text:
@@ -125,7 +128,6 @@ def _retention(table: TableStatus) -> Text:
         parts.append(f"{count_text(state.pins)} pins, the oldest {seconds_text(state.oldest_pin_age)} old")
     if state.expired_pins:
         parts.append(f"{count_text(state.expired_pins)} expired")
-    wrong = [f"RETENTION STOPPED: {one_line(state.stopped)}"] if state.stopped is not None else []
-    if state.not_made is not None:
-        wrong.append(one_line(state.not_made))
-    return Text(f"{table.table}: {'; '.join(parts + wrong)}", style="red" if wrong else "")
+    if state.waits_for is not None:
+        parts.append(f"the next partition waits: {one_line(state.waits_for)}")
+    return Text(f"{table.table}: {'; '.join(parts)}")

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 
 from mirror_pump.model import format_lsn
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.steps import Level, Step
 from mirror_pump.telemetry import get_logger, record_merge, record_publish, record_reconnect
 
 SUMMARY_INTERVAL = 10.0
 """Seconds between two summary lines: a publish a second is too much for a journal, --debug shows each."""
 
-_LEVELS = {
-    Step.STREAMING: "info",
-    Step.REGISTERED: "info",
-    Step.COPY_PLANNED: "info",
-    Step.LIVE: "info",
-    Step.TIER_ADVANCED: "info",
-    Step.FOLD_FAILED: "warning",
-    Step.RESOLVE_FAILED: "warning",
-    Step.MERGE_FAILED: "warning",
-    Step.RETRYING: "warning",
-    Step.NOTE_REFUSED: "warning",
-    Step.TABLE_FAILED: "error",
-}
-"""Steps of a batch or a chunk, which are not here, are debug lines."""
+REPEAT_INTERVAL = 3600.0
+"""Seconds after which a warning about something that is tried again and again is given once more."""
+
+_TRIED_AGAIN = frozenset(
+    {Step.RETENTION_REFUSED, Step.FOLD_FAILED, Step.RESOLVE_FAILED, Step.MERGE_FAILED, Step.INDEX_FAILED}
+)
+"""Within seconds or minutes, and they may fail for the same reason for as long as it takes somebody to act."""
+
+_NUMBERS = re.compile(r"[0-9][0-9.:+ -]*")
+
+
+class _Repeats:
+    """Which warnings were given a while ago; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: dict[tuple[Step, str, str], tuple[float, int]] = {}
+        """When, time.monotonic() in seconds, and how often it has been held back since."""
+
+    def held_back(self, step: Step, table: str, reason: str) -> int | None:
+        """How often this was held back since it was last given; None: hold it back now, too."""
+        # Processes, pins, times and partitions change from try to try, and the reason is still the same.
+        key = step, table, _NUMBERS.sub("#", reason)
+        now = time.monotonic()
+        with self._lock:
+            for former in [former for former, (at, _) in self._given.items() if now - at >= 2 * REPEAT_INTERVAL]:
+                del self._given[former]
+            at, times = self._given.get(key, (None, 0))
+            if at is not None and now - at < REPEAT_INTERVAL:
+                self._given[key] = at, times + 1
+                return None
+            self._given[key] = now, 0
+            return times
 
 
 class StepLog:
-    """Logs steps one by one, publishes also in summary. The steps of a batch come from one thread."""
+    """Logs each step at its level, publishes also in summary. The steps of a batch come from one thread.
+
+    What is tried again and fails for the same reason is a warning once in `REPEAT_INTERVAL`, a debug line in between.
+    """
 
     def __init__(self) -> None:
         self._log = get_logger("pump")
+        self._repeats = _Repeats()
         self._summary_at = time.monotonic()
         self._received_at: float | None = None
         self._staged_at: float | None = None
@@ -44,7 +69,7 @@ class StepLog:
             name: format_lsn(value) if name == "frontier" and isinstance(value, int) else value
             for name, value in details.items()
         }
-        getattr(self._log, _LEVELS.get(step, "debug"))(step.value, **shown)
+        self._write(step, shown)
         now = time.monotonic()
         if step is Step.RECEIVED:
             self._received_at = now
@@ -61,6 +86,19 @@ class StepLog:
             record_merge(size if isinstance(size, int) else 0)
         elif step is Step.PUBLISHED:
             self._published(now, shown.get("frontier"))
+
+    def _write(self, step: Step, shown: dict[str, object]) -> None:
+        level = step.level
+        if step.remedy and not shown.get("remedy"):
+            shown["remedy"] = step.remedy
+        if step in _TRIED_AGAIN:
+            reason = str(shown.get("reason", shown.get("error")))
+            times = self._repeats.held_back(step, str(shown.get("table")), reason)
+            if times is None:
+                level = Level.DEBUG
+            elif times:
+                shown["times_since_last_told"] = times
+        getattr(self._log, level.value)(step.value, **shown)
 
     def _published(self, now: float, frontier: object) -> None:
         record_publish(

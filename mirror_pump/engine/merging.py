@@ -23,7 +23,7 @@ from mirror_pump.lake.merging import MergedFile
 from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.position_deletes import Positions, read_position_deletes, write_position_deletes
 from mirror_pump.lake.schema import LakeField, LakeSchema
-from mirror_pump.lake.storage import StorageOptions, open_input
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, open_input
 
 _BATCH_ROWS = 64 * 1024
 
@@ -127,7 +127,12 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
     positions = read_position_deletes(task.files, task.data, task.storage)
     own = [{path: rows} for path, rows in positions.items() if len(rows) >= OWN_POSITIONS]
     shared = {path: rows for path, rows in positions.items() if len(rows) < OWN_POSITIONS}
-    files = [write_position_deletes(one, task.location, task.storage) for one in (*own, shared) if one]
+    files: list[WrittenFile] = []
+    with StagedFiles(task.storage) as written:
+        for named in (*own, shared):
+            if named:
+                files.append(write_position_deletes(named, task.location, task.storage))
+                written.own(files[-1].path)
     return MergedPositions(tuple(files), tuple(positions))
 
 

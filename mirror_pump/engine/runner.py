@@ -74,7 +74,14 @@ class SparkTaskRunner:
         chosen = f"local[{slots}]" if master == "local[*]" else master
         spark = spark_session(SparkSettings(master=chosen, jars=False))
         runner = cls(spark, slots)
-        runner.warm_up(slots)
+        try:
+            runner.warm_up(slots)
+        except BaseException:
+            # A signal that interrupts a call to Java leaves its answer unread: the next call gets that for its own, and
+            # may fail in any way. The process ends, and Java with it.
+            with suppress(Exception):
+                runner.close()
+            raise
         return runner
 
     def _run(self, function: Callable[[Task], Result], task: Task) -> Result:

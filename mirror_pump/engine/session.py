@@ -17,7 +17,9 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from mirror_pump.engine.java import find_java_home
+from mirror_pump.engine.jvm_log import jvm_output
 from mirror_pump.errors import UsageError
+from mirror_pump.interrupts import keeping_interrupts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +48,7 @@ class SparkSettings:
     driver_memory: str = "1g"
     """JVM heap of the driver, which in local mode is all of it."""
     log: Path | None = None
-    """Where the JVM's stderr goes (dependency resolution is chatty); None leaves it on ours."""
+    """Where the JVM's output goes (dependency resolution is chatty); None makes log lines of it."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Goes over everything above."""
 
@@ -64,11 +66,53 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
     # A SPARK_HOME of another version would be started instead of the pyspark that we are pinned to.
     os.environ.pop("SPARK_HOME", None)
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
-    for key, value in {**_base_conf(settings), **(catalogs or {}), **settings.conf}.items():
+    conf = {**_base_conf(settings), **(catalogs or {}), **settings.conf}
+    for key, value in conf.items():
         builder = builder.config(key, value)
-    with _stderr_to(settings.log):
+    with keeping_interrupts():
+        _launch_jvm(settings, conf)
         session: SparkSession = builder.getOrCreate()
     return session
+
+
+def end_java() -> None:
+    """Ends the Java process of this process, whose Spark was stopped: it would keep its heap until we end. The next
+    spark_session() starts another."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        # There is none, or somebody else has started it.
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    with contextlib.suppress(Py4JError, OSError):
+        gateway.shutdown()
+    # Java ends when its stdin does.
+    process.stdin.close()
+    process.wait()
+
+
+def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
+    """Starts the process's JVM, if it has none yet, as pyspark would, but for where its output goes."""
+    from pyspark import SparkConf, SparkContext, accumulators
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    launched = SparkConf(loadDefaults=False)
+    for key, value in {"spark.master": settings.master, "spark.app.name": settings.app_name, **conf}.items():
+        # Everybody on a machine can read a process's command line, and catalogs have passwords. The session gets them.
+        if not key.startswith("spark.sql.catalog."):
+            launched.set(key, value)
+    with _log_file(settings.log) if settings.log is not None else jvm_output() as output:
+        gateway = launch_gateway(launched, {"stdout": output, "stderr": output})
+    SparkContext._ensure_initialized(gateway=gateway)
+    for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
+        # It prints a traceback when the JVM goes first, say by a SIGTERM to all processes of a service: whoever waits
+        # for the JVM hears of that.
+        server.handle_error = lambda *_: None
 
 
 def _base_conf(settings: SparkSettings) -> dict[str, str]:
@@ -216,19 +260,7 @@ def _bracket(host: str) -> str:
 
 
 @contextlib.contextmanager
-def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Lets processes started inside inherit `log` as their stderr: the JVM keeps it for its life."""
-    if log is None:
-        yield
-        return
+def _log_file(log: Path) -> Iterator[int]:
     log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
     with log.open("ab") as file:
-        ours = os.dup(2)
-        try:
-            os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(ours, 2)
-            os.close(ours)
+        yield file.fileno()

@@ -20,7 +20,7 @@ from mirror_pump.lake.index_plan import SegmentKeys
 from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import narrowed, sidecars, widened
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
 from mirror_pump.model import MirroredTable, TableId
 
 
@@ -99,15 +99,11 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     shapes = {relation_id: table.shape for relation_id, table in tables.items()}
     lengths = np.frombuffer(task.lengths, np.int32)
     changes = decode_segment(task.data, lengths, shapes, header=task.header)
-    written: list[WrittenFile] = []
-    try:
+    # Of what a task leaves that fails nobody would learn, and it would take the room that the next try needs.
+    with StagedFiles(task.storage) as written:
         return SegmentResult(
             tuple(_write(change, tables[change.relation_id], task.storage, written) for change in changes)
         )
-    except BaseException:
-        # Nobody will learn of them. On a storage that is full they would take the room that the next try needs.
-        discard([file.path for file in written], task.storage)
-        raise
 
 
 def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
@@ -115,10 +111,8 @@ def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedK
     return packing.pack([rows.column(field.name) for field in schema.key.fields])
 
 
-def _write(
-    changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: list[WrittenFile]
-) -> TableResult:
-    """Adds each file to `written` as soon as it is there."""
+def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
+    """Each file is `written`'s as soon as it is there."""
     table_id = TableId(changes.relation_id)
     if changes.error is not None:
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
@@ -133,7 +127,7 @@ def _write(
             rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
             beside = sidecars(schema)
         data = (write_data_file(rows, schema, table.location, storage),)
-        written += data
+        written.own(data[0].path)
     if table.packing is not None:
         keys = SegmentKeys(
             schema=table.schema,
@@ -146,7 +140,7 @@ def _write(
         return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside, keys=keys)
     if changes.deleted_keys.num_rows:
         deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
-        written += deletes
+        written.own(deletes[0].path)
     files = SegmentFiles(data, deletes)
     return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import signal
 import sys
 from pathlib import PurePath
 
@@ -44,6 +45,9 @@ def main() -> None:
         importlib.import_module(module)
     from pyspark.daemon import manager
 
+    # A terminal sends Ctrl-C to all processes of the command. pyspark's workers would end their tasks with it, while
+    # the driver, whose it is to decide, still finishes what they are at.
+    signal.default_int_handler = signal.SIG_IGN  # type: ignore[assignment]
     gc.collect()
     gc.freeze()
     manager()

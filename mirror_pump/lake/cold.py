@@ -40,11 +40,12 @@ from mirror_pump.lake.metadata import (
     metadata_directory,
     new_snapshot_id,
     next_location,
+    seam_location,
     seam_metadata,
     with_cold_snapshot,
 )
 from mirror_pump.lake.position_deletes import PATH_ID, write_position_deletes
-from mirror_pump.lake.storage import StorageOptions, join, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
 from mirror_pump.lake.summary import Tally, totals
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
@@ -88,16 +89,35 @@ class ColdBranch:
     ) -> StagedCold:
         """Writes S of the table's current snapshot. `line` None: T is below every row, and S is empty.
 
-        Snapshots in `keep` stay in the history. Raises LakeError if the storage fails.
+        Snapshots in `keep` stay in the history. Raises LakeError if the storage fails; whatever it raises, none of the
+        files is left.
         """
+        try:
+            with StagedFiles(self._storage) as written:
+                return self._written(table, line, now_ms, keep, summary, written)
+        except BaseException:
+            # What it remembers may be one of them.
+            self.forget()
+            raise
+
+    def _written(
+        self,
+        table: LakeTable,
+        line: CutLine | None,
+        now_ms: int,
+        keep: frozenset[int],
+        summary: Mapping[str, str] | None,
+        written: StagedFiles,
+    ) -> StagedCold:
+        """Stages S. Each file is `written`'s as soon as it is there."""
         metadata = table.metadata
         number = int(metadata["last-sequence-number"]) + 1
         snapshot_id = new_snapshot_id(metadata)
         directory = metadata_directory(metadata)
         writer = ManifestWriter(metadata, directory, snapshot_id, number)
-        manifests, live, hiding, written = self._content(table, line, writer, number)
+        manifests, live, hiding = self._content(table, line, writer, number, written)
         former = cold_snapshot(metadata)
-        seam_location = join(directory, f"seam-{number:05d}-{snapshot_id}.metadata.json")
+        seam_at = seam_location(metadata, number)
         tally = Tally()
         for content, records, size in live:
             tally.count(content, records, size)
@@ -113,7 +133,7 @@ class ColdBranch:
                 **totals(tally),
                 **(summary or {}),
                 COLD_CUT: str(line.cut if line is not None else EVERYTHING_IN_HEAP),
-                SEAM_METADATA: seam_location,
+                SEAM_METADATA: seam_at,
             },
             "manifest-list": writer.list(manifests, former["snapshot-id"] if former else None),
             "schema-id": metadata["current-schema-id"],
@@ -124,7 +144,7 @@ class ColdBranch:
         location = next_location(metadata, table.metadata_location)
         files = [
             *writer.files,
-            (seam_location, orjson.dumps(seam_metadata(document, snapshot))),
+            (seam_at, orjson.dumps(seam_metadata(document, snapshot))),
             (location, orjson.dumps(document)),
         ]
         write_all(files, self._storage)
@@ -133,8 +153,8 @@ class ColdBranch:
             new_location=location,
             snapshot_id=SnapshotId(snapshot_id),
             sequence_number=SequenceNumber(number),
-            seam_location=seam_location,
-            files=(*(one for one, _ in files), *written),
+            seam_location=seam_at,
+            files=(*(location for location, _ in files), *written.locations),
         )
 
     def forget(self) -> None:
@@ -142,12 +162,12 @@ class ColdBranch:
         self._hiding.clear()
 
     def _content(
-        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int
-    ) -> tuple[list[Manifest], list[tuple[int, int, int]], list[WrittenFile], tuple[str, ...]]:
-        """S's manifests; content, rows and bytes of each file that they name but for the hiding ones; these; and which
-        of them were written just now."""
+        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
+    ) -> tuple[list[Manifest], list[tuple[int, int, int]], list[WrittenFile]]:
+        """S's manifests; content, rows and bytes of each file that they name but for the hiding ones; and these, of
+        which those that are new are `written`'s."""
         if line is None:
-            return [], [], [], ()
+            return [], [], []
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._hiding = {}, {}
@@ -163,15 +183,14 @@ class ColdBranch:
         live = [file for path, files in division.files.items() for file in files if file.path not in gone[path]]
         self._sides = division.sides
         self._hiding = {path: file for path, file in self._hiding.items() if path in division.sides}
-        written: tuple[str, ...] = ()
         if division.hidden:
             file = write_position_deletes(division.hidden, table.location, self._storage)
+            written.own(file.path)
             self._hiding |= dict.fromkeys(division.hidden, file)
-            written = (file.path,)
         hiding = list({file.path: file for file in self._hiding.values()}.values())
         added = writer.add(ManifestContent.DELETES, [(file, number) for file in hiding])
         manifests = [*([added] if added is not None else []), *kept]
-        return manifests, [(one.content, one.records, one.size_bytes) for one in live], hiding, written
+        return manifests, [(one.content, one.records, one.size_bytes) for one in live], hiding
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:

@@ -40,7 +40,7 @@ from mirror_pump.lake.position_deletes import write_position_deletes
 from mirror_pump.lake.resolution import Resolution, deletes_moved
 from mirror_pump.lake.rewrites import anchor_number, needed_manifests, needed_snapshots
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
 from mirror_pump.lake.summary import REPLACE, Tally, ledger, live_rows, pending_after, pending_since, summarise
 from mirror_pump.model import SequenceNumber, SnapshotId
 
@@ -182,6 +182,21 @@ class LakeTable:
         *,
         divided: bool = False,
     ) -> StagedCommit:
+        with StagedFiles(self.storage) as written:
+            return self._written(delta, now_ms, keep, old_location, rewrite_since, written, divided=divided)
+
+    def _written(
+        self,
+        delta: RowDelta,
+        now_ms: int,
+        keep: frozenset[int],
+        old_location: str | None,
+        rewrite_since: int | None,
+        written: StagedFiles,
+        *,
+        divided: bool,
+    ) -> StagedCommit:
+        """Stages the delta. Each file is `written`'s as soon as it is there."""
         base = int(self.metadata["last-sequence-number"])
         sequence_number = base + max(len(delta.segments), 1)
         for born in delta.born:
@@ -206,16 +221,18 @@ class LakeTable:
             # Position deletes among the segments' files could name rows that a merge moves.
             raise ValueError("a resolution goes with segments only, and one that merges data files alone")
         moved = () if resolution is None else deletes_moved(resolution, self.manifests, self.location, self.storage)
+        written.own(*(file.path for file in moved))
         resolved = resolution.added if resolution is not None else ()
         division = self._division(delta)
         parted: tuple[WrittenFile, ...] = ()
         if division is not None and division.hidden:
             parted = (write_position_deletes(division.hidden, self.location, self.storage),)
+            written.own(parted[0].path)
         positions = [(file, sequence_number) for file in (*delta.positions, *resolved, *moved, *parted)]
-        anchors: tuple[WrittenFile, ...] = ()
         if (anchored_at := anchor_number(data, deletes)) is not None:
-            anchors = (write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage),)
-            data.extend((anchor, anchored_at) for anchor in anchors)
+            anchor = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
+            written.own(anchor.path)
+            data.append((anchor, anchored_at))
         merged = resolution.merged if resolution is not None else ()
         data.extend((one.file, one.sequence_number) for one in merged if one.file is not None)
         snapshot_id = new_snapshot_id(self.metadata)
@@ -260,19 +277,14 @@ class LakeTable:
             metadata = with_branch(metadata, COLD, snapshot_id)
         new_location = next_location(self.metadata, old_location)
         files = [*writer.files, (new_location, orjson.dumps(metadata))]
-        beside = [file.path for file in (*anchors, *moved, *parted)]
-        try:
-            write_all(files, self.storage)
-        except LakeError:
-            discard(beside, self.storage)
-            raise
+        write_all(files, self.storage)
         return StagedCommit(
             table=LakeTable(metadata, new_location, self.storage, manifests, self.retention),
             old_location=old_location,
             new_location=new_location,
             snapshot_id=SnapshotId(snapshot_id),
             sequence_number=SequenceNumber(sequence_number),
-            files=(*(location for location, _ in files), *beside),
+            files=(*(location for location, _ in files), *written.locations),
         )
 
     def _division(self, delta: RowDelta) -> Division | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, manifest_entry_schema_with_data_file
 from pyiceberg.schema import Schema
@@ -13,10 +13,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
 
 from mirror_pump.lake.avro import Encoder, read_records, schema_json
-from mirror_pump.lake.files import FileContent, WrittenFile
-
-FORMAT_VERSION: Final = 2
-"""Of tables, manifests and manifest lists."""
+from mirror_pump.lake.files import FORMAT_VERSION, FileContent, WrittenFile
 
 NO_PARTITION = StructType()
 

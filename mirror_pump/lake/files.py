@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,9 @@ from decoders.columns import Kind
 from mirror_pump.lake.bounds import lower_bound, upper_bound
 from mirror_pump.lake.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
+
+FORMAT_VERSION: Final = 2
+"""Of tables, manifests and manifest lists."""
 
 # Measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four high-cardinality columns
 # 21 ms and 3.4 MB; zstd 3 32 ms and 3.5 MB; zstd 1 with dictionaries everywhere 29 ms and 4.1 MB; lz4 17 ms and 6.0 MB.

@@ -34,6 +34,9 @@ class SegmentKeys:
     packing: KeyPacking
     rows: tuple[PackedKeys, ...]
     """For each of the segment's data files, the key of every row in order."""
+    may_be_absent: bool = False
+    """Nobody looked whether the deleted keys have a row, as with corrections. The stream deletes only what is there: a
+    key of the stream's that an index does not know is deleted all the same, by key."""
 
     @property
     def nbytes(self) -> int:

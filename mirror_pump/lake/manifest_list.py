@@ -10,8 +10,8 @@ from typing import Any
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, PartitionFieldSummary
 
 from mirror_pump.lake.avro import BytesInput, Encoder, OpenedFile, container, schema_json
-from mirror_pump.lake.entries import FORMAT_VERSION, Entry
-from mirror_pump.lake.files import FileContent
+from mirror_pump.lake.entries import Entry
+from mirror_pump.lake.files import FORMAT_VERSION, FileContent
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 

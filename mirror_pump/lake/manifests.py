@@ -18,7 +18,6 @@ from pyiceberg.types import StructType
 
 from mirror_pump.lake.avro import container_of_block, raw_records
 from mirror_pump.lake.entries import (
-    FORMAT_VERSION,
     NO_PARTITION,
     Entry,
     Status,
@@ -28,7 +27,7 @@ from mirror_pump.lake.entries import (
     formats_of,
     stored_entries,
 )
-from mirror_pump.lake.files import FileContent, WrittenFile
+from mirror_pump.lake.files import FORMAT_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.manifest_list import Manifest, encoded_list, with_line
 from mirror_pump.lake.metadata import current_schema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from mirror_pump.errors import ForeignTable, LakeError
-from mirror_pump.lake.entries import FORMAT_VERSION
+from mirror_pump.lake.files import FORMAT_VERSION
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
@@ -145,6 +145,18 @@ def metadata_directory(metadata: Mapping[str, Any]) -> str:
     """Where the table's metadata files go."""
     chosen = metadata["properties"].get("write.metadata.path")
     return str(chosen) if chosen else join(metadata["location"], "metadata")
+
+
+def seam_directory(metadata: Mapping[str, Any]) -> str:
+    """Where the metadata files go in which S is the current snapshot: beside `metadata`. Engines that look for a
+    table's newest metadata file by themselves (ClickHouse, in all directories below that) must not find these."""
+    return join(metadata["location"], "seam")
+
+
+def seam_location(metadata: Mapping[str, Any], sequence_number: int) -> str:
+    """A fresh name for such a file. ClickHouse opens none that is not called as Iceberg's own are: N-uuid, vN or
+    vN-uuid."""
+    return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
 
 
 def next_location(metadata: Mapping[str, Any], old_location: str | None) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -92,20 +93,16 @@ def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
 def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> None:
     """Writes several files as `write_bytes` does; remote ones in parallel. When it returns, all are durable; when it
     raises, none is left."""
-    written: list[str] = []
-    try:
+    with StagedFiles(storage) as written:
         _write_all(files, storage, written)
-    except BaseException:
-        discard(written, storage)
-        raise
 
 
-def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: list[str]) -> None:
+def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles) -> None:
     """Notes each location in `written` before anything of it can be there."""
     remote: list[tuple[str, bytes]] = []
     directories: set[Path] = set()
     for location, content in files:
-        written.append(location)
+        written.own(location)
         path = local_path(location)
         if path is None:
             remote.append((location, content))
@@ -197,6 +194,36 @@ def discard(locations: Iterable[str], storage: StorageOptions) -> None:
     for location in locations:
         with suppress(LakeError):
             delete(location, storage)
+
+
+class StagedFiles:
+    """Owns files that were written and that nothing refers to yet.
+
+    A context manager: whatever exception ends the block removes them, so that a writer of several files leaves none
+    behind if a later one fails. After the block they are for whoever takes `locations` over.
+    """
+
+    def __init__(self, storage: StorageOptions) -> None:
+        self._storage = storage
+        self._locations: list[str] = []
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """In the order in which they were written."""
+        return tuple(self._locations)
+
+    def own(self, *locations: str) -> None:
+        """These are there from now on."""
+        self._locations += locations
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            discard(self._locations, self._storage)
 
 
 def delete_tree(location: str, storage: StorageOptions) -> None:

@@ -19,10 +19,11 @@ from mirror_pump.config import ENV_PREFIX, Settings
 from mirror_pump.telemetry import get_logger
 
 _PROGRAM = """
-import ctypes, signal
+import ctypes, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-from mirror_pump.cli.main import app
-app(["maintain", "--serve"])
+from mirror_pump.cli.__main__ import main
+sys.argv[1:] = ["maintain", "--serve"]
+main()
 """
 """What the process runs: first it asks for SIGTERM when the pump is gone, also when that is killed (prctl(2),
 PR_SET_PDEATHSIG)."""

@@ -6,7 +6,8 @@ Passwords never appear: a snippet takes its password from the environment variab
 from __future__ import annotations
 
 import pprint
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -15,7 +16,8 @@ from mirror_pump.config import Settings
 from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata import COLD_CUT
-from mirror_pump.pipeline.staging import FRONTIER_PROPERTY
+from mirror_pump.ops.readers import may_read
+from mirror_pump.pipeline.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
 
@@ -26,24 +28,39 @@ SELECT table_namespace, table_name FROM modak.iceberg_tables
  WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW' ORDER BY 1, 2
 """
 
+_ADVICE = """\
+# This reads as the role that mirror-pump itself connects as. `mirror-pump reader ROLE` lets another role read and no
+# more; `mirror-pump connect --user ROLE` prints these settings for it.
+"""
 _EXAMPLE = ("public", "your_table")
 """Stands in the snippets of a mirror that has no table yet."""
 
 
-def snippet(settings: Settings, engine: str) -> str:
-    """What to paste into `engine` (spark, duckdb, pyiceberg, trino). Takes completed settings."""
+def snippet(
+    settings: Settings, engine: str, user: str | None = None, warn: Callable[[str], None] = lambda _: None
+) -> str:
+    """What to paste into `engine` (spark, duckdb, pyiceberg, trino), for `user`, or the DSN's own. Takes completed
+    settings. UsageError if there is no such role; `warn` is told if it cannot read the catalog."""
     dsn = settings.require_dsn()
     with (
         connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
         source_errors("reading the lake's tables"),
     ):
         table = connection.execute(_TABLES).fetchone() or _EXAMPLE
+        if user is not None and not may_read(connection, user):
+            warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
     namespace, name = str(table[0]), str(table[1])
     warehouse = settings.require_warehouse()
+    dsn = _without_password(dsn) if user is None else make_conninfo(_without_password(dsn), user=user)
+    advice = _ADVICE if user is None else ""
+    return advice + _snippet(settings, engine, dsn, warehouse, namespace, name)
+
+
+def _snippet(settings: Settings, engine: str, dsn: str, warehouse: str, namespace: str, name: str) -> str:
     if engine == "spark":
         return _spark(settings, libpq_access(dsn), namespace, name, jdbc_catalog(CATALOG, dsn, warehouse))
     if engine == "duckdb":
-        return _duckdb(settings, _without_password(dsn), namespace, name)
+        return _duckdb(settings, dsn, namespace, name)
     if engine == "pyiceberg":
         return _pyiceberg(settings, libpq_access(dsn), namespace, name)
     if engine == "trino":
@@ -155,16 +172,24 @@ from pyiceberg.catalog import load_catalog
 
 catalog = load_catalog({_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
 table = catalog.load_table(({_text(namespace)}, {_text(name)}))
-snapshots = [
-    one
-    for one in table.snapshots()
-    # Those of the branch `cold` are of heap retention: they hold a part of the rows.
-    if one.summary.get("total-equality-deletes", "0") == "0" and one.summary.get("{COLD_CUT}") is None
-]
-if not snapshots:
+readable, copying, frontier = [], False, None
+for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
+    summary = snapshot.summary
+    if summary.get("{COLD_CUT}") is not None:
+        continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
+    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves F as it was.
+    if summary.get("{COPYING_PROPERTY}") or snapshot.parent_snapshot_id is None:
+        copying, frontier = True, None
+    if summary.get("{FRONTIER_PROPERTY}"):
+        copying, frontier = False, summary.get("{FRONTIER_PROPERTY}")
+    if not copying and int(summary.get("total-equality-deletes") or 0) == 0:
+        readable.append((snapshot, frontier))
+if copying:
+    raise SystemExit("the table is still being copied: `mirror-pump status` shows how far it is")
+if not readable:
     raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
-newest = max(snapshots, key=lambda one: one.sequence_number)
-print("F =", newest.summary.get("{FRONTIER_PROPERTY}"), "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
+newest, frontier = readable[-1]
+print("F =", frontier, "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
 rows = table.scan(snapshot_id=newest.snapshot_id).to_arrow()
 print(rows.num_rows)"""
 

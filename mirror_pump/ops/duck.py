@@ -1,4 +1,4 @@
-"""DuckDB within the process, with the Iceberg extension from PyPI: nothing is downloaded unless the lake is in S3."""
+"""DuckDB within the process, with its extensions from PyPI: nothing is downloaded at run time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 _EXTENSIONS = ("avro", "iceberg")
 """In this order: iceberg reads its manifests by avro."""
+_INSTALL = "pip install 'mirror-pump[sql]', which brings it"
+
+
+def require_duckdb() -> None:
+    """UsageError where the packages of the extra `sql` are not installed."""
+    try:
+        import duckdb  # noqa: F401 - whether it is there
+    except ImportError as error:
+        raise UsageError(f"DuckDB is not installed ({error.name or error})", _INSTALL) from error
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:
@@ -23,25 +32,41 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     bring (mirror_pump.ops.views), and DuckDB 1.5 fails with an internal error at some queries over an Iceberg table
     that has more rows in delete files than in data files, as rewrites by other engines may leave it.
     """
-    try:
-        import duckdb
+    require_duckdb()
+    import duckdb
 
-        connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
-        for name in _EXTENSIONS:
-            files = importlib.resources.files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"
-            connection.execute(f"LOAD '{files / f'{name}.duckdb_extension'}'")
-    except ImportError as error:
-        raise UsageError(
-            f"DuckDB is not installed ({error.name or error})", "pip install 'mirror-pump[sql]', which brings it"
-        ) from error
+    # Names that are not in a query's tables are none of this process's variables either.
+    settings = {"autoinstall_known_extensions": "false", "python_enable_replacements": "false"}
+    connection = duckdb.connect(config=settings)
+    for name in _EXTENSIONS:
+        _load(connection, name)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
     return connection
 
 
+def duckdb_message(error: Exception) -> str:
+    """What DuckDB says, on one line."""
+    return " ".join(str(error).split())
+
+
+def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
+    """An extension from its package, which has one file for each version of DuckDB. UsageError if it is not there."""
+    import duckdb
+
+    try:
+        files = importlib.resources.files(f"duckdb_extension_{extension}") / "extensions" / f"v{duckdb.__version__}"
+    except ImportError as error:
+        raise UsageError(f"DuckDB's extension {extension} is not installed", _INSTALL) from error
+    connection.execute(f"LOAD {literal(str(files / f'{extension}.duckdb_extension'))}")
+
+
 def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
-    """Gives DuckDB what it needs to read the warehouse; nothing for files. LakeError if its S3 extension cannot be
-    had."""
+    """Gives DuckDB what it needs to read the warehouse; nothing for files. UsageError if its S3 extensions are not
+    installed, LakeError if it does not take the credentials.
+
+    Without an access key among the settings, DuckDB looks for credentials where AWS's own tools do.
+    """
     import duckdb
 
     if not settings.require_warehouse().startswith("s3://"):
@@ -64,13 +89,13 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> 
             f"USE_SSL {'false' if scheme == 'http' else 'true'}",
         ]
     try:
-        connection.execute("INSTALL httpfs; LOAD httpfs")
+        _load(connection, "httpfs")
         if "s3.access-key-id" not in properties:
-            connection.execute("INSTALL aws; LOAD aws")
+            _load(connection, "aws")
             options.append("PROVIDER credential_chain")
         connection.execute(f"CREATE SECRET ({', '.join(options)})")
     except duckdb.Error as error:
         raise LakeError(
-            f"DuckDB cannot read the lake in S3: {' '.join(str(error).split())}",
-            "its extension httpfs is downloaded once: let it reach extensions.duckdb.org",
+            f"DuckDB cannot read the lake in S3: {duckdb_message(error)}",
+            "give the storage's access key and secret key, or set them up for AWS's own tools",
         ) from error

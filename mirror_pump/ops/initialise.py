@@ -12,6 +12,7 @@ from mirror_pump.errors import SourceError, UsageError
 from mirror_pump.lake.storage import StorageOptions, delete, join, write_bytes
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.profile import REMEMBERED_STORAGE
+from mirror_pump.ops.undo import Undo
 from mirror_pump.source.catalog_schema import installed_version, migrate
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.publication import altered_tables, make_publication, record_published
@@ -20,7 +21,9 @@ from mirror_pump.source.shape import install_triggers, watch_partitions
 from mirror_pump.source.slot import (
     SystemIdentity,
     check_slot,
+    create_publication,
     create_slot,
+    publication_exists,
     publishes_generated,
     read_slot,
     send_generated,
@@ -52,7 +55,8 @@ ON CONFLICT (slot_name) DO UPDATE
 """
 
 _COMPUTED = """
-SELECT t.schema_name || '.' || t.table_name, m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
+SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
+       m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
        array_agg(a.attname::text ORDER BY a.attnum)
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
  WHERE t.publication_name = %s AND m.state <> 'failed' AND a.attgenerated = 's' AND NOT a.attisdropped
@@ -85,12 +89,15 @@ def initialise(settings: Settings, say: Say) -> Initialised:
     """Makes whatever is missing and tells `say`, a line for each thing done, found or worth a warning.
 
     Raises SourceError when the server or an existing slot does not serve, LakeError when the warehouse cannot be
-    written, UsageError when the settings contradict what the database already mirrors with.
+    written, UsageError when the settings contradict what the database already mirrors with. A first init that fails,
+    or is interrupted, takes back what it made.
     """
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-init") as connection,
         source_errors("initialising the mirror"),
+        Undo(settings, say) as undo,
     ):
+        undo.enter(connection)
         first = installed_version(connection) is None
         if first:
             settings.require_warehouse()
@@ -100,32 +107,61 @@ def initialise(settings: Settings, say: Say) -> Initialised:
         facts = check_server(connection, slot_exists=read_slot(connection, settings.slot) is not None)
         for warning in facts.warnings:
             say(f"warning: {warning}")
-        if first:
-            _probe(settings, settings.require_warehouse())
+        made = _first(connection, settings, say, undo) if first else _again(connection, settings, say, undo)
+        undo.keep()
+    return made
+
+
+def _first(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Initialised:
+    """The slot does not fit into a transaction, and a transaction that has written cannot wait for one. So publication
+    and slot come first, in this order, since a slot decodes by publications that were there before it. All else is one
+    transaction."""
+    _probe(settings, settings.require_warehouse(), undo)
+    if not publication_exists(connection, settings.publication):
+        undo.making_publication(settings.publication)
+    created = create_publication(connection, settings.publication)
+    say(f"publication {settings.publication}: {'created' if created else 'there already'}")
+    slot = _slot_made(connection, settings, say, undo)
+    with connection.transaction():
         migration = migrate(connection)
-        if migration.applied:
-            say(f"schema modak: {'created' if first else 'migrated'} ({', '.join(migration.applied)})")
-        else:
-            say(f"schema modak: up to date (version {migration.after})")
-        warehouse = _store_profile(connection, settings, say)
-        tables = make_publication(connection, settings.publication)
-        made = "there already" if tables is None else "created"
-        # The stream lacks what became of them without it.
-        again = f" anew, with {tables} tables, which are copied again" if tables else ""
-        say(f"publication {settings.publication}: {made}{again}")
-        if tables is None and publishes_generated(connection):
+        say(f"schema modak: created ({', '.join(migration.applied)})")
+        warehouse = _store_profile(connection, settings, say, undo)
+        if not created and publishes_generated(connection):
             _send_generated(connection, settings, say)
-        if install_triggers(connection):
-            say("event triggers: schema changes are followed where they happen")
-        else:
-            say(
-                "warning: this role may not create event triggers (a superuser may): schema changes are found within"
-                " seconds instead, and tables copied again where they cannot be followed"
-            )
-        if busy := watch_partitions(connection):
-            say(f"warning: {busy} partitions were locked by others; the pump watches them for TRUNCATE later")
-        position = _slot(connection, settings, say)
+        _triggers(connection, say)
+        _store_slot(connection, settings, slot)
+    return Initialised(settings.slot, settings.publication, warehouse, slot)
+
+
+def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Initialised:
+    migration = migrate(connection)
+    if migration.applied:
+        say(f"schema modak: migrated ({', '.join(migration.applied)})")
+    else:
+        say(f"schema modak: up to date (version {migration.after})")
+    warehouse = _store_profile(connection, settings, say, undo)
+    tables = make_publication(connection, settings.publication)
+    made = "there already" if tables is None else "created"
+    # The stream lacks what became of them without it.
+    again = f" anew, with {tables} tables, which are copied again" if tables else ""
+    say(f"publication {settings.publication}: {made}{again}")
+    if tables is None and publishes_generated(connection):
+        _send_generated(connection, settings, say)
+    _triggers(connection, say)
+    if busy := watch_partitions(connection):
+        say(f"warning: {busy} partitions were locked by others; the pump watches them for TRUNCATE later")
+    position = _slot(connection, settings, say, undo)
     return Initialised(settings.slot, settings.publication, warehouse, position)
+
+
+def _triggers(connection: PgConnection, say: Say) -> None:
+    if install_triggers(connection):
+        say("event triggers: schema changes are followed where they happen")
+    else:
+        say(
+            "warning: this role may not create event triggers (a superuser may): schema changes are found within"
+            " seconds instead, and tables copied again where they cannot be followed"
+        )
 
 
 def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
@@ -153,7 +189,7 @@ def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Sett
     return settings.model_copy(update={"slot": mirror.slot, "publication": mirror.publication})
 
 
-def _store_profile(connection: PgConnection, settings: Settings, say: Say) -> str:
+def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> str:
     """Records the warehouse and the storage options that are no secrets; returns the warehouse."""
     with connection.transaction():
         row = connection.execute(_PROFILE).fetchone()
@@ -178,7 +214,7 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say) -> st
         if wanted == stored and config.items() >= options.items():
             say(f"warehouse: {stored}")
             return stored
-        _probe(settings, wanted)
+        _probe(settings, wanted, undo)
         connection.execute(_STORE_PROFILE, (wanted, Jsonb({**config, **options})))
     say(f"warehouse: {wanted} stored" + (f" (was {stored})" if stored not in ("", wanted) else ""))
     return wanted
@@ -209,9 +245,8 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
         say(f"{name}: the pump copies it again, with {', '.join(columns)}")
 
 
-def _slot(connection: PgConnection, settings: Settings, say: Say) -> Lsn:
+def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Lsn:
     """Creates the slot and its catalog row, or checks them; returns the applied position."""
-    identity = system_identity(connection)
     recorded = next((one for one in _recorded(connection) if one.slot == settings.slot), None)
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or _count(connection, _TABLES)):
@@ -219,13 +254,28 @@ def _slot(connection: PgConnection, settings: Settings, say: Say) -> Lsn:
         check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied
-    if not exists:
+    again = " anew: the old one is gone, and no table depended on it" if recorded is not None else ""
+    position = _slot_made(connection, settings, say, undo, again)
+    _store_slot(connection, settings, position)
+    return position
+
+
+def _slot_made(connection: PgConnection, settings: Settings, say: Say, undo: Undo, again: str = "") -> Lsn:
+    """Creates the slot, or adopts one without a row: an init that was killed left it, and nothing was consumed from it
+    yet. Returns its position."""
+    if read_slot(connection, settings.slot) is None:
         say(f"slot {settings.slot}: creating; this waits for the transactions that are open now")
-    slot, made = create_slot(connection, settings.slot)
+        undo.making_slot(settings.slot)
+    slot, created = create_slot(connection, settings.slot)
     if slot.confirmed_flush_lsn is None:
         raise SourceError(f"slot {settings.slot} has no consistent point", "drop it and run `mirror-pump init` again")
-    # A slot without a row is one that an interrupted init left: nothing was consumed from it yet.
     position = slot.confirmed_flush_lsn
+    say(f"slot {settings.slot}: {'created' if created else 'adopted'} at {format_lsn(position)}{again}")
+    return position
+
+
+def _store_slot(connection: PgConnection, settings: Settings, position: Lsn) -> None:
+    identity = system_identity(connection)
     connection.execute(
         _STORE_SLOT,
         (
@@ -237,15 +287,13 @@ def _slot(connection: PgConnection, settings: Settings, say: Say) -> Lsn:
             position,
         ),
     )
-    again = " anew: the old one is gone, and no table depended on it" if recorded is not None else ""
-    say(f"slot {settings.slot}: {'created' if made else 'adopted'} at {format_lsn(position)}{again}")
-    return position
 
 
-def _probe(settings: Settings, warehouse: str) -> None:
+def _probe(settings: Settings, warehouse: str, undo: Undo) -> None:
     """Writes to the warehouse and cleans up; LakeError if that does not work."""
     storage = StorageOptions(settings.storage_properties)
     location = join(warehouse, PROBE)
+    undo.making_directory(warehouse)
     write_bytes(location, b"", storage)
     delete(location, storage)
 

@@ -18,7 +18,8 @@ from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError, TableError, UsageError
 from mirror_pump.lake.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.debt import Figures, Meter
+from mirror_pump.lake.debt import Meter
+from mirror_pump.lake.figures import Figures
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId, TableName
 from mirror_pump.ops.journal import Heartbeat, ended, operation
@@ -365,7 +366,8 @@ class Maintenance:
         key = tuple(one.name for one in state.schema.key.fields)
         figures = self._meter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
-        store_stats(self._connection, table.table_id, figures.to_json(), warnings, policy.to_json())
+        stats = {**figures.to_json(), "metadata_location": table.metadata_location}
+        store_stats(self._connection, table.table_id, stats, warnings, policy.to_json())
         return Debt(table, state, key, policy, figures, self._past(table.table_id), warnings)
 
     def _past(self, table_id: TableId) -> Past:

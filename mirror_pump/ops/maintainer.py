@@ -30,6 +30,7 @@ from mirror_pump.source.maintenance import (
     is_served,
     read_tables,
     requested,
+    withdraw_requests,
 )
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.telemetry import get_logger
@@ -86,14 +87,20 @@ def maintain_tables(
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection:
         tables = choose(connection, settings, names)
-        filed = {table_id: file_request(connection, table_id, _who()) for table_id in tables}
+        who = _who()
+        filed = {table_id: file_request(connection, table_id, who) for table_id in tables}
         if not wait:
             yield from (Outcome(name, ("requested",)) for name in tables.values())
             return
-        with Heartbeat(settings.require_dsn()) as heartbeat:
-            maintenance = _maintenance(settings, connection, start or own_spark(settings), heartbeat)
-            for table_id, name in tables.items():
-                yield _answered(connection, settings.slot, maintenance, table_id, name, filed[table_id])
+        try:
+            with Heartbeat(settings.require_dsn()) as heartbeat:
+                maintenance = _maintenance(settings, connection, start or own_spark(settings), heartbeat)
+                for table_id, name in tables.items():
+                    yield _answered(connection, settings.slot, maintenance, table_id, name, filed[table_id])
+        except (KeyboardInterrupt, GeneratorExit):
+            # Else the next maintainer to start would do what nobody waits for any more.
+            withdraw_requests(connection, list(tables), who)
+            raise
 
 
 def _answered(

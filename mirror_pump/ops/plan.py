@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.engine.procedures import Rewrite
-from mirror_pump.lake.debt import Figures, class_bounds
+from mirror_pump.engine.rewrite import Rewrite
+from mirror_pump.lake.figures import Figures, class_bounds
 from mirror_pump.lake.history import ages_by_branch, expirable
 from mirror_pump.policy import Policy
 

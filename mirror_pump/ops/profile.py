@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import SourceError, UsageError
+from mirror_pump.errors import ConnectionLost, SourceError, UsageError
 from mirror_pump.source.catalog_schema import require_current
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.telemetry import get_logger
 
 REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
 """Storage options that are no secrets: lake_config of the storage profile -> Settings. Keys are FileIO's names."""
+
+_FIRST_PAUSE = 0.5
+"""Seconds before the server is looked for again; doubles up to `reconnect_backoff_max`."""
 
 _PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default"
 _SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
@@ -24,6 +30,19 @@ def complete(settings: Settings) -> Settings:
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-settings") as connection:
         return complete_from(connection, settings)
+
+
+def complete_when_up(settings: Settings) -> Settings:
+    """As `complete`, and waits for a server that cannot be reached or is starting, with a log line at each try."""
+    log = get_logger("start")
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return complete(settings)
+        except ConnectionLost as error:
+            log.warning("waiting for the server", error=str(error), remedy=error.remedy, again_in=round(pause, 1))
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, settings.reconnect_backoff_max)
 
 
 def complete_from(connection: PgConnection, settings: Settings) -> Settings:

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import LakeError, MirrorPumpError, TableError, UsageError
+from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.metadata import read_metadata, snapshot_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
-from mirror_pump.ops.duck import open_duckdb, reach_storage
+from mirror_pump.ops.duck import duckdb_message, open_duckdb, reach_storage
 from mirror_pump.ops.hybrid import hybrid_reads
 from mirror_pump.ops.past import When, history, snapshots_at
 from mirror_pump.ops.reading import (
@@ -39,14 +37,15 @@ from mirror_pump.ops.reading import (
     lake_read,
     main_head,
     one_frontier,
+    promised,
     published,
     seam_read,
 )
 from mirror_pump.ops.views import create_view, fill_heaps
 from mirror_pump.ops.wait import wait_for
-from mirror_pump.quoting import identifier, literal
+from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import connect, source_errors
-from mirror_pump.source.seam import Locks, Moment
+from mirror_pump.source.seam import Locks, Moment, Seam
 
 if TYPE_CHECKING:
     import duckdb
@@ -123,7 +122,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
             explained = _explained(explained)
         used = connection.get_table_names(explained, qualified=True)
     except duckdb.Error as error:
-        raise UsageError(f"DuckDB cannot read the statement: {_detail(error)}") from error
+        raise UsageError(f"DuckDB cannot read the statement: {duckdb_message(error)}") from error
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),
@@ -247,8 +246,8 @@ def _past(when: When, moment: Moment, storage: StorageOptions, warn: Warn) -> li
     present = one_frontier(seams.values())
     assert present is not None
     documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}
-    complete = Lsn(max(seam.table.live_after_lsn or 0 for seam in seams.values()))
-    frontier, found = snapshots_at(when, {name: history(one) for name, one in documents.items()}, complete, present)
+    histories = {name: history(one, _complete_from(seams[name])) for name, one in documents.items()}
+    frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
     # What is thinned out from now on is not these, which are pinned. A pin that came too late finds its snapshot gone.
@@ -260,71 +259,8 @@ def _past(when: When, moment: Moment, storage: StorageOptions, warn: Warn) -> li
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
 
 
-def _refused(error: duckdb.Error) -> MirrorPumpError:
-    """DuckDB's error as ours: what is wrong with the statement is the user's to mend, a file that is missing is not."""
-    import duckdb
-
-    if isinstance(error, duckdb.IOException | duckdb.HTTPException | duckdb.InternalException):
-        return LakeError(f"DuckDB: {_detail(error)}", "see `mirror-pump verify` and `mirror-pump status`")
-    remedy = "`mirror-pump status` lists the mirrored tables" if isinstance(error, duckdb.CatalogException) else ""
-    return UsageError(f"DuckDB: {_detail(error)}", remedy)
-
-
-def _detail(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def run_query(
-    settings: Settings, query: Query, written_as: str, output: Path | Callable[[BinaryIO], None], warn: Warn
-) -> None:
-    """Runs the statement and writes its result: as `table`, `csv`, `json` or `parquet`, to a file, or to who takes it.
-
-    Nothing is written unless all of it could be read. Raises as `open_query`; UsageError for what DuckDB refuses.
-    """
-    import duckdb
-
-    with tempfile.TemporaryDirectory(prefix="mirror-pump-sql-") as directory:
-        result = Path(directory) / "result"
-        try:
-            with open_query(settings, query, warn) as connection:
-                if written_as == "table" or _explains(query.statement):
-                    result.write_text(_as_text(connection, query.statement), encoding="utf-8")
-                else:
-                    stripped = query.statement.strip().rstrip(";")
-                    connection.execute(f"COPY ({stripped}\n) TO {literal(str(result))} ({_COPIED_AS[written_as]})")
-        except duckdb.Error as error:
-            raise _refused(error) from error
-        if not isinstance(output, Path):
-            with result.open("rb") as content:
-                output(content)
-            return
-        try:
-            shutil.copyfile(result, output)
-        except OSError as error:
-            raise UsageError(
-                f"{output} cannot be written: {error.strerror}", "name another file with --output"
-            ) from error
-
-
-_COPIED_AS = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}
-
-
-def _explains(statement: str) -> bool:
-    return statement.lstrip()[:7].lower() == "explain"
-
-
-def _as_text(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
-    """The rows as aligned columns, whole, and how many they are."""
-    if _explains(statement):
-        return "".join(f"{row[-1]}\n" for row in connection.execute(statement).fetchall())
-    # As text by DuckDB: Python's calendar ends with the years 1 and 9999.
-    relation = connection.execute(f"SELECT CAST(COLUMNS(*) AS VARCHAR) FROM ({statement.strip().rstrip(';')}\n)")
-    names = tuple(column[0] for column in relation.description or ())
-    rows = [tuple("NULL" if value is None else value for value in row) for row in relation.fetchall()]
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    lines = [
-        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (names, *rows)
-    ]
-    lines.insert(1, "-+-".join("-" * width for width in widths))
-    return "\n".join(lines) + f"\n({len(rows):,} row{'' if len(rows) == 1 else 's'})\n"
+def _complete_from(seam: Seam) -> Lsn:
+    """The position before which the table's copy was not complete; 0 while it is copied again, as readers see what it
+    was before."""
+    position = seam.table.live_after_lsn or Lsn(0)
+    return position if position <= promised(seam) else Lsn(0)

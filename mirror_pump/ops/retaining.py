@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -16,16 +16,18 @@ from mirror_pump.model import MirroredTable, TableId, Tier, TierKind
 from mirror_pump.ops.policies import Entry
 from mirror_pump.pipeline.listener import CHANNEL, RETAIN
 from mirror_pump.source import retention as source
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations import resolve_name
-from mirror_pump.source.retention import HOT, SEALING, TIERED, TIERING, Choices, Partition
+from mirror_pump.source.retainable import parse_grace
+from mirror_pump.source.retention import DROP_GRACE, HOT, SEALING, TIERED, TIERING, Choices, Partition
 from mirror_pump.source.tables import load_table
 from mirror_pump.source.tier_keys import NEVER, now_value, parse_span, shown, span_text
+from mirror_pump.source.widths import parse_width
 from sql import queries
 
 _SQL = queries("retention")
 
-RETENTION_KEYS = ("heap_retention", "premake", "width")
+RETENTION_KEYS = ("heap_retention", "premake", "width", "drop_grace", "detach")
 """Keys of `mirror-pump policy` that tables with heap retention have beside those of maintenance."""
 
 
@@ -106,12 +108,20 @@ def show_retention(settings: Settings, name: str) -> list[Entry]:
             return []
         _, tier, choices = found
     lag = None if choices.lag == NEVER else span_text(tier.kind, choices.lag)
-    width = None if choices.width is None else span_text(tier.kind, choices.width)
+    width = None if choices.width is None else choices.width.text(tier.kind)
+    grace = grace_text(choices.drop_grace)
     return [
         Entry("heap_retention", lag, None, lag or "never", is_set=lag is not None),
         Entry("premake", choices.premake, 0, str(choices.premake), is_set=choices.premake != 0),
         Entry("width", width, None, width or "none", is_set=width is not None),
+        Entry("drop_grace", grace, grace_text(DROP_GRACE), grace, is_set=choices.drop_grace != DROP_GRACE),
+        Entry("detach", choices.detach, default=False, shown=str(choices.detach).lower(), is_set=choices.detach),
     ]
+
+
+def grace_text(grace: timedelta) -> str:
+    """As `parse_grace` reads it."""
+    return span_text(TierKind.TIMESTAMP, grace // timedelta(microseconds=1))
 
 
 def change_retention(settings: Settings, name: str, key: str | None, text: str | None) -> None:
@@ -127,17 +137,30 @@ def change_retention(settings: Settings, name: str, key: str | None, text: str |
             lag = NEVER if text is None else parse_span(tier.kind, text, key)
             connection.execute(_SQL["lag"], {"table_id": table.table_id, "lag": lag})
         else:
-            chosen = {key: 0 if key == "premake" else None} if text is None else {key: _parsed(tier.kind, key, text)}
+            zone = "UTC" if tier.kind is not TierKind.TIMESTAMPTZ else session_time_zone(settings.require_dsn())
+            chosen = {key: _DEFAULTS[str(key)] if text is None else _parsed(tier.kind, str(key), text, zone)}
             connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
         connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RETAIN))
 
 
-def _parsed(kind: TierKind, key: str | None, text: str) -> int:
+_DEFAULTS: dict[str, Any] = {
+    "premake": 0,
+    "width": None,
+    "drop_grace": DROP_GRACE.total_seconds(),
+    "detach": False,
+}
+
+
+def _parsed(kind: TierKind, key: str, text: str, zone: str) -> Any:
+    """A choice as the catalog keeps it. `zone`: that of a width in months."""
     if key == "width":
-        width = parse_span(kind, text, "width")
-        if not width:
-            raise UsageError("width 0 makes no partition")
-        return width
+        return parse_width(kind, text, "width", zone).to_json()
+    if key == "drop_grace":
+        return parse_grace(text, "drop_grace").total_seconds()
+    if key == "detach":
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"detach {text!r} is neither true nor false")
+        return text.lower() == "true"
     if not text.isdecimal() or int(text) > 1000:
         raise UsageError(f"premake {text!r} is no number from 0 to 1000")
     return int(text)
@@ -209,19 +232,30 @@ def _next(tier: Tier, one: Partition, choices: Choices, newest: int | None) -> s
     if one.name is None:
         return f"T passes it in its turn{why}"
     if one.state == HOT:
-        return _when(tier, one, choices, newest) + why + tried
+        return when_due(tier, one.hi, choices.lag, newest) + why + tried
+    if one.state == TIERED:
+        return _leaving(one, choices) + why + tried
     follows = {
         SEALING: "T passes it once F has passed the position at which it was sealed",
         TIERING: "it is compared with the lake next",
-        TIERED: "the lake holds it: it is dropped next",
     }
     return follows[one.state] + why + tried
 
 
-def _when(tier: Tier, one: Partition, choices: Choices, newest: int | None) -> str:
-    if choices.lag == NEVER:
+def _leaving(one: Partition, choices: Choices) -> str:
+    """When a partition goes that the lake holds."""
+    how = "detached" if choices.detach else "dropped"
+    left = one.grace_left(choices.drop_grace)
+    if left <= timedelta(0):
+        return f"the lake holds it: it is {how} next"
+    return f"the lake holds it: it is {how} after {datetime.now(UTC) + left:%Y-%m-%d %H:%M:%S}+00 (drop_grace)"
+
+
+def when_due(tier: Tier, hi: int, lag: int, newest: int | None) -> str:
+    """When a partition with this upper bound begins to leave, `newest` being the newest key."""
+    if lag == NEVER:
         return "stays: heap_retention is not set"
-    due = one.hi + choices.lag
+    due = hi + lag
     if due >= 2**63 - 1:
         return "stays: it has no upper bound that could fall behind"
     if newest is not None and due <= newest:

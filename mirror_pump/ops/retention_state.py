@@ -14,6 +14,9 @@ _STATES = """
 SELECT s.table_id, t.tier_key_type, s.cutline_t, s.heap_retention_lag, s.retention_line,
        coalesce(s.partition_states, '{}'),
        s.retention_stopped, m.retention ->> 'not_made',
+       (SELECT p.reason FROM modak.partitions p
+         WHERE p.table_id = s.table_id AND p.state <> 'dropped' AND p.reason IS NOT NULL
+         ORDER BY p.tier_key_hi LIMIT 1),
        s.delta_backlog, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8,
        s.read_pins - s.expired_pins, s.expired_pins, extract(epoch FROM now() - s.oldest_pin)::float8
   FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
@@ -35,6 +38,8 @@ class RetentionState:
     stopped: str | None
     not_made: str | None
     """Why a partition could not be made ahead."""
+    waits_for: str | None
+    """Why the oldest partition that waits does not go on: for a reader's pin, say."""
     delta_rows: int
     delta_unfolded: int
     delta_age: float | None
@@ -52,6 +57,7 @@ class RetentionState:
             "partitions": dict(self.partitions),
             "stopped": self.stopped,
             "not_made": self.not_made,
+            "waits_for": self.waits_for,
             "delta_rows": self.delta_rows,
             "delta_unfolded": self.delta_unfolded,
             "delta_age": self.delta_age,

@@ -24,7 +24,7 @@ from typing import Any
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.metadata import metadata_directory, seam_locations, snapshot_of
+from mirror_pump.lake.metadata import metadata_directory, seam_directory, seam_locations, snapshot_of
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
 from mirror_pump.policy import Policy
@@ -114,7 +114,7 @@ def sweep(
 
 def _roots(state: LakeTable) -> Collection[str]:
     """Directories that hold files of this table only."""
-    return {join(state.location, "data"), metadata_directory(state.metadata)}
+    return {join(state.location, "data"), metadata_directory(state.metadata), seam_directory(state.metadata)}
 
 
 def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Mapping[str, Any]]:

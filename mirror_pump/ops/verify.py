@@ -4,7 +4,10 @@
    that snapshot, chunk by chunk, into a scratch Iceberg table.
 2. F is waited for until it has passed L; then F and every table's S are read, and pinned, in one statement.
 3. The temporary slot's own stream from L to F is laid over the scratch table: now it holds what the heap held at F.
-4. Spark compares the two Iceberg tables.
+4. DuckDB compares the two Iceberg tables if they are small, else Spark (mirror_pump.ops.comparison_engines).
+
+A table that changes meanwhile in a way that the stream's rows do not tell (a partition is made, dropped or rewritten,
+say) is begun again by itself, at another consistent point, and given up after several tries.
 
 Heap and lake are never compared at different points in time, so concurrent writes cannot look like differences, nor
 excuse any. Of a table with heap retention, rows from T on are compared: each partition below is compared with the lake
@@ -13,39 +16,32 @@ and its corrections before it is dropped (mirror_pump.pipeline.proving).
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
-import pyarrow as pa
-
-from decoders.text import parse_rows
 from mirror_pump.config import Settings
-from mirror_pump.engine.copying import ChunkTask, copy_chunk
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.errors import SourceError, TableError
-from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.cutline import CutLine
-from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.sidecars import narrowed, sidecars, widened, with_sidecars, without_sidecars
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
-from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableState, format_lsn
-from mirror_pump.ops.catchup import reach
-from mirror_pump.ops.compare import Comparison, compare
-from mirror_pump.ops.overlay import TableOverlay, Unchanged, former_rows, read_overlay
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.ops.catchup import await_copies, reach
+from mirror_pump.ops.comparison import Comparison
+from mirror_pump.ops.comparison_engines import SMALL_BYTES, Engine, Engines, EnginesBySize, OneEngine
+from mirror_pump.ops.heap_copy import Disturbed, NotReadable, laid_over, read_heap
+from mirror_pump.ops.overlay import TableOverlay, read_overlay
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.copyread import plan_chunks
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.snapshot import ConsistentPoint
 from mirror_pump.source.tables import load_table
+from mirror_pump.telemetry import get_logger
 from sql import queries
 
 _SQL = queries("verify")
@@ -54,6 +50,12 @@ _POINT_TIMEOUT = 120.0
 """Seconds to wait for transactions that were open when the consistent point was asked for."""
 _CHUNK_BYTES = 64 << 20
 """Heap bytes that one task reads."""
+TRIES = 5
+"""Of comparing a table that changes while it is read."""
+FIRST_PAUSE = 0.25
+"""Seconds before the second try; doubles with each, as whoever makes partitions may be about to make some more."""
+
+_LEFT = "the table left the mirror while it was being compared"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class TableReport:
     comparison: Comparison | None
     problem: str | None = None
     """Why the table could not be compared; then it does not count as equal."""
+    frontier: Lsn | None = None
+    """F at which it was compared."""
 
     @property
     def equal(self) -> bool:
@@ -74,6 +78,7 @@ class TableReport:
         return {
             "table": self.table,
             "equal": self.equal,
+            "frontier": None if self.frontier is None else format_lsn(self.frontier),
             "heap_rows": found.heap_rows if found else 0,
             "lake_rows": found.lake_rows if found else 0,
             "different_rows": found.different_rows if found else 0,
@@ -85,6 +90,7 @@ class TableReport:
 @dataclass(frozen=True)
 class VerifyReport:
     frontier: Lsn
+    """The newest F at which a table was compared; the mirror's, if none was."""
     tables: tuple[TableReport, ...]
 
     @property
@@ -96,35 +102,63 @@ class VerifyReport:
         return {"frontier": format_lsn(self.frontier), "tables": [table.to_json() for table in self.tables]}
 
 
+class Phase(StrEnum):
+    """How far the comparison of a table is."""
+
+    READING = "reading"
+    """Chunks of its heap."""
+    READ = "read"
+    """The frontier has to come, and other tables may be first."""
+    COMPARING = "comparing"
+    DONE = "done"
+    AGAIN = "again"
+    """It changed meanwhile, and is begun again."""
+
+
 @dataclass(frozen=True)
-class Engine:
-    """Who reads the heap's chunks, and who compares two Iceberg tables by their metadata files, as `compare` does."""
+class TableProgress:
+    """How far a table is."""
 
-    runner: TaskRunner
-    compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
+    table: str
+    phase: Phase
+    small: bool
+    """It takes a moment."""
+    chunks_done: int = 0
+    chunks_total: int = 0
+    rows: int = 0
+    """Read from the heap."""
 
 
-def verify(settings: Settings, names: Sequence[str] = (), engine: Engine | None = None) -> VerifyReport:
+@dataclass(frozen=True)
+class _Heap:
+    """A heap as it was at the consistent point."""
+
+    lake: LakeTable
+    nbytes: int
+
+
+def verify(
+    settings: Settings,
+    names: Sequence[str] = (),
+    engine: Engine | None = None,
+    observe: Callable[[TableProgress], None] = lambda _: None,
+) -> VerifyReport:
     """Compare the named tables, or all live ones. Raises UsageError for a name that is no table, SourceError when no
     consistent point is reached or no free slot is left. Without a running pump it catches up first. Without an
-    `engine` a Spark is started, which ends with the comparison."""
-    dsn = settings.require_dsn()
-    storage = StorageOptions(settings.storage_properties, fsync=False)
-    with connect(dsn, autocommit=True, application_name="mirror-pump-verify") as connection:
+    `engine` small tables are compared within the process, and a Spark is started for others, which ends with the
+    comparison. `observe` is called in this thread, and must return quickly."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
         chosen = _choose(connection, settings, names)
         tables = {table.table_id: table for table in chosen if table.state is TableState.LIVE}
-        problems = [
-            TableReport(str(table.name), None, f"the table is {table.state.value}: see `mirror-pump status`")
-            for table in chosen
-            if table.state is not TableState.LIVE
-        ]
-        scratch = join(settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
-        try:
-            with nullcontext(engine) if engine is not None or not tables else _spark(settings) as chosen_engine:
-                frontier, reports = _compare_all(settings, connection, tables, storage, scratch, chosen_engine)
-        finally:
-            delete_tree(scratch, storage)
-    return VerifyReport(frontier, (*reports, *problems))
+        storage = StorageOptions(settings.storage_properties, fsync=False)
+        with EnginesBySize(settings, storage) if engine is None else nullcontext(OneEngine(engine)) as engines:
+            reports = _Verification(settings, storage, connection, engines, observe).run(tables)
+        frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
+        applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
+    return VerifyReport(
+        max(frontiers, default=Lsn(applied[0] if applied else 0)),
+        tuple(reports.get(table.table_id) or _not_live(table) for table in chosen),
+    )
 
 
 def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> list[MirroredTable]:
@@ -140,156 +174,192 @@ def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) 
     return [table for table in chosen if table is not None]
 
 
-def _compare_all(
-    settings: Settings,
-    connection: PgConnection,
-    tables: Mapping[TableId, MirroredTable],
-    storage: StorageOptions,
-    scratch: str,
-    engine: Engine | None,
-) -> tuple[Lsn, list[TableReport]]:
-    if not tables:
-        row = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
-        return Lsn(row[0] if row else 0), []
-    assert engine is not None
-    slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
-    with ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point, _reader(settings, point) as reader:
-        heaps = {
-            table_id: _read_heap(settings, reader, table, point, engine.runner, storage, scratch)
-            for table_id, table in tables.items()
-        }
-        reach(settings, point.lsn)
-        with _pinned(connection, tables) as (frontier, locations, cuts):
+def _not_live(table: MirroredTable) -> TableReport:
+    return TableReport(str(table.name), None, f"the table is {table.state.value}: see `mirror-pump status`")
+
+
+class _Verification:
+    """Compares tables at one consistent point, and those that changed meanwhile at another one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        storage: StorageOptions,
+        connection: PgConnection,
+        engines: Engines,
+        observe: Callable[[TableProgress], None],
+    ) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._connection = connection
+        self._engines = engines
+        self._observe = observe
+        self._log = get_logger("verify")
+
+    def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
+        """What came of each table, all of which were live a moment ago."""
+        reports: dict[TableId, TableReport] = {}
+        pause = FIRST_PAUSE
+        for tried in range(1, TRIES + 1):
+            disturbed: dict[TableId, Disturbed] = {}
+            for table_id, outcome in self._compare(tables).items():
+                if isinstance(outcome, Disturbed):
+                    disturbed[table_id] = outcome
+                else:
+                    reports[table_id] = outcome
+            if not disturbed:
+                break
+            for table_id, reason in disturbed.items():
+                name = str(tables[table_id].name)
+                reports[table_id] = TableReport(name, None, _given_up(reason))
+                self._observe(TableProgress(name, Phase.AGAIN if tried < TRIES else Phase.DONE, small=False))
+                if tried < TRIES:
+                    self._log.warning("table-compared-again", table=name, tried=tried, of=TRIES, reason=str(reason))
+            if tried < TRIES:
+                time.sleep(pause)
+                pause *= 2
+                tables = self._live_again(list(disturbed), reports)
+        return reports
+
+    def _live_again(
+        self, table_ids: Sequence[TableId], reports: dict[TableId, TableReport]
+    ) -> dict[TableId, MirroredTable]:
+        """The tables as they are now, once those that are copied again are complete. Reports those that are gone."""
+        await_copies(self._settings, table_ids)
+        live = {}
+        for table_id in table_ids:
+            table = load_table(self._connection, table_id)
+            if table is None:
+                reports[table_id] = TableReport(reports[table_id].table, None, _LEFT)
+            elif table.state is not TableState.LIVE:
+                reports[table_id] = _not_live(table)
+            else:
+                live[table_id] = table
+        return live
+
+    def _compare(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport | Disturbed]:
+        """One try."""
+        if not tables:
+            return {}
+        settings = self._settings
+        outcomes: dict[TableId, TableReport | Disturbed] = {}
+        scratch = join(settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
+        slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
+        try:
+            with ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point, self._reader(point) as reader:
+                heaps = {}
+                for table_id, table in tables.items():
+                    try:
+                        heaps[table_id] = self._read_heap(table, point, reader, join(scratch, str(table_id)))
+                    except Disturbed as disturbed:
+                        outcomes[table_id] = disturbed
+                    except NotReadable as error:
+                        outcomes[table_id] = TableReport(str(table.name), None, str(error))
+                if heaps:
+                    reach(settings, point.lsn)
+                    read = {table_id: tables[table_id] for table_id in heaps}
+                    outcomes |= self._compare_at_frontier(read, heaps, point, reader)
+        finally:
+            delete_tree(scratch, self._storage)
+        return outcomes
+
+    def _compare_at_frontier(
+        self,
+        tables: Mapping[TableId, MirroredTable],
+        heaps: Mapping[TableId, _Heap],
+        point: ConsistentPoint,
+        reader: PgConnection,
+    ) -> dict[TableId, TableReport | Disturbed]:
+        """Bring the heaps from the consistent point to F, and compare them with the lake at F."""
+        outcomes: dict[TableId, TableReport | Disturbed] = {}
+        with self._pinned(tables) as (frontier, locations, cuts):
             present = {table_id: table for table_id, table in tables.items() if table_id in locations}
-            with point.stream(settings.publication) as stream:
+            for table_id in tables.keys() - present.keys():
+                # Readers have it as of a former F until its copy is complete.
+                outcomes[table_id] = Disturbed("it was set aside, is copied again, or left the mirror")
+            if not present:
+                return outcomes
+            with point.stream(self._settings.publication) as stream:
                 overlay = read_overlay(stream, present, point.lsn, frontier)
-            reports = []
-            for table_id, table in tables.items():
-                if table_id not in present:
-                    # Readers have it as of a former F until its copy is complete.
-                    problem = (
-                        "the table was set aside, or is copied again, since the comparison began: run verify again"
-                    )
-                    reports.append(TableReport(str(table.name), None, problem))
-                    continue
-                one = overlay.tables[table_id]
-                if one.altered:
-                    problem = f"the table was altered while it was being compared: {one.altered}"
-                    reports.append(TableReport(str(table.name), None, problem))
-                    continue
-                heap = _laid_over(heaps[table_id], one, reader, storage)
-                schema = LakeSchema.of_table(table)
+            for table_id, table in present.items():
                 line = CutLine.of(table, cuts[table_id])
-                found = engine.compare(heap.metadata_location, locations[table_id], schema, line)
-                reports.append(TableReport(str(table.name), found))
-    return frontier, reports
+                try:
+                    found = self._compare_table(
+                        heaps[table_id], overlay.tables[table_id], reader, locations[table_id], line
+                    )
+                except Disturbed as disturbed:
+                    outcomes[table_id] = disturbed
+                else:
+                    outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
+        return outcomes
+
+    def _read_heap(self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str) -> _Heap:
+        chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
+        with source_errors(f"looking how large {table.name} is"):
+            relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
+            ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
+        engine = self._engines.for_heap(nbytes)
+        small = nbytes <= SMALL_BYTES
+        progress = TableProgress(str(table.name), Phase.READING, small, 0, len(chunks))
+        self._observe(progress)
+
+        def chunk_read(rows: int) -> None:
+            nonlocal progress
+            progress = replace(progress, chunks_done=progress.chunks_done + 1, rows=progress.rows + rows)
+            self._observe(progress)
+
+        dsn = self._settings.require_dsn()
+        heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
+        self._observe(replace(progress, phase=Phase.READ))
+        return _Heap(heap, nbytes)
+
+    def _compare_table(
+        self, heap: _Heap, overlay: TableOverlay, reader: PgConnection, location: str, line: CutLine | None
+    ) -> Comparison:
+        if overlay.altered:
+            raise Disturbed(f"it was altered: {overlay.altered}")
+        progress = TableProgress(str(overlay.table.name), Phase.COMPARING, heap.nbytes <= SMALL_BYTES)
+        self._observe(progress)
+        over = laid_over(heap.lake, overlay, reader, self._storage)
+        schema = LakeSchema.of_table(overlay.table)
+        engine = self._engines.for_tables(heap.nbytes, location)
+        found = engine.compare(over.metadata_location, location, schema, line)
+        self._observe(replace(progress, phase=Phase.DONE))
+        return found
+
+    @contextmanager
+    def _reader(self, point: ConsistentPoint) -> Iterator[PgConnection]:
+        """A connection that sees the consistent point for as long as it is open."""
+        dsn = self._settings.require_dsn()
+        with connect(dsn, autocommit=True, application_name="mirror-pump-verify") as connection:
+            with source_errors("importing the consistent point's snapshot"):
+                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                connection.execute(f"SET TRANSACTION SNAPSHOT '{point.snapshot}'".encode())
+            yield connection
+
+    @contextmanager
+    def _pinned(
+        self, tables: Mapping[TableId, MirroredTable]
+    ) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
+        """F, and of each table the metadata file that has it at that F, and T; nothing of tables that are not live any
+        more, or were registered or copied again since `tables` were read."""
+        with source_errors("reading the frontier"):
+            rows = self._connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
+        try:
+            same = [row for row in rows if row[5] and row[6] == tables[TableId(row[1])].start_lsn]
+            # Of tables that are copied again it is a former one.
+            frontiers = {row[2] for row in same} or {0}
+            if len(frontiers) != 1 or None in frontiers:
+                raise SourceError("live tables of one mirror have different frontiers", "Run verify again.")
+            locations = {TableId(row[1]): str(row[3]) for row in same}
+            yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in same}
+        finally:
+            with source_errors("releasing the pins"):
+                self._connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})
 
 
-@contextmanager
-def _spark(settings: Settings) -> Iterator[Engine]:
-    """A Spark for the time of a comparison."""
-    log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
-    spark = spark_session(SparkSettings(master=settings.master, app_name="mirror-pump-verify", log=log))
-    runner = SparkTaskRunner(spark, os.cpu_count() or 1)
-    try:
-        yield Engine(runner, partial(compare, spark))
-    finally:
-        runner.close()
-
-
-@contextmanager
-def _reader(settings: Settings, point: ConsistentPoint) -> Iterator[PgConnection]:
-    """A connection that sees the consistent point for as long as it is open."""
-    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
-        with source_errors("importing the consistent point's snapshot"):
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            connection.execute(f"SET TRANSACTION SNAPSHOT '{point.snapshot}'".encode())
-        yield connection
-
-
-def _read_heap(
-    settings: Settings,
-    reader: PgConnection,
-    table: MirroredTable,
-    point: ConsistentPoint,
-    runner: TaskRunner,
-    storage: StorageOptions,
-    scratch: str,
-) -> LakeTable:
-    """The heap at the consistent point, as a scratch Iceberg table."""
-    location = join(scratch, str(table.table_id))
-    target = MirroredTable(**{**table.__dict__, "location": location})
-    staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
-    futures = [
-        runner.submit(copy_chunk, ChunkTask(settings.require_dsn(), target, chunk, storage, point.snapshot))
-        for chunk in plan_chunks(reader, table.table_id, _CHUNK_BYTES)
-    ]
-    born = []
-    beside: frozenset[int] = frozenset()
-    for result in [future.result() for future in futures]:
-        if result.error is not None:
-            raise TableError(f"{table.name}: {result.error}")
-        if result.heap_rewritten:
-            raise SourceError(f"the heap of {table.name} was rewritten while it was being read", "Run verify again.")
-        if result.file is not None:
-            born.append(BornFile(result.file, staged.sequence_number))
-            beside |= result.sidecars
-    schema = with_sidecars(staged.table.schema, beside)
-    return staged.table.stage(RowDelta((), born=tuple(born), schema=schema), _now_ms()).table
-
-
-@contextmanager
-def _pinned(
-    connection: PgConnection, tables: Mapping[TableId, MirroredTable]
-) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
-    """F, and of each table the metadata file that has it at that F, and T; nothing of tables that are not live any
-    more, or copied again since `tables` were read."""
-    with source_errors("reading the frontier"):
-        rows = connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
-    try:
-        same = [row for row in rows if row[5] and row[6] == tables[TableId(row[1])].start_lsn]
-        # Of tables that are copied again it is a former one.
-        frontiers = {row[2] for row in same} or {max((row[2] or 0 for row in rows), default=0)}
-        if len(rows) != len(tables) or len(frontiers) != 1 or None in frontiers:
-            raise SourceError("a table left the mirror while it was being compared", "Run verify again.")
-        locations = {TableId(row[1]): str(row[3]) for row in same}
-        yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in same}
-    finally:
-        with source_errors("releasing the pins"):
-            connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})
-
-
-def _laid_over(heap: LakeTable, overlay: TableOverlay, reader: PgConnection, storage: StorageOptions) -> LakeTable:
-    """The scratch table with the overlay on top."""
-    if not overlay.rows and not overlay.truncated:
-        return heap
-    table, schema = overlay.table, without_sidecars(heap.schema)
-    beside = sidecars(heap.schema)
-    former = former_rows(overlay, reader)
-    rows = [
-        tuple(former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
-        for row in overlay.rows.values()
-        if row is not None
-    ]
-    data: tuple[WrittenFile, ...] = ()
-    deletes: tuple[WrittenFile, ...] = ()
-    if rows:
-        typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
-        beside |= sidecars(file_schema)
-        data = (write_data_file(typed, file_schema, heap.location, storage),)
-    if overlay.rows:
-        keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
-        deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
-    grown = with_sidecars(schema, beside)
-    delta = RowDelta((SegmentFiles(data, deletes),), replace=overlay.truncated, schema=grown)
-    return heap.stage(delta, _now_ms()).table
-
-
-def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
-    """The columns, and every sidecar of the schema."""
-    typed, raw = parse_rows(rows, {column.name: column.type for column in columns})
-    return widened(pa.table(typed), raw, schema)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _given_up(reason: Disturbed) -> str:
+    return (
+        f"the table changed each of the {TRIES} times that it was being compared, the last time: {reason}. Run verify"
+        " again when nobody alters it"
+    )

@@ -66,7 +66,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
 
 def _lake(lake: LakeSide, columns: tuple[OutputColumn, ...]) -> str:
     selected = ", ".join(
-        f"CAST({held} AS {_type(one.type)}) AS {identifier(one.name)}"
+        f"CAST({held} AS {duckdb_type(one.type)}) AS {identifier(one.name)}"
         for one in columns
         for held in ["NULL" if one.lake_name is None else identifier(one.lake_name)]
     )
@@ -173,7 +173,7 @@ def _store(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, co
 
 def _empty(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, columns: tuple[OutputColumn, ...]) -> str:
     target = _target(read, part)
-    described = ", ".join(f"{identifier(one.name)} {_type(one.type)}" for one in columns)
+    described = ", ".join(f"{identifier(one.name)} {duckdb_type(one.type)}" for one in columns)
     connection.execute(f"CREATE TABLE {target} ({described})")
     return target
 
@@ -182,9 +182,10 @@ def _target(read: TableRead, part: str) -> str:
     return f"{_SCHEMA}.{part}_{read.table.table_id}"
 
 
-def _type(type: ColumnType) -> str:  # noqa: A002 - the word of decoders
+def duckdb_type(type: ColumnType) -> str:  # noqa: A002 - the word of decoders
+    """DuckDB's name of a mirrored column's type."""
     if type.kind is Kind.DECIMAL:
         return f"DECIMAL({type.precision},{type.scale})"
     if type.element is not None:
-        return f"{_type(type.element)}[]"
+        return f"{duckdb_type(type.element)}[]"
     return _TYPES[type.kind]

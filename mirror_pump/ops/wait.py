@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.ops.alerts import failing
 from mirror_pump.ops.profile import complete_from
+from mirror_pump.ops.slot_state import slot_error
 from mirror_pump.pipeline.listener import CHANNEL
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.pump_error import PumpError, pump_error
 from mirror_pump.source.slot import wal_end
 
 POLL_INTERVAL = 0.05
@@ -26,7 +29,7 @@ SELECT s.applied_lsn,
        (SELECT min(c.replicated_lsn)
           FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
          WHERE m.slot_name = s.slot_name AND m.state = 'live'),
-       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name)
+       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name), s.last_error, clock_timestamp()
   FROM modak.mirror_slots s WHERE s.slot_name = %s
 """
 
@@ -60,12 +63,15 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
         ask_at = time.monotonic()
         patience = _FIRST_ASK
         while True:
-            frontier, active = _frontier(connection, slot)
+            frontier, active, error = _frontier(connection, slot)
             if frontier >= target:
                 return WaitResult(target, frontier, None)
             now = time.monotonic()
+            if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
+                # F will never get there.
+                return WaitResult(target, frontier, lost)
             if now >= deadline:
-                return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active))
+                return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active, error))
             if now >= ask_at:
                 ask_at = now + patience
                 patience = min(2 * patience, ASK_INTERVAL)
@@ -73,18 +79,27 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
             time.sleep(min(POLL_INTERVAL, max(0.0, deadline - now)))
 
 
-def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool]:
+def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
+    """F, whether somebody reads the slot, and why the pump that there is cannot go on."""
     row = connection.execute(_FRONTIER, (slot,)).fetchone()
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
-    applied, oldest, active = row
-    return Lsn(applied if oldest is None else min(applied, oldest)), bool(active)
+    applied, oldest, active, stored, now = row
+    error = pump_error(stored)
+    if error is not None and not error.expects_retry(now):
+        error = None
+    return Lsn(applied if oldest is None else min(applied, oldest)), bool(active), error
 
 
-def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool) -> SourceError:
+def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool, error: PumpError | None) -> SourceError:
     behind = target - frontier
+    message = (
+        f"F = {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s ({behind} bytes behind)"
+    )
+    if error is not None:
+        return SourceError(f"{message}: {failing(error)}", error.remedy)
     return SourceError(
-        f"F = {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s ({behind} bytes behind)",
+        message,
         "the pump is running: give it more time, or see `mirror-pump status`"
         if active
         else "no pump reads the slot: start one with `mirror-pump run`",

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import ForeignTable, TableError
+from mirror_pump.errors import ForeignTable, TableError, about
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import write_data_file
 from mirror_pump.lake.packed_keys import KeyPacking
@@ -85,7 +85,7 @@ class BatchApplier:
                 by_table.setdefault(one.table_id, {})[number] = one
                 if one.error is not None and one.table_id not in failures:
                     table = present[one.table_id]
-                    failures[one.table_id] = Failure(table, f"{table.name}: {one.error}")
+                    failures[one.table_id] = Failure(table, about(str(table.name), one.error))
         truncated = {
             truncation.table_id: truncation.before
             for truncation in end.truncations
@@ -156,7 +156,7 @@ class BatchApplier:
             try:
                 lake = self._lake_table(table)
             except ForeignTable as error:
-                raise TableError(f"{table.name}: {error}", error.remedy) from error
+                raise TableError(about(str(table.name), str(error)), error.remedy) from error
             older = [(file, False) for file in lake.live_data_files()]
             if deletes_count:
                 older += [(file, True) for file in lake.live_equality_deletes()]
@@ -206,7 +206,8 @@ def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[Ta
         first = changes.get(table_id)
         connected = first is not None and first.table.start_lsn == change.former_lsn
         former_lsn = first.former_lsn if first is not None and connected else change.former_lsn
-        reason = change.reason or (first.reason if first is not None and connected else "")
+        reasons = [first.reason, change.reason] if first is not None and connected else [change.reason]
+        reason = ", ".join(dict.fromkeys(reason for reason in reasons if reason))
         fills = change.fills or (first is not None and connected and first.fills)
         dropped = (*(first.dropped if first is not None and connected else ()), *change.dropped)
         changes[table_id] = replace(change, former_lsn=former_lsn, reason=reason, fills=fills, dropped=dropped)

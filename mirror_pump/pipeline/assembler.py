@@ -23,6 +23,7 @@ from decoders.messages import (
     parse_relation,
     parse_truncate,
 )
+from mirror_pump.errors import about
 from mirror_pump.lake.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.batches import BatchEnd, Failure, Segment, TableChange, Truncation
@@ -369,7 +370,7 @@ class Assembler:
         if table.stalled and course is not Course.SET_ASIDE:
             course = Course.COPY_AGAIN if note.settled and course is not Course.WAIT else Course.WAIT
         if course is Course.FOLLOW:
-            self._change(verdict.table, table, "")
+            self._change(verdict.table, table, verdict.reason)
         elif course is Course.FILL:
             self._change(verdict.table, table, verdict.reason, fills=True, dropped=verdict.dropped)
         elif course is Course.COPY_AGAIN:
@@ -379,7 +380,7 @@ class Assembler:
             if sent is not None and relation_id not in self._active and not difference_from(again, sent):
                 self._set_active({**self._active, relation_id: again})
         elif course is Course.WAIT and not table.stalled:
-            self._stall(table, verdict.reason)
+            self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
         elif course is Course.SET_ASIDE:
             self._fail(table, verdict.reason)
 
@@ -391,21 +392,31 @@ class Assembler:
         *,
         fills: bool = False,
         dropped: Sequence[PartitionBounds] = (),
+        waits_for_owner: bool = False,
     ) -> None:
         self._cut()
         before = self._batch.segments
-        gone = tuple((before, bounds) for bounds in dropped)
-        self._batch.changed_tables.append(TableChange(table, former.start_lsn, before, reason, fills, gone))
+        change = TableChange(
+            table,
+            former.start_lsn,
+            before,
+            reason,
+            fills=fills,
+            dropped=tuple((before, bounds) for bounds in dropped),
+            waits_for_owner=waits_for_owner,
+        )
+        self._batch.changed_tables.append(change)
         self._replace(table)
 
-    def _stall(self, table: MirroredTable, reason: str) -> None:
-        self._change(replace(self._copied_again(table), stalled=True), table, reason)
+    def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
+        waiting = replace(self._copied_again(table), stalled=True)
+        self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str) -> None:
         self._ignore(table.table_id)
         self._set_aside[table.table_id] = table.start_lsn
-        self._batch.failures.append(Failure(table, f"{table.name}: {reason}"))
+        self._batch.failures.append(Failure(table, about(str(table.name), reason)))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
         return replace(

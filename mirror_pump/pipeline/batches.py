@@ -51,6 +51,8 @@ class TableChange:
     the table any more."""
     dropped: tuple[tuple[int, PartitionBounds], ...] = ()
     """Rows within these bounds, of the segments before that number and of all former ones, are gone."""
+    waits_for_owner: bool = False
+    """It is copied again once the table's owner has done what the reason says."""
 
     @property
     def copy_again(self) -> bool:

@@ -46,6 +46,7 @@ def store_change(
             "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
             "fills": change.fills and not change.copy_again,
             "stalled": table.stalled,
+            "error": change.reason if table.stalled and change.waits_for_owner else None,
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),
         },

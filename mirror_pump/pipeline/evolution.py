@@ -85,6 +85,11 @@ class Verdict:
     reason: str = ""
     dropped: tuple[PartitionBounds, ...] = ()
     """FILL: rows that went with their partitions."""
+    waits_for_owner: bool = False
+    """WAIT: until the table's owner does what the reason says."""
+
+
+_UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
 def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -> Verdict:
@@ -125,7 +130,8 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     )
     if keyless:
         # Keyless for a moment, or for good: rows may repeat until it has a key again, and cannot be told apart.
-        return Verdict(Course.WAIT, replace(table, shape=present.shape), reason)
+        said = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
+        return Verdict(Course.WAIT, replace(table, shape=present.shape), said, waits_for_owner=True)
     if key_before != key_now:
         reasons.append(_Reason("its key changed", everywhere=True))
     dropped = _dropped(note, former, table)
@@ -146,7 +152,7 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         return Verdict(Course.FILL, present, why, dropped or ())
     if former == note.shape and replace(present, shape="") == replace(table, shape=""):
         return Verdict(Course.NOTHING, table)
-    return Verdict(Course.FOLLOW, present)
+    return Verdict(Course.FOLLOW, present, _what_changed(table, present, former, note))
 
 
 def _columns(
@@ -279,6 +285,32 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable, 
     if _printed_otherwise(former, note):
         reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
     return reasons
+
+
+def _what_changed(table: MirroredTable, present: MirroredTable, former: Mapping[str, Any], note: Note) -> str:
+    """What is different about a table whose rows in the lake are right as they are, for people."""
+    changes = []
+    if table.name != present.name:
+        changes.append(f"it was {table.name}")
+    before = {column.attnum: column for column in table.columns}
+    for column in present.columns:
+        known = before.pop(column.attnum, None)
+        if known is None:
+            changes.append(f"column {column.name} is new")
+            continue
+        if known.name != column.name:
+            changes.append(f"column {column.name} was {known.name}")
+        if known.type_sql != column.type_sql:
+            changes.append(f"column {column.name} is {column.type_sql} now, and was {known.type_sql}")
+        if known.not_null != column.not_null:
+            changes.append(f"column {column.name} {'cannot' if column.not_null else 'can'} be NULL now")
+    changes += [f"column {column.name} is gone" for column in before.values()]
+    leaves, leaves_before = _leaves(note.shape or {}).keys(), _leaves(former).keys()
+    if leaves - leaves_before:
+        changes.append("a partition came")
+    if leaves_before - leaves:
+        changes.append("a partition is gone")
+    return ", ".join(changes) or "its definition"
 
 
 def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:

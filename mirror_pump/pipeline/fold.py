@@ -32,14 +32,16 @@ from mirror_pump.lake.metadata import cold_snapshot, read_metadata
 from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import narrowed, sidecars, widened
-from mirror_pump.lake.storage import StorageOptions, delete
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import outcome
+from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.requests import DeltaFold, SegmentChange
 from mirror_pump.pipeline.steps import Observer, Step
+from mirror_pump.pipeline.table_index import Phase
 from mirror_pump.pipeline.threads import Stopped, reporting
-from mirror_pump.pipeline.work import ColdStale, FoldReady, Work
+from mirror_pump.pipeline.work import ColdStale, FoldReady, IndexWanted, Work
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.corrections import Backlog, Correction, clear, read_backlog, read_corrections
 from mirror_pump.source.tables import load_table, load_tables
@@ -48,6 +50,11 @@ _LOOK_INTERVAL = 1.0
 """Seconds between looks at modak.delta, at most: often enough for the shortest fold age that makes sense."""
 _STALE_INTERVAL = 30.0
 """Seconds between looks at whether S holds on to files that main does not have any more."""
+_INDEX_PATIENCE = 60.0
+"""Seconds that a fold waits for the table's key index to be built: without one it deletes by key, and engines that read
+no equality deletes have to do without the newest snapshot until these are resolved."""
+_INDEX_PAUSE = 300.0
+"""Seconds before a table that could have no index, or was waited for in vain, is asked for again."""
 _STALE_AGE = 60.0
 """Seconds that an S lives at least before it is made anew for that alone: each costs a manifest list."""
 
@@ -68,6 +75,10 @@ class _Turn(Backoff):
     """Metadata file in which S was last compared with main."""
     sequence_numbers: Mapping[int, int] = field(default_factory=dict)
     known_location: str = ""
+    index_awaited_until: float | None = None
+    """time.monotonic() up to which folds wait for the key index, seconds."""
+    index_not_before: float = 0.0
+    """... before which they do without."""
 
 
 class Folder:
@@ -79,7 +90,7 @@ class Folder:
         storage: StorageOptions,
         inbox: SimpleQueue[Work],
         slot: str,
-        packing: Callable[[MirroredTable], KeyPacking | None],
+        indexes: KeyIndexes,
         settings: FoldSettings,
         observer: Observer,
     ) -> None:
@@ -87,7 +98,7 @@ class Folder:
         self._storage = storage
         self._inbox = inbox
         self._slot = slot
-        self._packing = packing
+        self._indexes = indexes
         self._settings = settings
         self._observer = observer
         self._turns: dict[TableId, _Turn] = {}
@@ -127,7 +138,9 @@ class Folder:
             if backlog.folded:
                 clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
             due = backlog.rows >= self._settings.rows or backlog.age >= self._settings.age
-            folded = bool(backlog.rows and due) and self._fold(connection, table)
+            folded = (
+                bool(backlog.rows and due) and self._indexed(turn, table, backlog) and self._fold(connection, table)
+            )
         except ConnectionLost:
             raise
         except (LakeError, TableError, SourceError, ValueError) as error:
@@ -137,6 +150,29 @@ class Folder:
         turn.pause = 0.0
         return folded and backlog.rows >= self._settings.rows
 
+    def _indexed(self, turn: _Turn, table: MirroredTable, backlog: Backlog) -> bool:
+        """Whether to fold now: the table has its key index, can have none, or was waited for long enough."""
+        now = time.monotonic()
+        phase = self._indexes.phase(table)
+        if phase in (Phase.READY, Phase.FOLLOWING) or now < turn.index_not_before:
+            turn.index_awaited_until = None
+            return True
+        if turn.index_awaited_until is None:
+            turn.index_awaited_until = now + _INDEX_PATIENCE
+        if now < turn.index_awaited_until and (phase is Phase.BUILDING or self._index_comes(table, backlog)):
+            return False
+        turn.index_awaited_until, turn.index_not_before = None, now + _INDEX_PAUSE
+        return True
+
+    def _index_comes(self, table: MirroredTable, backlog: Backlog) -> bool:
+        """Asks for the table's key index: whether it may be waited for. True also if the session ends meanwhile."""
+        answer: Future[bool] = Future()
+        self._inbox.put(IndexWanted(table, backlog.rows, answer))
+        try:
+            return outcome(answer, self._stopping.is_set)
+        except (CancelledError, Stopped):
+            return True
+
     def _fold(self, connection: PgConnection, table: MirroredTable) -> bool:
         """One fold; whether it landed."""
         assert table.tier is not None
@@ -144,7 +180,7 @@ class Folder:
         corrections = read_corrections(connection, table, self._settings.rows)
         if not corrections:
             return False
-        fold = write_fold(table, table.tier.cut, corrections, self._packing(table), self._storage)
+        fold = write_fold(table, table.tier.cut, corrections, self._indexes.packing(table), self._storage)
         answer: Future[bool] = Future()
         self._inbox.put(FoldReady(table, fold, began, answer))
         try:
@@ -203,22 +239,25 @@ def write_fold(
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
     beside: frozenset[int] = frozenset()
-    if rows:
-        wide, file_schema = narrowed(widened(brought, raw, schema), schema)
-        beside = sidecars(file_schema)
-        data = (write_data_file(wide, file_schema, table.location, storage),)
     versions = tuple((one.pk, one.version) for one in corrections)
-    if packing is not None:
-        keys = SegmentKeys(
-            schema=schema,
-            deleted=deleted,
-            packed=packing.pack(deleted.columns),
-            packing=packing,
-            rows=(row_keys(brought, schema, packing),) if rows else (),
-        )
-        return DeltaFold(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
-    deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-    return DeltaFold(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
+    with StagedFiles(storage) as written:
+        if rows:
+            wide, file_schema = narrowed(widened(brought, raw, schema), schema)
+            beside = sidecars(file_schema)
+            data = (write_data_file(wide, file_schema, table.location, storage),)
+            written.own(data[0].path)
+        if packing is not None:
+            keys = SegmentKeys(
+                schema=schema,
+                deleted=deleted,
+                packed=packing.pack(deleted.columns),
+                packing=packing,
+                rows=(row_keys(brought, schema, packing),) if rows else (),
+                may_be_absent=True,
+            )
+            return DeltaFold(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
+        deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
+        return DeltaFold(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
 
 
 def cold_is_stale(table: LakeTable, storage: StorageOptions, age: float) -> bool:

@@ -98,7 +98,8 @@ class IndexBuilder:
                 try:
                     answer = self._build(job) if job.known is None else self._follow(job, job.known)
                 except (LakeError, TaskFailed) as error:
-                    self._inbox.put(IndexRead(job.table_id, job.job, None, str(error)))
+                    told = f"{error}. {error.remedy}" if error.remedy else str(error)
+                    self._inbox.put(IndexRead(job.table_id, job.job, None, told))
                 else:
                     self._inbox.put(IndexRead(job.table_id, job.job, answer, ""))
 

@@ -10,7 +10,12 @@ maps exactly the keys of the rows that a reader of that metadata sees to the pla
   after anything else the index is thrown away.
 
 Whatever is not certain falls back to equality deletes, which need no knowledge: while there is no index, while a
-rewrite runs (its commit would fail on new position deletes), for a key that the index does not know.
+rewrite runs (its commit would fail on new position deletes), for a key of the stream's that the index does not know.
+
+A correction may be of a key that has no row: a new one, or one that is deleted again. In READY and in FOLLOWING the
+index has exactly the keys of the rows that the commit's base has, so nothing is deleted for a key that neither it nor
+an earlier segment of the commit has. An equality delete for it would hide nothing, and keep pyiceberg, Polars and Daft
+from reading the snapshot.
 """
 
 from __future__ import annotations
@@ -21,18 +26,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import WrittenFile, write_equality_deletes
 from mirror_pump.lake.history import only_rewritten_since
-from mirror_pump.lake.index_plan import IndexPlan, KeyedSegment, plan_commit
+from mirror_pump.lake.index_plan import IndexPlan, KeyedSegment, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index import KeyIndex
 from mirror_pump.lake.merging import MergedFile
 from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.position_deletes import write_position_deletes
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.index_budget import Candidate, choose
 from mirror_pump.pipeline.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
@@ -140,22 +146,21 @@ class KeyIndexes:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
             plan = plan_commit(index, tracked.numbers, keyed)
         by_position = plan if tracked is not None and tracked.phase is Phase.READY and positions_allowed else None
-        files, written = [], []
-        for number, segment in enumerate(segments):
-            encoded = segment.files
-            if segment.keys is not None:
-                deleted = segment.keys.deleted
-                if by_position is not None:
-                    deleted = deleted.take(pa.array(by_position.unknown[number]))
-                if deleted.num_rows:
-                    file = write_equality_deletes(deleted, segment.keys.schema, table.location, self._storage)
-                    written.append(file.path)
-                    encoded = replace(encoded, deletes=(*encoded.deletes, file))
-            files.append(encoded)
+        files: list[SegmentFiles] = []
         positions: tuple[WrittenFile, ...] = ()
-        if by_position is not None and by_position.positions:
-            positions = (write_position_deletes(by_position.positions, table.location, self._storage),)
-            written.append(positions[0].path)
+        with StagedFiles(self._storage) as written:
+            for number, segment in enumerate(segments):
+                encoded = segment.files
+                if segment.keys is not None:
+                    deleted = _by_key(segment.keys, number, plan, positions=by_position is not None)
+                    if deleted.num_rows:
+                        file = write_equality_deletes(deleted, segment.keys.schema, table.location, self._storage)
+                        written.own(file.path)
+                        encoded = replace(encoded, deletes=(*encoded.deletes, file))
+                files.append(encoded)
+            if by_position is not None and by_position.positions:
+                positions = (write_position_deletes(by_position.positions, table.location, self._storage),)
+                written.own(positions[0].path)
         return EncodedDeletes(
             segments=tuple(files),
             positions=positions,
@@ -163,9 +168,27 @@ class KeyIndexes:
             keyed=keyed,
             emptied=emptied,
             plan=plan,
-            written=tuple(written),
+            written=written.locations,
             deleted=sum(segment.deleted for segment in segments),
         )
+
+    def phase(self, table: MirroredTable) -> Phase | None:
+        """Where the table's index stands; None without one. For any thread."""
+        tracked = self._tracked.get(table.table_id)
+        return None if tracked is None or tracked.start_lsn != table.start_lsn else tracked.phase
+
+    def want(self, table: MirroredTable, lake: LakeTable, deletes: int) -> bool:
+        """So many deletes are about to come to the table, whose present state is `lake`: whether it has an index, or
+        one is being built now."""
+        tracked = self._of(table)
+        if tracked is None:
+            self._count(table, deletes, lake)
+            self._choose()
+            tracked = self._of(table)
+        if tracked is not None and tracked.phase is Phase.WANTED:
+            self._build(table.table_id, tracked, lake)
+            tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
+        return tracked is not None
 
     def discard(self, encoded: EncodedDeletes) -> None:
         """The commit certainly did not happen."""
@@ -177,7 +200,7 @@ class KeyIndexes:
         """The commit was published, and `now` is what it made of the table; `merged`: files that it put in the place of
         others."""
         table_id = table.table_id
-        self._count(table, encoded, now)
+        self._count(table, encoded.deleted, now)
         if time.monotonic() - self._looked_at >= _LOOK_INTERVAL:
             self._looked_at = time.monotonic()
             self._choose()
@@ -191,7 +214,9 @@ class KeyIndexes:
             tracked.begin_empty(self._next_job(), encoded.keyed)
         elif tracked.phase is Phase.WANTED:
             if encoded.keyed:
-                self._build(table_id, tracked, encoded)
+                assert encoded.base is not None
+                self._build(table_id, tracked, encoded.base)
+                self._note(tracked, encoded.keyed)
         elif tracked.phase is Phase.BUILDING:
             if encoded.base is None or encoded.base.metadata_location != tracked.location:
                 tracked.restart(self._next_job())
@@ -294,12 +319,11 @@ class KeyIndexes:
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.known().difference(coming))
 
-    def _build(self, table_id: TableId, tracked: TableIndex, first: EncodedDeletes) -> None:
-        assert first.base is not None
+    def _build(self, table_id: TableId, tracked: TableIndex, lake: LakeTable) -> None:
+        """Have the keys of this state read; what is committed on top of it is noted."""
         tracked.phase = Phase.BUILDING
-        self._submit(table_id, tracked, first.base, None)
-        self._say(Step.INDEX_BUILDING, table_id, rows=first.base.records)
-        self._note(tracked, first.keyed or ())
+        self._submit(table_id, tracked, lake, None)
+        self._say(Step.INDEX_BUILDING, table_id, rows=lake.records)
 
     def _note(self, tracked: TableIndex, keyed: tuple[KeyedSegment, ...]) -> None:
         tracked.note(keyed)
@@ -319,18 +343,19 @@ class KeyIndexes:
         tracked.job = self._next_job()
         self._builder.submit(IndexJob(table_id, tracked.job, lake, tracked.packing, known, self._budget))
 
-    def _count(self, table: MirroredTable, encoded: EncodedDeletes, now: LakeTable) -> None:
+    def _count(self, table: MirroredTable, deletes: int, now: LakeTable) -> None:
         """Remember how much the table is deleted from, and what an index would take."""
-        if not self._budget or not encoded.deleted or not table.state.has_all_rows:
+        if not self._budget or not deletes or not table.state.has_all_rows:
             return
         packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
         if packing is None:
             return
         seen = self._seen.get(table.table_id)
-        if seen is None or seen.candidate.table != table:
+        # A cut-line that moves changes nothing of what is known.
+        if seen is None or replace(seen.candidate.table, tier=None) != replace(table, tier=None):
             # New, registered anew, or altered.
             seen = _Seen(Candidate(table))
-        candidate = seen.candidate.after(encoded.deleted, now, packing, time.monotonic())
+        candidate = seen.candidate.after(deletes, now, packing, time.monotonic())
         self._seen[table.table_id] = replace(seen, candidate=candidate)
 
     def _choose(self) -> None:
@@ -351,6 +376,21 @@ class KeyIndexes:
         if self._observer is not None:
             name = self._seen[table_id].candidate.table.name if table_id in self._seen else table_id
             self._observer(step, table=str(name), **details)
+
+
+def _by_key(keys: SegmentKeys, number: int, plan: IndexPlan | None, *, positions: bool) -> pa.Table:
+    """Which of a segment's deleted keys are written as equality deletes. `plan`: what an index knows of the commit, if
+    there is one; `positions`: the keys that it has a row of are written by position."""
+    if plan is None:
+        return keys.deleted
+    absent = plan.unknown[number]
+    if positions:
+        return keys.deleted.slice(0, 0) if keys.may_be_absent else keys.deleted.take(pa.array(absent))
+    if not keys.may_be_absent:
+        return keys.deleted
+    present = np.ones(keys.deleted.num_rows, np.bool_)
+    present[absent] = False
+    return keys.deleted.filter(pa.array(present))
 
 
 def _keyed(segments: Iterable[SegmentChange]) -> tuple[KeyedSegment, ...] | None:

@@ -149,7 +149,7 @@ def start_parts(
         storage,
         inbox,
         settings.slot,
-        indexes.packing,
+        indexes,
         FoldSettings(settings.fold_age, settings.fold_rows),
         observer,
     )
@@ -180,8 +180,9 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
-    publication, system, timeline, database, applied = row
-    check_slot(connection, slot, applied_lsn=applied, identity=SystemIdentity(system, timeline, database))
+    publication, system, timeline, database, applied, applied_at = row
+    identity = SystemIdentity(system, timeline, database)
+    check_slot(connection, slot, applied_lsn=applied, identity=identity, applied_at=applied_at)
     check_publication(connection, publication)
     return publication, Lsn(applied)
 

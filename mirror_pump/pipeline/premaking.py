@@ -33,7 +33,7 @@ class Premaker:
         if pause is not None and not pause.due:
             return False
         wanted: list[tuple[int, int]] = []
-        if choices.premake and choices.width:
+        if choices.premake and choices.width is not None:
             attached = source.read_attached(connection, table.table_id)
             newest = None
             if table.tier.kind is TierKind.BIGINT:

@@ -9,7 +9,7 @@ happened; only this module makes one, and the slot can be acknowledged with noth
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,10 +21,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
-    LakeError,
     NotLeader,
     OutcomeUnknown,
-    PublicationChanged,
     TableError,
 )
 from mirror_pump.lake.catalog import swap_pointer
@@ -41,9 +39,17 @@ from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.changing import rename, store_change
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.requests import PublishRequest, TierAdvance
-from mirror_pump.pipeline.staging import AdvanceRefused, Staged, StagedDelta, Stager, lake_table_gone
+from mirror_pump.pipeline.staging import (
+    AdvanceRefused,
+    Staged,
+    StagedDelta,
+    Stager,
+    lake_table_gone,
+    starts_copy,
+    with_due_tables,
+)
 from mirror_pump.pipeline.standing import Standing, standing_of
-from mirror_pump.pipeline.swapping import DueSwap, Swap
+from mirror_pump.pipeline.swapping import DueTable, Swap
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.publication import record_published, refuse_changed
 from mirror_pump.source.tables import load_table
@@ -125,7 +131,8 @@ class Publisher:
         self._stager = Stager(storage, indexes, self._left_to_the_lake)
         self._applied = Lsn(0)
         self._publish_id = 0
-        self._in_commit = False
+        self.may_have_landed = False
+        """COMMIT of the last publish was sent, and it is not known that it did not happen: its files are to stay."""
 
     def close(self) -> None:
         self._connection.close()
@@ -157,24 +164,31 @@ class Publisher:
         raise AssertionError("tenacity either returns or raises")
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
+        self.may_have_landed = False
+        due = self._due_tables(request.frontier)
+        request = with_due_tables(request, due)
         registered = self._read_registrations([delta.table.table_id for delta in request.deltas])
-        due = self._due_swaps(request.frontier)
-        staged = self._stager.stage(request, registered)
+        staged = self._stager.stage(request, registered, due)
         try:
             self._stager.complete(due, staged)
             self._staged(request)
-            request = replace(request, failures=(*request.failures, *staged.failures))
-            landed = self._transaction(request, staged, registered)
-        except (LakeError, NotLeader, AdvanceRefused, PublicationChanged):
-            # None of these comes after COMMIT was sent.
+        except BaseException:
             self._stager.discard(staged)
             raise
+        request = replace(request, failures=(*request.failures, *staged.failures))
+        try:
+            landed = self._transaction(request, staged, registered)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
                 landed = self._resolve(error, request)
             except ConnectionLost:
                 self._stager.discard(staged)
                 raise
+        except BaseException:
+            # Of everything else that is raised after COMMIT was sent nobody knows what became of it.
+            if not self.may_have_landed:
+                self._stager.discard(staged)
+            raise
         committed = self._stager.landed(staged, landed.live)
         return LandedPublish(
             frontier=self._applied,
@@ -182,7 +196,8 @@ class Publisher:
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
             failures=landed.failures,
-            tables=committed,
+            # A table that goes live has a delta of its own, which is not the one that was left out.
+            tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
             snapshots=len(committed),
             seal=_MADE_HERE,
         )
@@ -192,11 +207,11 @@ class Publisher:
         found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
         return str(found[0][0]) if found and found[0][0] is not None else None
 
-    def _due_swaps(self, frontier: Lsn | None) -> list[DueSwap]:
-        """The tables that were copied again and go live at this F, or at the present one."""
-        rows = self._execute(_SQL["due_to_swap_in"], {"slot": self._slot, "frontier": frontier})
+    def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
+        """The tables that go live at this F, or at the present one."""
+        rows = self._execute(_SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
         tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
-        return [DueSwap(table, staged, seen) for table, staged, seen in tables if table is not None]
+        return [DueTable(table, *others) for table, *others in tables if table is not None]
 
     def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Standing]:
         if not table_ids:
@@ -212,7 +227,6 @@ class Publisher:
         registered: dict[TableId, Standing],
     ) -> _Landed:
         """All of it in one transaction. CommitConflict: nothing was done."""
-        self._in_commit = False
         self._publish_id = random.getrandbits(63)
         connection = self._open()
         with connection.transaction(), connection.cursor() as cursor:
@@ -239,13 +253,11 @@ class Publisher:
             )
             rename(cursor, [one.delta for one in staged.accepted])
             self._swap_in(cursor, staged.swaps)
-            cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
-            live = tuple(TableId(row[0]) for row in cursor.fetchall())
+            live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             # The last thing that is looked at: the later, the less can have come behind its commit record unseen.
             refuse_changed(cursor, self._slot)
-            self._in_commit = True
-        self._in_commit = False
+            self.may_have_landed = True
         return _Landed(live, failures)
 
     def _apply(
@@ -260,7 +272,7 @@ class Publisher:
         table = delta.table
         if delta.advance is not None:
             self._advance(cursor, table, delta.advance)
-        again = delta.restart_copy or delta.copies or (delta.truncate and row.state is TableState.COPYING)
+        again = starts_copy(delta, row)
         cursor.execute(
             _SQL["touch_table"],
             {
@@ -350,6 +362,15 @@ class Publisher:
         if any(not swapped for (swapped,) in cursor.fetchall()):
             raise CommitConflict("another writer committed to a table in the lake that was copied again")
 
+    def _go_live(self, cursor: psycopg.Cursor[tuple[Any, ...]], expected: Collection[TableId]) -> tuple[TableId, ...]:
+        """CommitConflict if other tables go live than those whose snapshots say so: a copy was completed, or given
+        up, since these were staged."""
+        cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
+        live = tuple(TableId(row[0]) for row in cursor.fetchall())
+        if set(live) != set(expected):
+            raise CommitConflict("the copy of a table was completed or given up while this was being published")
+        return live
+
     def _deletes(self, accepted: StagedDelta) -> dict[str, object]:
         """What `status` is told with a commit: the table's index, and how deletes were written if there were any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
@@ -397,7 +418,7 @@ class Publisher:
         Every publish leaves a random number in the slot's row, and nobody but the leader writes that row: while we
         lead, it holds our number if and only if our COMMIT happened. Another pump may have replaced it since.
         """
-        if not self._in_commit:
+        if not self.may_have_landed:
             raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
         try:
             connection = self._open()
@@ -416,6 +437,7 @@ class Publisher:
                 "No file of this publish was deleted; what the other pump publishes is right either way.",
             ) from error
         if not landed:
+            self.may_have_landed = False
             raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
         # Which tables went live is read from the catalog when the pump starts over; here it is only an optimisation.
         return _Landed((), request.failures)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
@@ -15,18 +16,31 @@ import psycopg
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, OutcomeUnknown, TaskFailed
+from mirror_pump.engine.session import end_java
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    LakeError,
+    MirrorPumpError,
+    NotLeader,
+    OutcomeUnknown,
+    TaskFailed,
+)
+from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
+from mirror_pump.pipeline.await_lead import take_lead
 from mirror_pump.pipeline.demand import Goal
+from mirror_pump.pipeline.failing import FailureRecord
 from mirror_pump.pipeline.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.neglect import NeglectWatch
 from mirror_pump.pipeline.session import Abandoned, PumpSession, Totals
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.upkeep import upkeep_tasks
 from mirror_pump.pipeline.work import StopRequested, Work
 from mirror_pump.source.connect import connect
-from mirror_pump.source.leader import Leader, refuse_if_led
+from mirror_pump.source.leader import Leader
 from mirror_pump.source.slot import wal_end
 from sql import queries
 
@@ -69,51 +83,108 @@ class Pump:
     """Runs until its goal is reached or a stop is requested. Raises what only a person can mend."""
 
     def __init__(
-        self, settings: Settings, *, observer: Observer | None = None, runner: TaskRunner | None = None
+        self,
+        settings: Settings,
+        *,
+        observer: Observer | None = None,
+        runner: TaskRunner | None = None,
+        while_leading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Without `runner`, the pump starts a Spark of its own and ends it; with one, it uses that and leaves it."""
+        """Without `runner`, the pump starts a Spark of its own when it leads, and ends it; with one, it uses that and
+        leaves it. What `while_leading` makes is entered when the pump leads, and left when it does not any more."""
         self._settings = settings
         self._runner = runner
+        self._while_leading = while_leading
         self._observer = observer or unobserved
         self._stop = threading.Event()
+        self._at_work = False
         self._inbox: SimpleQueue[Work] = SimpleQueue()
+        self._failures = FailureRecord(settings.require_dsn(), settings.slot)
 
     def request_stop(self) -> None:
         """Finish or abandon the batch under way, and return from `run` within seconds. Safe in a signal handler."""
         self._stop.set()
         self._inbox.put(StopRequested())
 
+    @property
+    def at_work(self) -> bool:
+        """Whether there is something that a stop has to end in order. While the server is waited for and Spark starts,
+        `run` may as well be left by an exception of a signal handler's."""
+        return self._at_work
+
     def submit(self, work: Work) -> None:
         """Hand work to the present session's loop. Safe in any thread; what a session leaves is not done."""
         self._inbox.put(work)
 
-    def run(self, until: Lsn | None = None, once: bool = False, copies: bool = False) -> PumpResult:
+    def run(
+        self, until: Lsn | None = None, once: bool = False, copies: bool = False, *, standby: bool = False
+    ) -> PumpResult:
         """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
-        table is being copied any more; for ever without any of them. Raises NotLeader while another pump leads."""
+        table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once everything has
+        ended in order, if that is what Ctrl-C does in this process.
+
+        While another pump leads, raises NotLeader. A `standby` waits for its turn instead, without a Spark, or until
+        the other one has reached the goal; and waits again if it loses the lead.
+        """
         totals = Totals(Lsn(0))
-        # Before Spark starts, which takes seconds; the lead itself is taken by each session.
-        end = self._persist(self._wal_end_unless_led, totals)
+        end = self._persist(self._wal_end, totals) if once else None
         goal = Goal(end if once else until, copies or once)
-        storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
-        if self._runner is not None:
-            self._sessions(goal, totals, storage, self._runner)
-        else:
-            cores = os.cpu_count() or 1
-            others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
-            own = SparkTaskRunner.start(self._settings.master, cores, others)
+
+        def await_turn() -> Leader | None:
+            return take_lead(self._settings, goal, self._observer, self._stop, totals, standby=standby)
+
+        # Before Spark starts, which takes seconds and memory: of two pumps that start together one has it for nothing.
+        while (leader := self._persist(await_turn, totals)) is not None:
             try:
-                self._sessions(goal, totals, storage, own)
-            finally:
-                own.close()
+                self._lead(leader, goal, totals)
+                break
+            except NotLeader as error:
+                if not standby:
+                    raise
+                self._observer(Step.LEAD_LOST, error=str(error))
+                if self._runner is None:
+                    end_java()
         reason = "stopped" if self._stop.is_set() else "goal"
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
-    def _sessions(self, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
+    def _lead(self, leader: Leader, goal: Goal, totals: Totals) -> None:
+        """Lead until the goal is reached or the stop requested; lets go of the lead. Raises NotLeader once another pump
+        has it."""
+        storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
+        try:
+            with self._while_leading():
+                if self._runner is not None:
+                    self._sessions(leader, goal, totals, storage, self._runner)
+                    return
+                cores = os.cpu_count() or 1
+                others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
+                own = SparkTaskRunner.start(self._settings.master, cores, others)
+                try:
+                    self._sessions(leader, goal, totals, storage, own)
+                finally:
+                    own.close()
+        finally:
+            # Sessions let go of it, if it came to one.
+            leader.release()
+
+    def _sessions(self, first: Leader, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner) -> None:
+        with deferred_interrupt(self.request_stop):
+            self._at_work = True
+            self._run_sessions(first, goal, totals, storage, runner)
+
+    def _run_sessions(
+        self, first: Leader, goal: Goal, totals: Totals, storage: StorageOptions, runner: TaskRunner
+    ) -> None:
         indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
+        leads = [first]
 
         def live() -> None:
             again = True
-            leader: Leader | None = None
+            # A session that ended by an error let go of its lead: the next one takes it anew.
+            leader = leads.pop() if leads else None
+            if leader is not None:
+                # Spark took its time to start.
+                leader.check()
             while again and not self._stop.is_set():
                 self._inbox = SimpleQueue()
                 session = PumpSession(
@@ -136,29 +207,41 @@ class Pump:
             if leader is not None:
                 leader.release()
 
-        with suppress(Abandoned):
-            self._persist(live, totals)
+        watch = NeglectWatch(self._settings.require_dsn(), self._settings.slot, self._observer)
+        try:
+            with watch, suppress(Abandoned):
+                self._persist(live, totals)
+        except NotLeader:
+            # The one that leads has the word.
+            raise
+        except MirrorPumpError as error:
+            self._failures.failed(error, totals.frontier, totals.epoch, retry_in=None)
+            raise
 
     def _persist(self, attempt: Callable[[], Outcome], totals: Totals) -> Outcome | None:
         """What `attempt` returns, tried again after errors that time may cure; None once the stop is requested."""
         pause, broken_tasks = _FIRST_PAUSE, 0
         while not self._stop.is_set():
-            commits = totals.commits
+            commits, began = totals.commits, time.monotonic()
             try:
                 return attempt()
             except _CURABLE as error:
                 if totals.commits > commits:
                     pause, broken_tasks = _FIRST_PAUSE, 0
+                elif time.monotonic() - began > self._settings.reconnect_backoff_max:
+                    # A standby, or a pump without work, that has been well since the last error.
+                    pause = _FIRST_PAUSE
                 broken_tasks += isinstance(error, TaskFailed)
                 if broken_tasks >= _BROKEN_TASKS:
                     raise
                 remedy = getattr(error, "remedy", "")
                 self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
-                self._stop.wait(pause * random.uniform(0.5, 1.0))
+                due = time.monotonic() + pause * random.uniform(0.5, 1.0)
+                self._failures.failed(error, totals.frontier, totals.epoch, retry_in=pause)
+                self._stop.wait(max(0.0, due - time.monotonic()))
                 pause = min(pause * 2, self._settings.reconnect_backoff_max)
         return None
 
-    def _wal_end_unless_led(self) -> Lsn:
+    def _wal_end(self) -> Lsn:
         with connect(self._settings.require_dsn(), autocommit=True) as connection:
-            refuse_if_led(connection, self._settings.slot)
             return wal_end(connection)

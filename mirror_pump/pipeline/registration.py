@@ -9,15 +9,26 @@ behind a waiting lock request.
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import ConnectionLost, MirrorPumpError, NotLeader, SourceError, TableError, UsageError
+from mirror_pump.errors import (
+    ConnectionLost,
+    Interrupted,
+    MirrorPumpError,
+    NotLeader,
+    SourceError,
+    TableError,
+    UsageError,
+)
+from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.catalog import ENGINE_PROPERTIES, delete_pointer, ensure_namespace, insert_pointer, load_pointer
 from mirror_pump.lake.commit import LakeTable, StagedCommit
 from mirror_pump.lake.cutline import CutLine
@@ -30,9 +41,9 @@ from mirror_pump.pipeline.publish import lake_props
 from mirror_pump.pipeline.pump import Pump
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
-from mirror_pump.pipeline.unregistration import named
+from mirror_pump.pipeline.unregistration import registered_as
 from mirror_pump.source.choices import NO_CHOICES, Choices, chosen, describe_choices, same_choices
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
 from mirror_pump.source.relations import RelationDescription, describe, refuse, resolve_name
@@ -105,28 +116,32 @@ def register(
 
     The copy is done by the pump that runs, else by a pump within this process. Registering again a table that is being
     copied resumes its copy. `choices` are of one table's columns: UsageError if several are named. With `retention` the
-    tables shed old partitions once they are live.
+    tables shed old partitions once they are live. Raises Interrupted, saying what stands, where Ctrl-C raises
+    KeyboardInterrupt in this process.
     """
     if choices and len(names) != 1:
         raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
     outcomes: list[RegisterOutcome] = []
-    registered: list[TableId] = []
+    registered: dict[TableId, str] = {}
     dsn = settings.require_dsn()
     with connect(dsn, autocommit=True) as connection:
-        for name in names:
-            try:
-                table_id = _register_one(connection, settings, name, choices, retention)
-            except MirrorPumpError as error:
-                outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
-            else:
-                registered.append(table_id)
-                observer(Step.REGISTERED, table=name)
-        if registered:
-            connection.execute("SELECT pg_notify(%s, 'copy')", (CHANNEL,))
-        if registered and wait:
-            _follow(connection, settings, registered, on_progress, observer)
-        left_out = generated_left_out(connection, registered)
-        for progress, why in _progress(connection, registered).items():
+        try:
+            for name in names:
+                try:
+                    _register_one(connection, settings, name, choices, retention, registered)
+                except MirrorPumpError as error:
+                    outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
+                else:
+                    observer(Step.REGISTERED, table=name)
+            if registered:
+                connection.execute("SELECT pg_notify(%s, 'copy')", (CHANNEL,))
+            if registered and wait:
+                _follow(connection, settings, list(registered), on_progress, observer)
+        except KeyboardInterrupt:
+            refused = {outcome.table for outcome in outcomes}
+            raise _interrupted(names, refused, list(registered.values())) from None
+        left_out = generated_left_out(connection, list(registered))
+        for progress, why in _progress(connection, list(registered)).items():
             failure = TableError(why, "Mend the cause, then unregister and register the table.") if why else None
             outcomes.append(
                 RegisterOutcome(
@@ -140,9 +155,28 @@ def register(
     return tuple(outcomes)
 
 
+def _interrupted(names: Sequence[str], refused: Collection[str], registered: Sequence[str]) -> Interrupted:
+    missing = [name for name in names if name not in refused and name not in registered]
+    stands = []
+    if registered:
+        stands.append(
+            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register` goes on"
+            " with"
+        )
+    if missing:
+        stands.append(f"not registered: {', '.join(missing)}")
+    return Interrupted(f"interrupted; {'; '.join(stands)}")
+
+
 def _register_one(
-    connection: PgConnection, settings: Settings, name: str, choices: Choices, retention: RetentionWish | None
-) -> TableId:
+    connection: PgConnection,
+    settings: Settings,
+    name: str,
+    choices: Choices,
+    retention: RetentionWish | None,
+    registered: dict[TableId, str],
+) -> None:
+    """Adds the table to `registered` in the moment in which it is."""
     table_name, table_id = resolve_name(connection, name)
     known = load_table(connection, table_id)
     if known is not None:
@@ -167,30 +201,38 @@ def _register_one(
             raise TableError(
                 f"{known.name} is registered without heap retention", "to change that, unregister and register it"
             )
-        return table_id
-    if named(connection, str(table_name)) is not None:
+        registered[table_id] = name
+        return
+    if registered_as(connection, table_name) is not None:
         raise TableError(
             f"another table was registered as {table_name}, and has been dropped or renamed since",
-            f"Unregister it first: mirror-pump unregister {table_name.quoted}",
+            f"Unregister it first: mirror-pump unregister {shlex.quote(str(table_name))}",
         )
     description = chosen(connection, describe(connection, table_id, settings.publication), choices)
     refuse(description)
-    plan = None if retention is None else plan_retention(connection, description, retention)
+    plan = None
+    if retention is not None:
+        plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
+
+    def enter() -> None:
+        # An interrupt ends what the server is at, and comes when it is certain whether the COMMIT has happened.
+        with deferred_interrupt(connection.cancel):
+            _enter(connection, settings, description, table, staged, choices, plan)
+            registered[table_id] = name
+
     try:
-        with_lock_retries(
-            settings, table_name, lambda: _enter(connection, settings, description, table, staged, choices, plan)
-        )
+        with_lock_retries(settings, table_name, enter)
     except ConnectionLost:
         # The COMMIT may have happened: then the table is registered, and these are its files.
         raise
-    except MirrorPumpError:
-        for path in staged.files:
-            delete(path, storage)
+    except (MirrorPumpError, KeyboardInterrupt):
+        if table_id not in registered:
+            for path in staged.files:
+                delete(path, storage)
         raise
-    return table_id
 
 
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:

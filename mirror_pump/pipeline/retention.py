@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from datetime import timedelta
 from queue import SimpleQueue
 
 import psycopg
@@ -182,6 +183,8 @@ class Retention:
                     moved |= one.captured and self._unseal(connection, table, one)
                     continue
                 self._undue.pop((table.table_id, one.partition_id), None)
+            if one.state == TIERED and not self._leaves(connection, table, one, choices, newest):
+                continue
             # T passes partitions in their order; all that are due are sealed meanwhile.
             may = not waits or first or (one.state == HOT and one.name is not None) or one.sealed_lsn is None
             first = first and not waits
@@ -221,11 +224,30 @@ class Retention:
                 return ""
             return self._prove(connection, table, one)
         if one.state == TIERED:
-            refused = source.attempt(connection, "drop", where)
+            refused = source.attempt(connection, "drop", {**where, "detach": choices.detach})
             if refused is None:
-                self._done(connection, table, one, "drop")
+                self._done(connection, table, one, "detach" if choices.detach else "drop")
             return refused
         return ""
+
+    @staticmethod
+    def _leaves(
+        connection: PgConnection,
+        table: MirroredTable,
+        one: Partition,
+        choices: Choices,
+        newest: Callable[[], int | None],
+    ) -> bool:
+        """Whether a partition that the lake holds may be dropped: its grace is over, and nobody has chosen a larger
+        distance since."""
+        assert table.tier is not None
+        if one.grace_left(choices.drop_grace) > timedelta(0):
+            return False
+        if source.is_due(table.tier, one.hi, choices.lag, newest):
+            return True
+        where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        source.run(connection, "waits", {**where, "reason": "it is not due any more: it stays"})
+        return False
 
     def _unseal(self, connection: PgConnection, table: MirroredTable, one: Partition) -> bool:
         """Lets a partition be that was sealed and is not due any more; whether it was done."""
@@ -247,6 +269,10 @@ class Retention:
         """Has the loop move T past the partition."""
         assert one.sealed_lsn is not None
         where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        if (reader := source.reader_in_the_way(connection, table.table_id, one.hi)) is not None:
+            # Looked at again at every turn, not ever more rarely: T moves as soon as the reader is done.
+            source.run(connection, "waits", {**where, "reason": reader})
+            return ""
         if one.name is not None and source.run(connection, "crowded", where):
             return "much of it was changed since it was sealed: it is sealed anew"
         if choices.applied < one.sealed_lsn:

@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.errors import ConnectionLost, LakeError, NotLeader, RowNotSent, SourceError
+from mirror_pump.errors import RowNotSent, SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.batches import Failure, TableChange
@@ -44,6 +44,7 @@ from mirror_pump.pipeline.work import (
     FoldReady,
     FrontierWanted,
     IndexRead,
+    IndexWanted,
     SegmentInFlight,
     StopRequested,
     ThreadFailed,
@@ -51,6 +52,7 @@ from mirror_pump.pipeline.work import (
 )
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.leader import Leader
+from mirror_pump.source.pump_error import clear_error
 from mirror_pump.source.slot import wal_end
 from mirror_pump.source.tables import load_table
 from sql import queries
@@ -62,6 +64,8 @@ _POLL = 0.25
 _RETAIN_INTERVAL = 30.0
 """Seconds between looks, when there is time, at whether tables with a key index are still mirrored, and tables that
 were set aside still published."""
+_RECOVERED_AFTER = 10.0
+"""Seconds after which a session that has caught up, and had nothing to publish, is a success."""
 _STOP_GRACE = 3.0
 """Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
 
@@ -70,6 +74,11 @@ def _step_of(change: TableChange) -> Step:
     if change.copy_again:
         return Step.TABLE_COPIED_AGAIN
     return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
+
+
+_DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
+"""Why a table is copied again, where a former session knew more."""
+_REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
 
 
 class Abandoned(Exception):
@@ -113,6 +122,10 @@ class PumpSession:
         self._inbox = inbox
         self._indexes = indexes
         self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
+        self._awaiting_copy: dict[TableId, str] = {}
+        """Why tables that are to be described first are to be copied again."""
+        self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
+        """Table, L0 and generation of copies that have begun again: each of their chunks may report it."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -146,7 +159,8 @@ class PumpSession:
         self._parts = parts
         self._frontier = totals.frontier = parts.applied
         self._demand = Demand(goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval)
-        self._retained_at = time.monotonic()
+        self._began = self._retained_at = time.monotonic()
+        self._caught_up = self._recovered = False
 
     def close(self) -> None:
         """End the threads, remove files of work that will not be published, let go of the lead."""
@@ -176,6 +190,8 @@ class PumpSession:
             while True:
                 match self._inbox.get_nowait():
                     case AdvanceWanted(answer=answer):
+                        answer.cancel()
+                    case IndexWanted(answer=answer):
                         answer.cancel()
                     case FoldReady(fold=fold, answer=answer):
                         answer.cancel()
@@ -215,6 +231,7 @@ class PumpSession:
             case Batch():
                 self._apply(work)
             case CaughtUp(lsn):
+                self._caught_up = True
                 self._demand.reached(lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
@@ -230,12 +247,18 @@ class PumpSession:
                 # An empty table has nothing to publish: F has to move for it to go live.
                 self._look_around()
             case CopyInvalid(table):
-                self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
+                landed = self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
+                copy = table.table_id, table.start_lsn, table.generation
+                if table.table_id in landed.tables and copy not in self._invalid_copies:
+                    self._invalid_copies.add(copy)
+                    self._observer(Step.TABLE_COPIED_AGAIN, table=str(table.name), reason=_REWRITTEN)
                 self._parts.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
             case IndexRead():
                 self._indexes.read(work)
+            case IndexWanted():
+                self._want_index(work)
             case Exchange():
                 self._publish_exchange(work)
             case AdvanceWanted():
@@ -271,14 +294,25 @@ class PumpSession:
         self._totals.changes += batch.end.changes
         changes = [delta.change for delta in applied.deltas if delta.change is not None]
         for change in changes:
-            step = _step_of(change)
-            self._observer(step, table=str(change.table.name), reason=change.reason)
+            self._tell(change)
         if changes:
             self._parts.watcher.wake()
         if changes or any(delta.truncate for delta in applied.deltas):
             self._parts.copier.wake()
         self._demand.reached(landed.frontier)
         self._publish_idle()
+
+    def _tell(self, change: TableChange) -> None:
+        """Say what became of a table that changed. One that cannot be copied again before it is described is told of
+        twice: when that is known, and when its copy begins, for the same reason."""
+        table = change.table
+        reason = change.reason
+        if change.copy_again:
+            former = self._awaiting_copy.pop(table.table_id, "")
+            reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
+            if table.stalled:
+                self._awaiting_copy[table.table_id] = reason
+        self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
         """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
@@ -334,6 +368,19 @@ class PumpSession:
         self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
         work.answer.set_result(None)
 
+    def _want_index(self, work: IndexWanted) -> None:
+        if not work.answer.set_running_or_notify_cancel():
+            return
+        try:
+            lake = self._parts.publisher.load(work.table)
+            work.answer.set_result(self._indexes.want(work.table, lake, work.deletes))
+        except TableError:
+            # The table is not what it was; its fold finds that out.
+            work.answer.set_result(False)
+        except BaseException as error:
+            work.answer.set_exception(error)
+            raise
+
     def _fold(self, work: FoldReady) -> None:
         """Publish corrections of rows below T."""
         if not work.answer.set_running_or_notify_cancel():
@@ -367,9 +414,10 @@ class PumpSession:
     def _publish(self, request: PublishRequest) -> LandedPublish:
         try:
             landed = self._parts.publisher.publish(request)
-        except (LakeError, ConnectionLost, NotLeader):
-            # It certainly did not happen, and these files are not offered again.
-            discard(files_of(request), self._storage)
+        except BaseException:
+            if not self._parts.publisher.may_have_landed:
+                # It certainly did not happen, and these files are not offered again.
+                discard(files_of(request), self._storage)
             raise
         self._frontier = self._totals.frontier = landed.frontier
         self._totals.commits += 1
@@ -425,6 +473,8 @@ class PumpSession:
 
     def _look_around(self) -> None:
         """Nothing came for a while: has F still to move for somebody?"""
+        if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
+            self._recover()
         if self._demand.unmet(self._frontier) or not self._demand.goal.endless:
             self._parts.receiver.want_position()
         self._publish_idle()
@@ -433,6 +483,14 @@ class PumpSession:
         if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
             self._retain_indexes()
             self._unpublish_failed()
+
+    def _recover(self) -> None:
+        """Says that what the last session ended with is over, though there was nothing to publish since."""
+        if self._caught_up:
+            clear_error(self._parts.connection, self._slot)
+            self._recovered = True
+        else:
+            self._parts.receiver.want_position()
 
     def _done(self) -> bool:
         goal = self._demand.goal

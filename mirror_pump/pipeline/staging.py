@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ConnectionLost, ForeignTable, LakeError, TableError
+from mirror_pump.errors import ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.dropped_rows import DroppedRows
@@ -19,21 +19,23 @@ from mirror_pump.lake.evolution import SchemaConflict
 from mirror_pump.lake.resolution import Superseded
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import sidecars, with_sidecars, without_sidecars
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
 from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.standing import Standing
-from mirror_pump.pipeline.swapping import DueSwap, Swap
+from mirror_pump.pipeline.swapping import DueTable, Swap
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
-"""Snapshot summary key: the F that the snapshot was published with, in Postgres's notation."""
-
+"""Snapshot summary key: an F at which the table's rows are the snapshot's, in Postgres's notation. Each snapshot of a
+live table has it, beginning with the one that the publish makes with which the table goes live."""
+COPYING_PROPERTY = "mirror-pump.copying"
+"""Snapshot summary key, in place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled; the table
+had these rows at no F."""
 FILLING_PROPERTY = "mirror-pump.filling"
-"""Snapshot summary key, `true`: rows from before a column was added may still lack its value. No reader is shown such
-a snapshot, but for the last one of a fill, in which no row lacks any."""
+"""Snapshot summary key, `true`: rows from before a column was added may still lack its value."""
 
 
 class AdvanceRefused(Exception):
@@ -53,6 +55,8 @@ class StagedDelta:
     born_sequence: SequenceNumber | None = None
     """Where files are born that are copied from here on, if it is not where they were."""
     dropped_rows: tuple[DroppedRows, ...] = ()
+    goes_live: bool = False
+    """The table goes live with this publish, and `staged` says at which F."""
 
     @property
     def table(self) -> LakeTable | None:
@@ -80,6 +84,24 @@ class Staged:
     """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
     swaps: dict[TableId, Swap] = field(default_factory=dict)
     """Of tables that were copied again and go live."""
+
+    @property
+    def going_live(self) -> frozenset[TableId]:
+        """Tables with a snapshot that says that they go live."""
+        return frozenset(one.delta.table.table_id for one in self.accepted if one.goes_live)
+
+
+def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> PublishRequest:
+    """The request with a delta for each table that goes live with it: also one that nothing else happens to gets a
+    snapshot."""
+    present = {(delta.table.table_id, known_as(delta)) for delta in request.deltas}
+    missing = [one.table for one in due if (one.table.table_id, one.table.start_lsn) not in present]
+    return replace(request, deltas=(*request.deltas, *map(TableDelta, missing)))
+
+
+def known_as(delta: TableDelta) -> Lsn:
+    """L0 by which the catalog knows the registration that the delta is for."""
+    return delta.table.start_lsn if delta.change is None else delta.change.former_lsn
 
 
 def lake_table_gone(table: MirroredTable) -> TableError:
@@ -110,45 +132,61 @@ class Stager:
             known = self._tables[table_id] = LakeTable.load(location, self._storage)
         return known
 
-    def stage(self, request: PublishRequest, registered: Mapping[TableId, Standing]) -> Staged:
-        """Writes what the request asks for. Raises LakeError, AdvanceRefused and ConnectionLost: then nothing of it is
-        left."""
+    def stage(self, request: PublishRequest, registered: Mapping[TableId, Standing], due: Sequence[DueTable]) -> Staged:
+        """Writes what the request asks for; `due` are tables that go live with it, each of which has a delta.
+
+        Which F a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = F holds the table's rows at F, and
+        at each F that is published until the next snapshot. Of a live table that is the protocol's own promise. A table
+        under copy had none of its snapshots' rows at any F: a chunk shows the heap as it was when it was read, which
+        may be later than the F of its publish, and other chunks are missing. Its snapshots are marked as
+        copying. It goes live in the publish whose F has passed the end of WAL noted after the last chunk: by then each
+        change that a chunk may have seen in part, or may have missed, has come by the stream, so after that publish's
+        own delta the rows are those at F, and were it for no earlier published F. Hence that publish, and no other,
+        makes the first snapshot with an F; where it brings the table no change, an empty one.
+
+        Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises, nothing of it is left.
+        """
         staged = Staged()
+        live_at = {(one.table.table_id, one.table.start_lsn): one.frontier for one in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         try:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
-                known_as = delta.table.start_lsn if delta.change is None else delta.change.former_lsn
-                if row is None or row.start_lsn != known_as or row.state is TableState.FAILED:
+                former = known_as(delta)
+                if row is None or row.start_lsn != former or row.state is TableState.FAILED:
                     staged.dropped.append(delta.table.table_id)
                 elif row.lost:
                     known = replace(delta.table, start_lsn=row.start_lsn)
                     staged.failures.append(Failure.of(known, lake_table_gone(known)))
-                elif (delta.table.table_id, known_as) not in failing:
+                elif (delta.table.table_id, former) not in failing:
                     _refuse_swept(delta, row, request)
-                    self._stage_or_fail(delta, row, request.frontier, staged)
-        except (LakeError, AdvanceRefused, ConnectionLost):
+                    live = live_at.get((delta.table.table_id, former))
+                    self._stage_or_fail(delta, row, request.frontier, live, staged)
+        except BaseException:
             self.discard(staged)
             raise
         return staged
 
-    def complete(self, due: Sequence[DueSwap], staged: Staged) -> None:
-        """Prepares the exchange of tables that go live with what is staged. Raises LakeError; nothing is removed then.
+    def complete(self, due: Sequence[DueTable], staged: Staged) -> None:
+        """Prepares the exchange of tables that were copied again and go live with what is staged. Raises LakeError;
+        nothing is removed then.
 
         Of a table that what is staged makes wait for longer, the exchange is left for a later publish.
         """
-        commits = {one.delta.table.table_id: one.staged for one in staged.accepted if one.staged is not None}
+        commits = {
+            one.delta.table.table_id: one.staged for one in staged.accepted if one.goes_live and one.staged is not None
+        }
         for one in due:
-            table_id = one.table.table_id
+            commit = commits.get(one.table.table_id)
+            if one.staged is None or commit is None:
+                continue
             if one.seen is None:
                 staged.failures.append(Failure.of(one.table, lake_table_gone(one.table)))
                 continue
-            commit = commits.get(table_id)
             try:
-                content = commit.table if commit is not None else self.known(table_id, one.staged)
-                staged.swaps[table_id] = Swap.of(content, one.seen)
+                staged.swaps[one.table.table_id] = Swap.of(commit.table, one.seen)
             except ForeignTable as error:
-                staged.failures.append(Failure(one.table, f"{one.table.name}: {error}. {error.remedy}"))
+                staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
 
     def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
@@ -174,25 +212,29 @@ class Stager:
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
 
-    def _stage_or_fail(self, delta: TableDelta, row: Standing, frontier: Lsn | None, staged: Staged) -> None:
-        """One table's part, without what does not fit its state."""
+    def _stage_or_fail(
+        self, delta: TableDelta, row: Standing, frontier: Lsn | None, live: Lsn | None, staged: Staged
+    ) -> None:
+        """One table's part, without what does not fit its state. `live`: the F at which the table is due to go live."""
         current = _of_generation(delta, row.generation)
         if current.resolution is not None and not row.resolvable:
             current = _without_resolution(current, staged.refused)
         if current.fold is not None and not may_fold(current.fold, row.tier, calm=row.calm):
             current = replace(current, fold=None)
             staged.refused.append(current.table.table_id)
+        if live is not None and _waits_longer(current, row, live):
+            live = None
         known = replace(current.table, start_lsn=row.start_lsn)
         if (reason := self._would_lose(current, row)) is not None:
             staged.failures.append(Failure(known, reason))
             return
         try:
             try:
-                one = self._stage(current, row, frontier)
+                one = self._stage(current, row, frontier, live)
             except Superseded:
-                one = self._stage(_without_resolution(current, staged.refused), row, frontier)
+                one = self._stage(_without_resolution(current, staged.refused), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
-            staged.failures.append(Failure(known, f"{known.name}: {error}. {error.remedy}"))
+            staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
         else:
             staged.accepted.append(one)
 
@@ -203,7 +245,7 @@ class Stager:
         left = self._left_to_the_lake(delta.table.table_id)
         return None if left is None else would_lose(delta, left)
 
-    def _stage(self, delta: TableDelta, row: Standing, frontier: Lsn | None) -> StagedDelta:
+    def _stage(self, delta: TableDelta, row: Standing, frontier: Lsn | None, live: Lsn | None) -> StagedDelta:
         born = tuple(BornFile(chunk.file, row.born_sequence) for chunk in delta.chunks if chunk.file is not None)
         known = self.known(delta.table.table_id, row.metadata_location)
         if known.partitioned:
@@ -216,7 +258,16 @@ class Stager:
         schema = _schema_of(delta, known)
         emptied = delta.truncate or delta.copies
         segments = delta.segments if delta.fold is None else (*delta.segments, delta.fold.segment)
-        work = segments or born or emptied or delta.restart_copy or delta.resolution or schema or delta.fills
+        work = (
+            segments
+            or born
+            or emptied
+            or delta.restart_copy
+            or delta.resolution
+            or schema
+            or live is not None
+            or delta.fills
+        )
         renewing = row.calm and not delta.copies and cold_due(delta, row.tier, row.snapshot_id, known)
         if delta.advance is not None and not row.calm:
             raise AdvanceRefused("the table is being copied")
@@ -226,62 +277,103 @@ class Stager:
         # Keys of rows that went with their partition may be in the table twice until these are gone.
         if delta.restart_copy or delta.copies or spare is not None or delta.dropped or row.rows_dropped:
             self._indexes.forget(delta.table.table_id)
-        encoded = self._indexes.encode(
-            delta.table,
-            known,
-            segments,
-            emptied=emptied and spare is None,
-            positions_allowed=row.resolvable,
-        )
-        # What moves no F leaves the snapshot at the F of the one before.
-        said = known.summary.get(FRONTIER_PROPERTY) if frontier is None else format_lsn(frontier)
-        summary = {} if said is None else {FRONTIER_PROPERTY: said}
-        if delta.fills or row.state is TableState.FILLING:
-            summary[FILLING_PROPERTY] = "true"
-        files = encoded.segments
-        born_sequence: SequenceNumber | None = None
-        if spare is not None:
-            # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
-            # at a number that no other file has, and before what the stream brings.
-            born_sequence = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
-            files = (SegmentFiles((), ()), *files)
-        now_ms = time.time_ns() // 1_000_000
-        staged: StagedCommit | None = None
-        try:
+        summary = _frontier_summary(delta, row, known, frontier, live)
+        with StagedFiles(self._storage) as written:
+            encoded = self._indexes.encode(
+                delta.table,
+                known,
+                segments,
+                emptied=emptied and spare is None,
+                positions_allowed=row.resolvable,
+            )
+            written.own(*encoded.written)
+            staged, born_sequence = None, None
             if work:
-                staged = known.stage(
-                    RowDelta(
-                        segments=files,
-                        born=born,
-                        replace=emptied,
-                        spare=spare,
-                        remove_born=row.born_sequence if delta.restart_copy else None,
-                        positions=encoded.positions,
-                        resolution=delta.resolution,
-                        schema=schema,
-                        summary=summary,
-                    ),
-                    now_ms=now_ms,
-                    keep=row.kept(known.metadata),
-                    rewrite_since=row.rewrite_since,
+                change = RowDelta(
+                    segments=encoded.segments,
+                    born=born,
+                    replace=emptied,
+                    spare=spare,
+                    remove_born=row.born_sequence if delta.restart_copy else None,
+                    positions=encoded.positions,
+                    resolution=delta.resolution,
+                    schema=schema,
+                    summary=summary,
                 )
-        except (Superseded, SchemaConflict, LakeError):
-            self._indexes.discard(encoded)
-            raise
+                staged, born_sequence = _staged_on(known, change, row)
+                written.own(*staged.files)
+            cold = self._stage_cold(delta, row, staged, known, summary, renewing=renewing)
         last = int(known.metadata["last-sequence-number"])
         gone = tuple(DroppedRows(last + segments_before, bounds) for segments_before, bounds in delta.dropped)
-        accepted = StagedDelta(delta, encoded, staged, born_sequence=born_sequence, dropped_rows=gone)
+        return StagedDelta(delta, encoded, staged, cold, born_sequence, gone, goes_live=live is not None)
+
+    def _stage_cold(
+        self,
+        delta: TableDelta,
+        row: Standing,
+        staged: StagedCommit | None,
+        known: LakeTable,
+        summary: Mapping[str, str],
+        *,
+        renewing: bool,
+    ) -> StagedCold | None:
+        """S made anew on top of what is staged, if it has to be."""
         base = staged.table if staged is not None else known
-        if renewing or (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
-            cut = delta.advance.cut if delta.advance is not None else None
-            try:
-                line = line_of(delta.table, row.tier, cut)
-            except TableError as error:
-                raise AdvanceRefused(str(error)) from error
-            kept = row.kept(base.metadata)
-            cold = self._cold.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
-            accepted = replace(accepted, cold=cold)
-        return accepted
+        if not renewing and not (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
+            return None
+        cut = delta.advance.cut if delta.advance is not None else None
+        try:
+            line = line_of(delta.table, row.tier, cut)
+        except TableError as error:
+            raise AdvanceRefused(str(error)) from error
+        kept = row.kept(base.metadata)
+        return self._cold.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
+
+
+def _staged_on(known: LakeTable, change: RowDelta, row: Standing) -> tuple[StagedCommit, SequenceNumber | None]:
+    """The commit, and where files are born that are copied from here on, if it is not where they were."""
+    born_sequence: SequenceNumber | None = None
+    if change.spare is not None:
+        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
+        # at a number that no other file has, and before what the stream brings.
+        born_sequence = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
+        change = replace(change, segments=(SegmentFiles((), ()), *change.segments))
+    staged = known.stage(
+        change,
+        now_ms=time.time_ns() // 1_000_000,
+        keep=row.kept(known.metadata),
+        rewrite_since=row.rewrite_since,
+    )
+    return staged, born_sequence
+
+
+def starts_copy(delta: TableDelta, row: Standing) -> bool:
+    """Whether the delta makes a copy begin, or begin again."""
+    return delta.restart_copy or delta.copies or (delta.truncate and row.state is TableState.COPYING)
+
+
+def _waits_longer(delta: TableDelta, row: Standing, live: Lsn) -> bool:
+    """Whether the delta itself keeps the table from going live at this F."""
+    return (
+        starts_copy(delta, row) or delta.fills or (delta.not_live_before is not None and delta.not_live_before > live)
+    )
+
+
+def _frontier_summary(
+    delta: TableDelta, row: Standing, known: LakeTable, frontier: Lsn | None, live: Lsn | None
+) -> dict[str, str]:
+    """What the snapshot says of F (see Stager.stage)."""
+    if live is not None:
+        return {FRONTIER_PROPERTY: format_lsn(live)}
+    if delta.copies or row.state is TableState.COPYING:
+        return {COPYING_PROPERTY: "true"}
+    if delta.fills or row.state is TableState.FILLING:
+        return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
+    if frontier is not None:
+        return {FRONTIER_PROPERTY: format_lsn(frontier)}
+    # What moves no F leaves the snapshot at the F of the one before.
+    former = known.summary.get(FRONTIER_PROPERTY)
+    return {} if former is None else {FRONTIER_PROPERTY: former}
 
 
 def _refuse_swept(delta: TableDelta, row: Standing, request: PublishRequest) -> None:

@@ -1,4 +1,5 @@
-"""A table that was copied again and goes live: its new content takes the place of what readers see."""
+"""Tables whose copy is complete and that go live; of those copied again, the new content takes the place of what
+readers see."""
 
 from __future__ import annotations
 
@@ -7,18 +8,20 @@ from dataclasses import dataclass
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.metadata import read_metadata
 from mirror_pump.lake.rebase import rebase
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import Lsn, MirroredTable
 
 
 @dataclass(frozen=True)
-class DueSwap:
-    """Such a table, as the catalog has it before the publish."""
+class DueTable:
+    """A table that goes live with a publish, as the catalog has it before."""
 
     table: MirroredTable
-    staged: str
-    """The metadata that only mirror_tables names."""
+    staged: str | None
+    """The metadata that only mirror_tables names; None if the table is copied for the first time."""
     seen: str | None
     """What readers see; None if the catalog does not name the lake table any more."""
+    frontier: Lsn
+    """F of the publish."""
 
 
 @dataclass(frozen=True)

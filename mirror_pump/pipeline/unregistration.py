@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from psycopg import errors as pg_errors
+
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions, delete_tree
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations import resolve_name
@@ -67,28 +69,42 @@ def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
     unknown: MirrorPumpError = TableError(
         f"{name} is not registered", "`mirror-pump status` lists the tables that are."
     )
-    written = name
+    table = None
     try:
         table_name, table_id = resolve_name(connection, name)
     except MirrorPumpError as error:
         unknown = error
+        table = _formerly_registered(connection, name)
     else:
-        table = load_table(connection, table_id)
-        if table is not None:
-            return table
-        written = str(table_name)
-    table = named(connection, written)
+        table = load_table(connection, table_id) or registered_as(connection, table_name)
     if table is None:
         raise unknown
     return table
 
 
-def named(connection: PgConnection, name: str) -> MirroredTable | None:
-    """The table that was registered under this name, with or without its schema, whatever it is called now."""
+def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:
+    """The table that was registered under this name, whatever it is called now."""
     with source_errors("looking for a registered table"):
         row = connection.execute(
-            "SELECT table_id FROM modak.tables WHERE schema_name || '.' || table_name = %(name)s"
-            " OR table_name = %(name)s ORDER BY table_name = %(name)s LIMIT 1",
-            {"name": name},
+            "SELECT table_id FROM modak.tables WHERE schema_name = %s AND table_name = %s", (name.schema, name.name)
         ).fetchone()
     return None if row is None else load_table(connection, TableId(row[0]))
+
+
+def _formerly_registered(connection: PgConnection, text: str) -> MirroredTable | None:
+    """The table that was registered under the name `text`, as SQL or without its quotes, with or without its schema."""
+    with source_errors("looking for a registered table"):
+        try:
+            with connection.transaction():
+                row = connection.execute("SELECT parse_ident(%s)", (text,)).fetchone()
+            parts = row[0] if row is not None else []
+        except pg_errors.InvalidParameterValue:
+            parts = []
+        found = connection.execute(
+            "SELECT table_id FROM modak.tables, LATERAL (VALUES"
+            " (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),"
+            " (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)"
+            " WHERE fits ORDER BY preference LIMIT 1",
+            {"parts": parts, "text": text},
+        ).fetchone()
+    return None if found is None else load_table(connection, TableId(found[0]))

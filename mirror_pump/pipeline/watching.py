@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
+from mirror_pump.errors import about
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.evolution import Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
@@ -82,7 +83,7 @@ class Watcher:
         table = load_table(connection, table_id)
         if table is not None:
             remedy = "Rename what has it (the table, a column, a partition, a label); then unregister and register it"
-            self._inbox.put(CopyFailed(table, f"{table.name}: {why}. {remedy}"))
+            self._inbox.put(CopyFailed(table, about(str(table.name), f"{why}. {remedy}")))
 
     def _settled(self, connection: PgConnection) -> list[Waiting]:
         """The tables that may be described: every transaction that was seen to write to them has ended since.

@@ -109,6 +109,17 @@ class IndexRead:
 
 
 @dataclass(frozen=True)
+class IndexWanted:
+    """Corrections of a table are about to be folded, which a key index keeps from being written by key."""
+
+    table: MirroredTable
+    deletes: int
+    """How many."""
+    answer: Future[bool]
+    """Whether there is one, or is going to be. Cancelled when the session ends first."""
+
+
+@dataclass(frozen=True)
 class AdvanceWanted:
     """A sealed partition's rows are to become the lake's: T moves to its upper bound."""
 
@@ -159,6 +170,7 @@ Work: TypeAlias = (
     | CopyFailed
     | Exchange
     | IndexRead
+    | IndexWanted
     | AdvanceWanted
     | FoldReady
     | ColdStale

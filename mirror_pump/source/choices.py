@@ -6,6 +6,7 @@ Choices belong to attribute numbers once the table is registered, so that a rena
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -153,5 +154,5 @@ def _element(column: ColumnType) -> ColumnType:
 
 def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
     """The options that would choose the same again."""
-    options = [f"--column '{column.name}={column.type}'" for column in columns if column.chosen]
-    return " ".join([*options, *(f"--exclude-column '{one.name}'" for one in excluded)])
+    options = [f"--column {shlex.quote(f'{column.name}={column.type}')}" for column in columns if column.chosen]
+    return " ".join([*options, *(f"--exclude-column {shlex.quote(one.name)}" for one in excluded)])

@@ -8,6 +8,7 @@ packet, where they win over ALTER ROLE and ALTER DATABASE settings.
 from __future__ import annotations
 
 import math
+import re
 import selectors
 import time
 from collections.abc import Iterator, Mapping
@@ -95,10 +96,15 @@ _OPERATOR_NEEDED = (
     "permission denied",
     "must be superuser or replication role",
     "not permitted to log in",
-    "could not translate host name",
     "unsupported startup parameter",
+    "certificate verify failed",
+    "does not support SSL",
 )
-"""Parts of libpq's messages at connect (which carry no SQLSTATE) that no retry cures."""
+"""Parts of libpq's messages at connect (which carry no SQLSTATE) that no retry cures. Not those of names that do not
+resolve: name services have their bad minutes, and containers get their names when they start."""
+
+_MALFORMED = re.compile(r"(?:connection is bad: )?(?:invalid |could not match \d|definition of service|bad value for )")
+"""How messages begin that are about the connection string, before anything is connected to."""
 
 
 def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirror-pump") -> PgConnection:
@@ -112,6 +118,17 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
         return psycopg.connect(text, autocommit=autocommit)
     except psycopg.Error as error:
         raise _connect_error(str(error), dsn) from error
+
+
+def session_time_zone(dsn: str) -> str:
+    """The time zone of the role's own sessions, which ours do without. Raises as `connect` does."""
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            row = connection.execute("SHOW TimeZone").fetchone()
+    except psycopg.Error as error:
+        raise _connect_error(str(error), dsn) from error
+    assert row is not None
+    return str(row[0])
 
 
 def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream") -> PGconn:
@@ -206,8 +223,13 @@ def _conninfo(dsn: str, also_pinned: Mapping[str, str] = MappingProxyType({}), *
     return conninfo.make_conninfo("", **merged)
 
 
-def _connect_error(message: str, dsn: str) -> SourceError:
+def _connect_error(message: str, dsn: str) -> SourceError | UsageError:
     detail = " ".join(message.split())
+    if _MALFORMED.match(detail):
+        return UsageError(
+            f"the connection string cannot be used: {detail.removeprefix('connection is bad: ')}",
+            "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...)",
+        )
     where = describe_dsn(dsn)
     if "conversion between UTF8 and" in detail:
         return SourceError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -327,7 +328,7 @@ def _check_encoding(array: pa.Array, column: Column, chunk: Chunk) -> None:
     except pa.ArrowInvalid as error:
         raise TableError(
             f"column {column.name} of {chunk.table} ({column.type_sql}) prints bytes that are not UTF-8",
-            f"leave it out: mirror-pump register --exclude-column {column.name}",
+            f"leave it out: mirror-pump register --exclude-column {shlex.quote(column.name)}",
         ) from error
 
 

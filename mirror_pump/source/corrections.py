@@ -2,12 +2,17 @@
 them any more.
 
 A fold only marks rows, with the sequence number of the S that has them (`folded_sequence`); readers merge them on,
-which does no harm. They are cleared later, when nobody can be reading an S from before: a pin of such an S is visible,
-or it was put in place by a transaction that had the lock of modak.read_pins when it read S, and has it still. So that
-lock is looked at first, the pins afterwards, and only rows are cleared that had been folded before both.
-(A REPEATABLE READ transaction may pin an S that is older than that. It sees the corrections of its own snapshot too,
-and reads them in the same transaction. One in READ COMMITTED may pin an S and then read the file of a later one, of the
-same T: corrections that S lacks stay, and those that the later one has do no harm.)
+which does no harm. They are cleared later.
+
+Invariant: as long as a table has an unexpired pin, no correction of it is cleared. A reader may look at the delta more
+than once: for the keys that replace rows of S, then for the rows that replace them. A correction that is cleared in
+between is in neither. The exception are readers who say in their pin that they take the delta in one snapshot of the
+database (read_pins.in_one_snapshot): what that shows stays, and they only need the corrections that their S lacks.
+
+Nobody pins while rows are cleared: that is done under a lock which whoever pins needs before it reads S, and has until
+the pin is visible or never will be. (A REPEATABLE READ transaction may pin an S of before. It sees the corrections of
+its own snapshot too, and reads them in the same transaction. One in READ COMMITTED may pin an S and then read the file
+of a later one, of the same T: corrections that S lacks stay, and those that the later one has do no harm.)
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ from sql import queries
 
 _SQL = queries("fold")
 
-_CLEARED_AT_ONCE = 50_000
+_CLEARED_AT_ONCE = 10_000
+"""Rows; readers who want to pin wait meanwhile, some 50 ms."""
 
 TOMBSTONE = 1
 """modak.delta.op of a deleted row."""
@@ -146,19 +152,36 @@ def _left_out(table: MirroredTable, attnum: int, name: str) -> bool:
 def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callable[[str], Mapping[int, int]]) -> int:
     """Removes corrections that were folded and that no reader needs any more; how many.
 
-    `sequence_numbers` gives, for the table's metadata file, the sequence number of each of its snapshots.
+    `sequence_numbers` gives, for the table's metadata file, the sequence number of each of its snapshots. Waits for no
+    reader: none is cleared while somebody puts a pin in place.
     """
+    with source_errors("clearing folded corrections"):
+        seam = connection.execute(_SQL["seam"], {"table_id": table_id}).fetchone()
+    if seam is None:
+        return 0
+    snapshot_id, location = seam
+    # S may move on from here: its number only grows. Storage is not read under the lock.
+    numbers = sequence_numbers(location)
+    cleared = 0
+    while (removed := _clear_some(connection, table_id, snapshot_id, numbers)) == _CLEARED_AT_ONCE:
+        cleared += removed
+    return cleared + removed
+
+
+def _clear_some(connection: PgConnection, table_id: TableId, snapshot_id: int, numbers: Mapping[int, int]) -> int:
+    """Up to _CLEARED_AT_ONCE rows, in a transaction in which nobody can pin."""
     who: dict[str, Any] = {"table_id": table_id}
     with source_errors("clearing folded corrections"):
-        seam = connection.execute(_SQL["seam"], who).fetchone()
-        held = connection.execute(_SQL["pin_in_hand"]).fetchone()
-        pins = [row[0] for row in connection.execute(_SQL["pins"], who).fetchall()]
-    if seam is None or held is None or held[0]:
-        return 0
-    numbers = sequence_numbers(seam[1])
-    # A pin of a snapshot that is not in the history any more may be of any age.
-    bound = min([numbers.get(one, -1) for one in (seam[0], *pins)])
-    with source_errors("clearing folded corrections"):
-        return connection.execute(
-            _SQL["clear"], {"table_id": table_id, "sequence": bound, "rows": _CLEARED_AT_ONCE}
-        ).rowcount
+        try:
+            with connection.transaction():
+                connection.execute(_SQL["lock_pins"])
+                row = connection.execute(_SQL["pins"], who).fetchone()
+                assert row is not None
+                pinned, read_again = row
+                if read_again:
+                    return 0
+                # A pin of a snapshot that is not in the history any more may be of any age.
+                bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
+                return connection.execute(_SQL["clear"], {**who, "sequence": bound, "rows": _CLEARED_AT_ONCE}).rowcount
+        except psycopg.errors.LockNotAvailable:
+            return 0

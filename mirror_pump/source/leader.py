@@ -50,6 +50,11 @@ class Leader:
             connection.close()
             raise
 
+    @classmethod
+    def take_lead(cls, connection: PgConnection, slot: str) -> Self:
+        """The leader, over a connection that holds the slot's advisory lock, which it keeps from now on."""
+        return cls(connection, slot, _enter(connection, slot))
+
     def check(self) -> None:
         """Raises ConnectionLost if the lock may be gone with its connection."""
         with source_errors("holding the leader's lock"):
@@ -84,23 +89,26 @@ class Leader:
 
 def is_led(conn: PgConnection, slot: str) -> bool:
     """Whether some pump leads the slot at the moment; without taking the lock."""
-    key = lock_key(slot) & 0xFFFF_FFFF_FFFF_FFFF
+    return bool(lock_holders(conn, lock_key(slot)))
+
+
+def lock_holders(conn: PgConnection, key: int) -> list[tuple[str, datetime | None]]:
+    """The sessions that hold the advisory lock with this key: application name, and when it connected (None if the
+    role may not see that). The oldest first, as far as it is known."""
+    unsigned = key & 0xFFFF_FFFF_FFFF_FFFF
     with source_errors("looking for the leader"):
-        # pg_locks shows a bigint key as its halves with objsubid 1.
-        row = conn.execute(
-            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-            " AND classid = %s::bigint::oid AND objid = %s::bigint::oid"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
-            (key >> 32, key & 0xFFFF_FFFF),
-        ).fetchone()
-    return bool(row and row[0])
-
-
-def refuse_if_led(conn: PgConnection, slot: str) -> None:
-    """Raises NotLeader, naming the leader, if some pump leads the slot at the moment; without taking the lock."""
-    if is_led(conn, slot):
-        with source_errors("looking for the leader"):
-            raise _led(conn, slot, None)
+        # pg_locks shows a bigint key as its halves with objsubid 1. A session that is just ending may be there without
+        # its pg_stat_activity.
+        rows = conn.execute(
+            "SELECT coalesce(a.application_name, ''), a.backend_start"
+            "  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
+            "   AND l.classid = %s::bigint::oid AND l.objid = %s::bigint::oid"
+            "   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            " ORDER BY a.backend_start, l.pid",
+            (unsigned >> 32, unsigned & 0xFFFF_FFFF),
+        ).fetchall()
+    return [(str(row[0]), row[1]) for row in rows]
 
 
 def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
@@ -116,7 +124,7 @@ def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
         raise NotLeader(f"slot {slot} is not in the catalog any more", "the mirror was removed; stop this pump")
     if row[0] != epoch:
         raise NotLeader(
-            f"{_name(row[1])} took over slot {slot} (epoch {row[0]}, ours is {epoch})",
+            f"{leader_name(row[1])} took over slot {slot} (epoch {row[0]}, ours is {epoch})",
             "this pump stops; nothing that it had not published is lost",
         )
 
@@ -126,6 +134,12 @@ def _take_over(connection: PgConnection, slot: str, former: int | None) -> int:
         locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
         if not (locked and locked[0]):
             raise _led(connection, slot, former)
+    return _enter(connection, slot)
+
+
+def _enter(connection: PgConnection, slot: str) -> int:
+    """The epoch of a new leader, which holds the lock already."""
+    with source_errors("becoming the leader"):
         info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
         row = connection.execute(
             "UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s"
@@ -149,13 +163,14 @@ def _led(connection: PgConnection, slot: str, former: int | None) -> SourceError
             "it notices within a minute that the connection is gone; mirror-pump tries again by itself",
         )
     return NotLeader(
-        f"{_name(leader)} leads slot {slot} already",
+        f"{leader_name(leader)} leads slot {slot} already",
         "one pump per database: stop that one first, or let it work. If its machine is gone, try again in a minute: the"
         " server has not noticed yet",
     )
 
 
-def _name(leader: dict[str, Any] | None) -> str:
+def leader_name(leader: dict[str, Any] | None) -> str:
+    """Names a leader, by what modak.mirror_slots.leader says of it, in a sentence."""
     if not leader:
         return "another pump"
     return f"the pump with process id {leader.get('pid')} on {leader.get('host')}"

@@ -38,6 +38,9 @@ MAINTENANCE = "maintenance"
 RUNNING, REWRITING, DONE, FAILED, ABANDONED = "running", "rewriting", "done", "failed", "abandoned"
 """op_log.phase."""
 
+NEGLECTED_AFTER = 86400.0
+"""Seconds without a maintainer's look after which a table that is committed to counts as neglected."""
+
 
 @dataclass(frozen=True)
 class MaintainedTable:
@@ -106,6 +109,47 @@ def _table(row: tuple[Any, ...]) -> MaintainedTable:
     )
 
 
+@dataclass(frozen=True)
+class Attention:
+    """How well a table is looked after."""
+
+    table_id: TableId
+    name: TableName
+    stats: Mapping[str, Any]
+    """The figures as of the last look (mirror_pump.lake.figures), and its `metadata_location`; empty if nobody did."""
+    looked_at: datetime | None
+    unattended_seconds: float | None
+    """For how long nobody has looked, though the table has been committed to since. None if there is nothing to look
+    at, or nobody is meant to."""
+    swept_at_sequence: int
+    """Sequence number at the last sweep; 0 before the first."""
+    failure: str | None
+    """What the last pass failed with; None if it did not."""
+
+    @property
+    def neglected(self) -> bool:
+        """Whether somebody should have looked by now."""
+        return self.unattended_seconds is not None and self.unattended_seconds >= NEGLECTED_AFTER
+
+
+def attention(connection: PgConnection, slot: str) -> list[Attention]:
+    """Of all tables of the slot that are in the lake, by name. One query of the catalog."""
+    with source_errors("looking at the tables' maintenance"):
+        rows = connection.execute(_SQL["attention"], {"slot": slot}).fetchall()
+    return [
+        Attention(
+            table_id=TableId(table_id),
+            name=TableName(schema, name),
+            stats=stats or {},
+            looked_at=looked_at,
+            unattended_seconds=unattended,
+            swept_at_sequence=swept or 0,
+            failure="; ".join(str(error) for error in errors or ()) if phase == FAILED else None,
+        )
+        for table_id, schema, name, stats, looked_at, unattended, swept, phase, errors in rows
+    ]
+
+
 def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Sets the given keys of a table's policy, removes those whose value is None; returns what is stored then."""
     with source_errors("changing the maintenance policy"), connection.transaction():
@@ -125,6 +169,12 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
     assert row is not None
     moment: datetime = row[0]
     return moment
+
+
+def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:
+    """Takes back what `by` asked for and nobody has claimed."""
+    with source_errors("withdrawing maintenance requests"):
+        connection.execute(_SQL["withdraw"], {"table_ids": list(table_ids), "by": by})
 
 
 def requested(connection: PgConnection, slot: str) -> list[TableId]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
 from mirror_pump.source.description import Identity, Leaf, RelationDescription
@@ -153,7 +155,7 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
         if column.type.kind in (Kind.FLOAT, Kind.DOUBLE):
             raise TableError(
                 f"key column {key} of {relation.name} is {column.type_sql}: Iceberg allows no floating-point row keys",
-                f"register it with --column '{key}=string', or choose a key of another type",
+                f"register it with --column {shlex.quote(f'{key}=string')}, or choose a key of another type",
             )
         if column.type.kind is Kind.LIST:
             raise TableError(
@@ -174,13 +176,13 @@ def _refuse_names(relation: RelationDescription) -> None:
             raise TableError(
                 f"column {column.name} of {relation.name} has a name that Iceberg reserves for itself: Spark would"
                 " refuse to read the table",
-                f"rename the column, or register the table with --exclude-column '{column.name}'",
+                f"rename the column, or register the table with --exclude-column {shlex.quote(column.name)}",
             )
         if name in seen:
             raise TableError(
                 f"columns {seen[name]} and {column.name} of {relation.name} differ in case only: Spark, which ignores"
                 " case, would refuse to read the table",
-                f"rename one of them, or register the table with --exclude-column '{column.name}'",
+                f"rename one of them, or register the table with --exclude-column {shlex.quote(column.name)}",
             )
         seen[name] = column.name
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from psycopg.types.json import Jsonb
 
@@ -13,6 +15,7 @@ from mirror_pump.source import retention
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.description import RelationDescription
 from mirror_pump.source.tier_keys import first_cut, parse_span
+from mirror_pump.source.widths import Width, parse_width, usual_width
 from sql import queries
 
 _SQL = queries("retention")
@@ -36,6 +39,10 @@ class RetentionWish:
     lag: str
     premake: int = 0
     width: str | None = None
+    drop_grace: str | None = None
+    """How long a partition stays after the lake was found to hold it; None: DROP_GRACE."""
+    detach: bool = False
+    """Detach partitions, and leave them as tables of their own, instead of dropping them."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,25 @@ class RetentionPlan:
 
     tier: Tier
     premake: int
-    width: int | None
+    width: Width | None
+    drop_grace: timedelta
+    detach: bool
 
 
-def plan_retention(connection: PgConnection, seen: RelationDescription, wish: RetentionWish) -> RetentionPlan:
-    """Judges a table. TableError, with what to do, for one that cannot shed partitions; UsageError for a wrong lag."""
+def parse_grace(text: str, what: str) -> timedelta:
+    """How long partitions stay that could be dropped. UsageError for text that is no duration."""
+    if text.strip() == "0":
+        return timedelta(0)
+    return timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, what))
+
+
+def plan_retention(
+    connection: PgConnection, seen: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
+) -> RetentionPlan:
+    """Judges a table. TableError, with what to do, for one that cannot shed partitions; UsageError for a wrong lag.
+
+    `time_zone`: in which bounds of partitions are likely to have been written; asked only if that matters.
+    """
     name = seen.name
     with source_errors(f"looking at the partitions of {name}"):
         row = connection.execute(_SQL["partition_key"], {"table_id": seen.table_id}).fetchone()
@@ -91,17 +112,17 @@ def plan_retention(connection: PgConnection, seen: RelationDescription, wish: Re
                 )
     kind = _KINDS[type_oid]
     lag = parse_span(kind, wish.lag, "--heap-retention")
-    width = parse_span(kind, wish.width, "--width") if wish.width is not None else _usual_width(attached)
-    if wish.premake and not width:
+    zone = time_zone() if kind is TierKind.TIMESTAMPTZ else "UTC"
+    if wish.width is not None:
+        width: Width | None = parse_width(kind, wish.width, "--width", zone)
+    else:
+        bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
+        width = usual_width(kind, [(part.lo, part.hi) for part in bounded], zone)
+    if wish.premake and width is None:
         raise TableError(f"{name} has no partition to tell how wide the next ones are to be", "give --width")
+    grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
-    return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width)
-
-
-def _usual_width(attached: tuple[retention.Attached, ...]) -> int | None:
-    """Of the newest bounded partition."""
-    bounded = [one for one in attached if not one.is_default and abs(one.lo) < 2**62 and abs(one.hi) < 2**62]
-    return bounded[-1].hi - bounded[-1].lo if bounded else None
+    return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width, grace, wish.detach)
 
 
 def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
@@ -127,7 +148,13 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
             retention.install(connection, table.table_id, one.relation_id, str(one.name), "default")
         else:
             retention.enter(connection, table.table_id, one, retention.HOT, None)
-    chosen = {"premake": plan.premake, "width": plan.width, "own_default": own_default}
+    chosen = {
+        "premake": plan.premake,
+        "width": None if plan.width is None else plan.width.to_json(),
+        "drop_grace": plan.drop_grace.total_seconds(),
+        "detach": plan.detach,
+        "own_default": own_default,
+    }
     connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -20,6 +20,7 @@ from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier,
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
 from mirror_pump.source.tier_keys import END, NEVER, literal, name_token, now_value
+from mirror_pump.source.widths import Width
 from sql import queries
 
 _SQL = queries("retention")
@@ -35,6 +36,9 @@ partition: that holds no row, but every late row leaves room behind until the ne
 LOOK_TIMEOUT = "10min"
 """How long any statement of ours may take. The longest read a partition: for its newest key, where no index begins with
 the tier key, or for what a proof compares in the database."""
+DROP_GRACE = timedelta(hours=1)
+"""How long partitions stay, unless somebody chose otherwise: who asked for the wrong distance has that long to mend
+it."""
 FIRST_PAUSE = 0.5
 """Seconds before a refused step is tried again."""
 
@@ -69,6 +73,12 @@ class Partition:
     """Its changes become corrections."""
     disproved: bool
     """It was found to differ from the lake, less than a day ago."""
+    proven_for: float | None = None
+    """Seconds since the lake was last found to hold it."""
+
+    def grace_left(self, grace: timedelta) -> timedelta:
+        """How long it stays before it may be dropped, if the lake holds it."""
+        return grace - timedelta(seconds=self.proven_for or 0.0)
 
     @property
     def attached_late(self) -> bool:
@@ -96,8 +106,12 @@ class Choices:
 
     premake: int
     """Partitions to keep ready above the newest key."""
-    width: int | None
-    """Of each, in tier values."""
+    width: Width | None
+    """Of each."""
+    drop_grace: timedelta
+    """How long a partition stays after the lake was found to hold it."""
+    detach: bool
+    """Partitions are detached, not dropped."""
     stopped: str | None
     """Why retention does not go on by itself."""
     not_made: str | None
@@ -118,7 +132,9 @@ def read_choices(connection: PgConnection, table_id: TableId) -> Choices | None:
     stored, live, lag, cut, applied = row
     return Choices(
         int(stored.get("premake", 0)),
-        stored.get("width"),
+        Width.from_json(stored.get("width")),
+        timedelta(seconds=float(stored.get("drop_grace", DROP_GRACE.total_seconds()))),
+        bool(stored.get("detach", False)),
         stored.get("stopped"),
         stored.get("not_made"),
         bool(live),
@@ -155,6 +171,7 @@ def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partit
             captured=bool(row[13]),
             corrected=bool(row[14]),
             disproved=row[15],
+            proven_for=row[16],
         )
         for row in rows
     )
@@ -246,6 +263,13 @@ def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str
     return str(row[0])
 
 
+def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> str | None:
+    """For whom T cannot move to `cut` now: the reader's pin, or the session that is putting one in place; None if it
+    can."""
+    row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
+    return None if row is None or row[0] is None else str(row[0])
+
+
 def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:
     """Puts a partition's triggers in place: `capture`, `cold` or `default`."""
     connection.execute(
@@ -307,28 +331,38 @@ def high_water(connection: PgConnection, tier: Tier, attached: Sequence[Attached
     return newest if newest is None or present is None else min(newest, present)
 
 
+_GAP = 100
+"""Partitions that are made to fill a gap, at most; what is more is bridged by one."""
+
+
 def wanted_partitions(
     tier: Tier, newest: int | None, attached: Sequence[Attached], choices: Choices
 ) -> list[tuple[int, int]]:
-    """Bounds of the partitions that are missing so that `premake` are ready above the newest key, or the present."""
-    if not choices.premake or not choices.width:
+    """Bounds of the partitions that are missing so that `premake` are ready above the newest key, or the present. They
+    begin where the highest one ends, and leave no gap."""
+    if not choices.premake or choices.width is None:
         return []
-    ranges = [one for one in attached if not one.is_default]
+    ranges = [partition for partition in attached if not partition.is_default]
     present = now_value(tier.kind, datetime.now(UTC))
     start = present if present is not None else newest
     if start is None:
         return []
-    width = choices.width
-    bounds: list[tuple[int, int]] = []
-    top = max((one.hi for one in ranges), default=start // width * width)
-    if top == END:
+    top = max((partition.hi for partition in ranges), default=choices.width.floor(tier.kind, start))
+    if top is None or top == END:
         return []
-    if top < start - choices.premake * width:
-        # Long nobody made any: what lies between is a gap that nobody asked us to fill.
-        top = start // width * width
-    while top < start + choices.premake * width and len(bounds) < choices.premake + 1:
-        bounds.append((top, top + width))
-        top += width
+    bounds: list[tuple[int, int]] = []
+    ahead = sum(partition.lo > start for partition in ranges)
+    while ahead < choices.premake:
+        hi = choices.width.after(tier.kind, top)
+        if hi is None:
+            break
+        bounds.append((top, hi))
+        # The one that holds the present, or the newest key, is not ahead of it.
+        ahead += top > start
+        top = hi
+    gap = sum(hi <= start for _, hi in bounds)
+    if gap > _GAP:
+        bounds[:gap] = [(bounds[0][0], bounds[gap - 1][1])]
     return bounds
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import psycopg
 from psycopg import sql
@@ -81,6 +81,12 @@ def create_publication(conn: PgConnection, name: str) -> bool:
         if schemas is not None:
             raise _publishes_too_much(name, "whole schemas")
     return False
+
+
+def publication_exists(conn: PgConnection, name: str) -> bool:
+    """Whether there is a publication of this name, whatever it publishes."""
+    with source_errors(f"reading publication {name}"):
+        return conn.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is not None
 
 
 def check_publication(conn: PgConnection, name: str) -> None:
@@ -260,12 +266,18 @@ def system_identity(conn: PgConnection) -> SystemIdentity:
 
 
 def check_slot(
-    conn: PgConnection, name: str, *, applied_lsn: Lsn | None, identity: SystemIdentity | None
+    conn: PgConnection,
+    name: str,
+    *,
+    applied_lsn: Lsn | None,
+    identity: SystemIdentity | None,
+    applied_at: datetime | None = None,
 ) -> SlotStatus:
-    """The slot, if the mirror can go on from it; SourceError with what to do otherwise.
+    """The slot, if the mirror can go on from it; SourceError with since when it cannot, and what to do, otherwise.
 
-    `applied_lsn` and `identity` are what the catalog recorded; None before there was anything to record. A new
-    timeline of the same cluster is a failover, and the slot's own position tells whether it came along.
+    `applied_lsn`, `identity` and `applied_at` (when F last moved) are what the catalog recorded; None before there was
+    anything to record. A new timeline of the same cluster is a failover, and the slot's own position tells whether it
+    came along.
     """
     if identity is not None:
         present = system_identity(conn)
@@ -277,25 +289,44 @@ def check_slot(
                 " there, then `mirror-pump init` and register the tables again",
             )
     slot = read_slot(conn, name)
-    again = "unregister the tables, drop the slot if it is still there, then `mirror-pump init` and register them again"
+    frontier = "F" if applied_lsn is None else f"F = {format_lsn(applied_lsn)}"
+    moved = "" if applied_at is None else f" F last moved at {_minute(applied_at)}."
     if slot is None:
         raise SourceError(
-            f"replication slot {name} does not exist (any more): changes since F may be lost to the mirror", again
+            f"replication slot {name} does not exist (any more): whatever was committed after {frontier} is lost to the"
+            f" mirror.{moved}",
+            _copy_again(name, dropped=True),
         )
     _check_kind(conn, slot)
     if slot.invalidation_reason is not None or slot.wal_status == "lost" or slot.restart_lsn is None:
         why = slot.invalidation_reason or "the WAL it needs was removed"
+        since = "" if slot.inactive_since is None else f" Nobody has read it since {_minute(slot.inactive_since)}."
         raise SourceError(
-            f"replication slot {name} was invalidated by the server ({why}): changes since F are lost to the mirror",
-            f"raise max_slot_wal_keep_size (or idle_replication_slot_timeout), {again}",
+            f"replication slot {name} was invalidated by the server ({why}): whatever was committed after {frontier} is"
+            f" lost to the mirror.{since}{moved}",
+            f"{_copy_again(name)}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
+            " it will happen again",
         )
     if applied_lsn is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > applied_lsn:
         raise SourceError(
             f"replication slot {name} stands at {format_lsn(slot.confirmed_flush_lsn)}, ahead of what the mirror has"
-            f" applied ({format_lsn(applied_lsn)}): somebody else consumed or re-created it",
-            again,
+            f" applied ({format_lsn(applied_lsn)}): somebody else consumed or re-created it, and what was committed in"
+            f" between is lost to the mirror.{moved}",
+            _copy_again(name),
         )
     return slot
+
+
+def _copy_again(name: str, *, dropped: bool = False) -> str:
+    drop = "" if dropped else f" `SELECT pg_drop_replication_slot('{name}')`,"
+    return (
+        "the lake stays readable as of F, but follows no more: its tables have to be copied again. `mirror-pump"
+        f" unregister` each of them,{drop} `mirror-pump init`, then `mirror-pump register` them"
+    )
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _check_kind(conn: PgConnection, slot: SlotStatus) -> None:

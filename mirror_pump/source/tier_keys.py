@@ -86,7 +86,7 @@ def literal(kind: TierKind, value: int) -> str | None:
     """The SQL literal of a tier value; None if it lies outside the years 1 to 9999, or is an end of the axis."""
     if kind is TierKind.BIGINT:
         return f"{value}::bigint" if value >= 0 else f"'{value}'::bigint"
-    moment = _moment(kind, value)
+    moment = moment_of(kind, value)
     if moment is None:
         return None
     if kind is TierKind.DATE:
@@ -99,7 +99,7 @@ def shown(kind: TierKind, value: int) -> str:
     """A tier value as people read it."""
     if value in (EVERYTHING_IN_HEAP, END):
         return "-infinity" if value < 0 else "infinity"
-    moment = _moment(kind, value)
+    moment = moment_of(kind, value)
     if moment is None:
         return str(value)
     if kind is TierKind.DATE:
@@ -109,7 +109,7 @@ def shown(kind: TierKind, value: int) -> str:
 
 def name_token(kind: TierKind, value: int) -> str:
     """A tier value as part of a partition's name: `20260131`, `20260131_1200`, `n5`."""
-    moment = _moment(kind, value)
+    moment = moment_of(kind, value)
     if moment is None:
         return str(value).replace("-", "n")
     if kind is TierKind.DATE or (moment.hour, moment.minute, moment.second, moment.microsecond) == (0, 0, 0, 0):
@@ -125,7 +125,8 @@ def now_value(kind: TierKind, moment: datetime) -> int | None:
     return passed.days if kind is TierKind.DATE else passed // timedelta(microseconds=1)
 
 
-def _moment(kind: TierKind, value: int) -> datetime | None:
+def moment_of(kind: TierKind, value: int) -> datetime | None:
+    """A tier value as a time in UTC; None where it is none, or lies outside the years 1 to 9999."""
     if kind is TierKind.BIGINT:
         return None
     try:

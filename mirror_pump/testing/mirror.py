@@ -255,7 +255,8 @@ class Mirror:
     def _mirror_table(self, table: str) -> tuple[str, str]:
         rows = self.database.rows(
             "SELECT m.state, coalesce(m.error, '') FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)"
-            " WHERE t.schema_name || '.' || t.table_name = %s",
+            " WHERE %s IN (t.schema_name || '.' || t.table_name,"
+            " quote_ident(t.schema_name) || '.' || quote_ident(t.table_name))",
             (table,),
         )
         return (rows[0][0], rows[0][1]) if rows else ("", "")

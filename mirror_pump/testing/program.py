@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 
 class ProgramFailed(RuntimeError):
@@ -16,15 +18,21 @@ class ProgramFailed(RuntimeError):
 class Program:
     """`mirror-pump` for one database; files and logs go to `directory`."""
 
-    def __init__(self, dsn: str, directory: Path) -> None:
+    def __init__(self, dsn: str, directory: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`environment`: variables beside this process's own."""
         self._directory = directory
         # Only what we say counts: neither the settings of whoever runs us nor a mirror-pump.toml of theirs.
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
-        self._environment["MIRROR_PUMP_DSN"] = dsn
+        self._environment |= {"MIRROR_PUMP_DSN": dsn, **environment}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return dict(self._environment)
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a command."""
-        return [sys.executable, "-m", "mirror_pump.cli.main", *arguments]
+        return [sys.executable, "-m", "mirror_pump.cli", *arguments]
 
     def run(self, *arguments: str, timeout: float = 300, code: int = 0) -> str:
         """Runs a command and returns what it wrote to stdout; ProgramFailed unless it ends with `code` in time."""

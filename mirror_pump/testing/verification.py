@@ -1,9 +1,7 @@
-"""What tests end with: the product's own `verify` of every live table, with DuckDB in the place of Spark.
+"""What tests end with: the product's own `verify` of every live table, by DuckDB as a user's `verify` of small tables.
 
-Everything else is as a user's `verify` does it: the heap by a consistent point's snapshot into a scratch Iceberg table,
-F and S of one moment, the temporary slot's stream laid over, then every column of every row compared as a multiset.
-Only who compares differs, since a Spark of its own would take each test ten seconds; DuckDB is as little ours as Spark
-is, and applies the delete files by itself.
+Only the engine is kept from one to the next; a test's large tables are DuckDB's, too, since a Spark of its own would
+take each test ten seconds.
 """
 
 from __future__ import annotations
@@ -12,15 +10,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from decoders.columns import Kind
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.lake.cutline import CutLine
-from mirror_pump.lake.schema import LakeField, LakeSchema
-from mirror_pump.lake.sidecars import every_sidecar
-from mirror_pump.ops.compare import Comparison, compare
-from mirror_pump.ops.verify import Engine, verify
-from mirror_pump.quoting import identifier
+from mirror_pump.ops import compare_duckdb, compare_spark
+from mirror_pump.ops.comparison_engines import Engine
+from mirror_pump.ops.verify import verify
 from mirror_pump.source.connect import connect
 from mirror_pump.source.leader import is_led
 from mirror_pump.testing.database import Database
@@ -29,11 +23,7 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
     from pyspark.sql import SparkSession
-
-_SHOWN = 5
-"""Differing rows of each side that a report names."""
 
 
 def assert_verified(database: Database) -> int:
@@ -47,7 +37,7 @@ def assert_verified(database: Database) -> int:
 def spark_report(settings: Settings, spark: SparkSession) -> dict[str, Any]:
     """What `mirror-pump verify --json` prints: all of it is as there, but that its Spark is not started for it."""
     runner = SparkTaskRunner(spark, 2)
-    return verify(settings, engine=Engine(runner, partial(compare, spark))).to_json()
+    return verify(settings, engine=Engine(runner, partial(compare_spark.compare, spark))).to_json()
 
 
 def _mirrors(database: Database) -> list[tuple[str, str, str]]:
@@ -71,7 +61,7 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
         with connect(database.dsn, autocommit=True) as connection:
             led = is_led(connection, slot)
         with nullcontext() if led else Mirror(database, settings, tasks).pumping(), duckdb_connection() as duckdb:
-            report = verify(settings, engine=Engine(tasks, partial(compare_by_duckdb, duckdb)))
+            report = verify(settings, engine=Engine(tasks, partial(compare_duckdb.compare, duckdb)))
     finally:
         tasks.close()
     # A copy that goes on now is nobody's: only what can be compared counts.
@@ -79,62 +69,3 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
     different = [table.to_json() for table in compared if not table.equal]
     assert not different, f"heap and lake differ at F = {report.frontier}: {different}"
     return len(compared)
-
-
-def compare_by_duckdb(
-    duckdb: DuckDBPyConnection,
-    heap_location: str,
-    lake_location: str,
-    schema: LakeSchema,
-    line: CutLine | None = None,
-) -> Comparison:
-    """As `mirror_pump.ops.compare.compare`; a row that has other values counts on both sides."""
-    views = {"heap": heap_location, "lake": lake_location}
-    counts, present = {}, {}
-    compared = "" if line is None else f" WHERE {_tier_value(line)} >= {line.cut}"
-    for view, location in views.items():
-        # A table rather than a view: each of the queries below would scan the files anew.
-        duckdb.execute(f"CREATE OR REPLACE TEMP TABLE {view} AS SELECT * FROM iceberg_scan('{location}'){compared}")
-        present[view] = {row[0] for row in duckdb.execute(f"DESCRIBE {view}").fetchall()}
-        counts[view] = duckdb.execute(f"SELECT count(*) FROM {view}").fetchall()[0][0]
-    fields = [field for field in every_sidecar(schema).fields if field.name in present["heap"] | present["lake"]]
-    assert {field.name for field in schema.fields} <= present["heap"] & present["lake"]
-    rows = {view: f"SELECT {_exact(fields, present[view])} FROM {view}" for view in views}
-    different = 0
-    shown = []
-    for kind, one, other in (("missing", "heap", "lake"), ("extra", "lake", "heap")):
-        beyond = f"({rows[one]} EXCEPT ALL {rows[other]})"
-        number = duckdb.execute(f"SELECT count(*) FROM {beyond}").fetchall()[0][0]
-        if not number:
-            continue
-        different += number
-        texts = ", ".join(f"left({identifier(field.name)}::text, 200)" for field in fields)
-        found = duckdb.execute(f"SELECT {texts} FROM {beyond} LIMIT {_SHOWN}").fetchall()
-        shown += [
-            {"kind": kind, "columns": dict(zip((field.name for field in fields), row, strict=True))} for row in found
-        ]
-    duckdb.execute("DROP TABLE heap; DROP TABLE lake")
-    return Comparison(counts["heap"], counts["lake"], different, tuple(shown))
-
-
-def _tier_value(line: CutLine) -> str:
-    """The tier key as the number that T is."""
-    name = identifier(line.name)
-    match line.type.kind:
-        case Kind.DATE:
-            return f"({name} - DATE '1970-01-01')"
-        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
-            return f"epoch_us({name})"
-        case _:
-            return name
-
-
-def _exact(fields: list[LakeField], present: set[str]) -> str:
-    """The columns such that equal means the same value: -0.0 and 0.0 are equal as numbers. NULL where there is none."""
-    selected = []
-    for field in fields:
-        name = identifier(field.name)
-        floating = (field.type.element or field.type).kind in (Kind.FLOAT, Kind.DOUBLE)
-        expression = "NULL::text" if field.name not in present else f"{name}::text" if floating else name
-        selected.append(f"{expression} AS {name}")
-    return ", ".join(selected)

@@ -11,7 +11,8 @@ CREATE TABLE modak.mirror_slots (
     applied_at          timestamptz,
     leader_epoch        bigint      NOT NULL DEFAULT 0,
     publish_id          bigint      NOT NULL DEFAULT 0,
-    leader              jsonb
+    leader              jsonb,
+    last_error          jsonb
 );
 COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what has been applied from it, and by which leader';
 

@@ -30,14 +30,6 @@ SELECT a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, format_type(a.attty
  WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
    AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(a.attrelid));
 
--- name: pin_in_hand
--- Whether a transaction may have read S and put a pin in place that nobody sees yet. It holds this lock from before it
--- read S until its pin is visible, or will never be.
-SELECT EXISTS (SELECT FROM pg_locks
-                WHERE locktype = 'relation' AND relation = 'modak.read_pins'::regclass AND mode = 'RowExclusiveLock'
-                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                  AND pid IS DISTINCT FROM pg_backend_pid());
-
 -- name: seam
 SELECT c.lake_snapshot_id, i.metadata_location
   FROM modak.cutline c JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
@@ -45,8 +37,15 @@ SELECT c.lake_snapshot_id, i.metadata_location
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE c.table_id = %(table_id)s;
 
+-- name: lock_pins
+-- Granted, no pin is there that nobody sees yet, and none appears before the end of the transaction. Whoever puts one in
+-- place has a lock against this from before it reads S until its pin is visible, or never will be.
+LOCK TABLE modak.read_pins IN SHARE MODE NOWAIT;
+
 -- name: pins
-SELECT DISTINCT pinned_lake_snapshot_id FROM modak.read_pins WHERE table_id = %(table_id)s AND expires_at > now();
+-- The snapshots that readers have pinned, and whether one of these may read the delta more than once.
+SELECT coalesce(array_agg(DISTINCT pinned_lake_snapshot_id), '{}'), coalesce(bool_or(NOT in_one_snapshot), false)
+  FROM modak.read_pins WHERE table_id = %(table_id)s AND expires_at > now();
 
 -- name: clear
 DELETE FROM modak.delta

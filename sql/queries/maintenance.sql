@@ -42,6 +42,10 @@ SELECT r.table_id
 -- name: claim
 DELETE FROM modak.maintenance_requests WHERE table_id = %(table_id)s RETURNING requested_by;
 
+-- name: withdraw
+-- Requests of somebody who does not wait for them any more; those that another has refreshed since are his.
+DELETE FROM modak.maintenance_requests WHERE table_id = ANY (%(table_ids)s) AND requested_by = %(by)s;
+
 -- name: begin
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
 VALUES (%(op_id)s, %(table_id)s, %(kind)s, %(phase)s, NULL,
@@ -116,3 +120,31 @@ SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_loca
 
 -- name: clock
 SELECT clock_timestamp();
+
+-- name: attention
+-- How well each table is looked after: whether anything was committed since a maintainer last looked (`stats` is of that
+-- moment), since when nobody did, and how the last sweep and the last pass ended. A table whose policy switches
+-- maintenance off, or that is being copied, is not missing anybody.
+SELECT m.table_id, t.schema_name, t.table_name, s.stats, s.collected_at,
+       CASE WHEN i.metadata_location IS DISTINCT FROM s.stats ->> 'metadata_location'
+             AND t.maintenance_policy ->> 'maintenance_enabled' IS DISTINCT FROM 'false' AND m.state <> 'copying'
+            THEN extract(epoch FROM clock_timestamp() - greatest(t.created_at, s.collected_at))::float8 END,
+       sweep.sequence, pass.phase, pass.errors
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_stats s USING (table_id)
+  LEFT JOIN LATERAL (
+       SELECT (o.details ->> 'sequence_number')::bigint AS sequence FROM modak.op_log o
+        WHERE o.table_id = m.table_id AND o.op_kind = 'maintenance' AND o.phase IN ('done', 'failed')
+          AND o.details ->> 'operation' = 'remove_orphan_files'
+        ORDER BY o.updated_at DESC LIMIT 1) sweep ON true
+  LEFT JOIN LATERAL (
+       SELECT o.phase, coalesce(o.details -> 'errors', jsonb_build_array(o.details ->> 'error')) AS errors
+         FROM modak.op_log o
+        WHERE o.table_id = m.table_id AND o.op_kind = 'maintenance' AND o.phase IN ('done', 'failed')
+          AND o.details ->> 'operation' = 'pass'
+        ORDER BY o.updated_at DESC LIMIT 1) pass ON true
+ WHERE m.slot_name = %(slot)s
+ ORDER BY t.schema_name, t.table_name;

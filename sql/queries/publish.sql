@@ -25,16 +25,16 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.table_id = ANY (%(table_ids)s);
 
--- name: due_to_swap_in
--- Tables that were copied again, or whose files were filled, and go live at this F, or the present one: their metadata, and what readers see.
-SELECT m.table_id, m.staged_location, i.metadata_location
+-- name: due_to_go_live
+-- Tables that go live at this F, or the present one; of those copied again their metadata; what readers see; that F.
+SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s::bigint, s.applied_lsn)
   FROM modak.mirror_tables m
+  JOIN modak.mirror_slots s USING (slot_name)
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
- WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling') AND m.staged_location IS NOT NULL
-   AND m.live_after_lsn <= greatest(%(frontier)s::bigint, (SELECT applied_lsn FROM modak.mirror_slots
-                                                            WHERE slot_name = %(slot)s));
+ WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
+   AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn);
 
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
@@ -117,6 +117,7 @@ UPDATE modak.mirror_tables SET state = 'failed', error = %(error)s, updated_at =
 -- name: advance
 UPDATE modak.mirror_slots
    SET applied_lsn = %(frontier)s, publish_id = %(publish_id)s, applied_at = now(),
+       last_error = CASE WHEN %(frontier)s::bigint > applied_lsn THEN NULL ELSE last_error END,
        applied_commit_time = CASE WHEN %(commit_time)s::float8 > 0 THEN to_timestamp(%(commit_time)s)
                                   ELSE applied_commit_time END
  WHERE slot_name = %(slot)s;
@@ -152,6 +153,7 @@ shown AS (
 SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 
 -- name: go_live
+-- All that are due; each must have a snapshot in the lake that says so (mirror_pump/pipeline/staging.py).
 WITH live AS (
     UPDATE modak.mirror_tables SET state = 'live', dropped_rows = NULL, updated_at = now()
      WHERE slot_name = %(slot)s AND state IN ('copying', 'filling') AND live_after_lsn <= %(frontier)s

@@ -1,7 +1,7 @@
 -- What the pump reads from the catalog (mirror_pump/pipeline/session.py, registration.py).
 
 -- name: slot
-SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
+SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: copying

@@ -15,13 +15,19 @@ SELECT m.retention, m.state = 'live' AND NOT m.stalled, t.heap_retention_lag, c.
 -- name: partitions
 SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.sealed_lsn, p.truncated, p.reason, p.attempts,
        n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture_row'), modak.retained_by(c.oid, 'cold_row'),
-       coalesce(p.disproved_at > now() - interval '1 day', false)
+       coalesce(p.disproved_at > now() - interval '1 day', false),
+       extract(epoch FROM clock_timestamp() - p.proven_at)::float8
   FROM modak.partitions p
   LEFT JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid AND NOT a.is_default
   LEFT JOIN pg_class c ON c.oid = a.relation
   LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.table_id = %(table_id)s AND p.state <> 'dropped'
  ORDER BY p.tier_key_hi, p.tier_key_lo;
+
+-- name: sizes
+-- Rows as the server estimates them (below 0: it does not know) and bytes, of the table's partitions.
+SELECT a.relation::bigint, c.reltuples::float8, pg_total_relation_size(c.oid)
+  FROM modak.tier_partitions(%(table_id)s::bigint::oid) a JOIN pg_class c ON c.oid = a.relation;
 
 -- name: attached
 SELECT a.relation::bigint, n.nspname, c.relname, a.lo, a.hi, a.is_default, c.relkind = 'r',
@@ -99,7 +105,15 @@ UPDATE modak.partitions
    AND modak.watch_mark(relation_id::oid) = %(watched_as)s;
 
 -- name: drop
-SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text);
+SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
+
+-- name: reader_in_the_way
+-- For whom T cannot pass a partition now, without a lock: what modak.advance() says under its locks counts.
+SELECT coalesce(modak.pin_below(%(table_id)s, %(cut)s, false), modak.pinning() || ' is putting a pin in place');
+
+-- name: waits
+UPDATE modak.partitions SET reason = %(reason)s
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND reason IS DISTINCT FROM %(reason)s;
 
 -- name: reason
 UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1
@@ -135,8 +149,8 @@ SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', 
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: pin
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s)) RETURNING pin_id;
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s), true) RETURNING pin_id;
 
 -- name: renew_pin
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;

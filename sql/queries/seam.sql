@@ -8,16 +8,16 @@ SELECT n.name, t.table_id
  ORDER BY n.place;
 
 -- name: pin
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + %(seconds)s * interval '1 second'
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + %(seconds)s * interval '1 second', true
   FROM modak.cutline c
  WHERE c.table_id = ANY (%(table_ids)s)
 RETURNING pin_id, table_id, pinned_tier_key_hi, pinned_lake_snapshot_id;
 
 -- name: pin_snapshot
 -- A snapshot beside S: of `main`, or of the past.
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-SELECT c.table_id, %(snapshot_id)s, c.tier_key_hi, now() + %(seconds)s * interval '1 second'
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+SELECT c.table_id, %(snapshot_id)s, c.tier_key_hi, now() + %(seconds)s * interval '1 second', true
   FROM modak.cutline c
  WHERE c.table_id = %(table_id)s
 RETURNING pin_id;

@@ -3,12 +3,17 @@
 -- name: live
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY table_id;
 
+-- name: bytes
+-- Of heaps, with their TOAST; nothing of those that are gone.
+SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(relations)s::bigint[]) relation;
+
 -- name: pin
 -- F, every table's T, and the lake at F, of one moment, kept from expiry while they are compared. S of a table with heap
 -- retention is what is below T; the lake at F is what the catalog's pointer names.
 WITH pinned AS (
-    INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
-    SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '6 hours'
+    -- It reads nothing of the delta.
+    INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+    SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '6 hours', true
       FROM modak.cutline c
      WHERE c.table_id = ANY (%(table_ids)s)
     RETURNING pin_id, table_id)
@@ -20,6 +25,12 @@ SELECT p.pin_id, c.table_id, c.replicated_lsn,
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table;
+
+-- name: copies
+-- Of those tables that are being copied, how far they are.
+SELECT m.table_id, m.start_lsn, m.generation, m.stalled, m.live_after_lsn,
+       (SELECT count(*) FILTER (WHERE c.done_at IS NOT NULL) FROM modak.copy_chunks c WHERE c.table_id = m.table_id)
+  FROM modak.mirror_tables m WHERE m.table_id = ANY (%(table_ids)s) AND m.state = 'copying' ORDER BY 1;
 
 -- name: release
 DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 import pyarrow as pa
 
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
+from tests.integration.retention_support import at_once
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -111,7 +111,7 @@ class LateStream:
             for _ in range(4):
                 self._add_partition(connection)
             self._insert(connection, 3 * width)
-        mirror.register(STREAM, retention=RetentionWish(str(width)))
+        mirror.register(STREAM, retention=at_once(str(width)))
         return self
 
     @property
@@ -215,7 +215,9 @@ class LateStream:
         seconds."""
         pin: Row | None = None
         if pinned_for is not None:
-            (pin,) = self.mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('stream')")
+            (pin,) = self.mirror.database.rows(
+                "SELECT pin_id, t, metadata_location FROM modak.pin('stream', in_one_snapshot => true)"
+            )
             deadline = time.monotonic() + pinned_for
             with self.mirror.database.connect() as looker:
                 moved = False

@@ -113,6 +113,11 @@ class Scene:
             lambda: self.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)], 30, "folds"
         )
 
+    def await_cut(self) -> None:
+        """Returns once T has passed what is sealed: while nobody has it pinned, which T waits for."""
+        sealed: LiteralString = "SELECT partition_id FROM modak.partitions WHERE state = 'sealing'"
+        await_true(lambda: self.rows(sealed) == [], 60, "T passes what is sealed")
+
     def await_quiet(self) -> None:
         """Returns once whatever is due has left the heap, and nothing waits for a fold."""
 

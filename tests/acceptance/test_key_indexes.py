@@ -18,7 +18,8 @@ from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.files import FileContent
 from mirror_pump.lake.listing import Listing
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.ops.status import DeleteMode, StatusReader
+from mirror_pump.ops.status import StatusReader
+from mirror_pump.ops.status_report import DeleteMode
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark

@@ -20,9 +20,9 @@ from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolati
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, read_metadata
-from mirror_pump.ops.retaining import resume
+from mirror_pump.ops.retaining import look, resume
+from mirror_pump.ops.status import StatusReader
 from mirror_pump.pipeline.steps import Step
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -32,7 +32,7 @@ from tests.acceptance.seam_scene import HANDLES, PIN, RELEASE, STORAGE, Scene, b
 from tests.acceptance.seam_scene import scene as running_scene
 from tests.integration.maintenance_support import Maintained, age
 from tests.integration.pipeline_support import writing
-from tests.integration.retention_support import WIDTH, Row, run
+from tests.integration.retention_support import WIDTH, Row, at_once, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,9 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
     where = {"table_oid": scene.table_oid}
     stale = 0
     with scene.busy():
-        for _ in scene.advancing():
+        for turn in scene.advancing():
+            if turn % 4 == 3:
+                scene.await_cut()
             with scene.database.connect(autocommit=False) as connection:
                 repeatable(connection)
                 if ended_by == "never pinned":
@@ -98,42 +100,38 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
     scene.await_quiet()
     where = {"table_oid": scene.table_oid}
 
-    def moved(t: int) -> bool:
-        return scene.shedding.cut > t
+    def waits(reader: str) -> bool:
+        found = scene.rows("SELECT reason FROM modak.partitions WHERE state = 'sealing' AND reason IS NOT NULL")
+        return any(reader in reason for (reason,) in found)
 
-    def decided(t: int) -> bool:
-        found = scene.rows("SELECT reason ~ 'is putting a pin in place' FROM modak.partitions WHERE state = 'sealing'")
-        return found == [(True,)] or moved(t)
-
-    for turn in range(3):
-        with scene.database.connect(autocommit=False) as connection:
-            pinned = connection.execute(PIN, where).fetchone()
-            assert pinned is not None
-            pin, t, s = pinned
-            scene.upsert(7, f"folded in between {turn}")
-            scene.await_folded()
-            scene.shedding.grow()
-            await_true(partial(decided, t), 30, "T waits")
-            handles = connection.execute(HANDLES, where).fetchone()
-            assert handles is not None
-            location, snapshot = handles
-            if moved(t):
-                # On a machine that was busy for half a minute. It waits no longer.
-                connection.rollback()
-                scene.await_quiet()
-                continue
-            assert snapshot != str(s), "a fold has landed"
-            connection.commit()
-            scene.upsert(7, f"folded later {turn}")
-            scene.await_folded()
-            resume(scene.mirror.settings, ())
-            await_true(partial(moved, t), 60, "T goes on")
-            repeatable(connection)
-            scene.compare(connection, t, location, "a pin of one S, and a later one's file")
-            assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
-            connection.commit()
-            return
-    pytest.fail("T does not wait for a pin in the making")
+    with scene.database.connect(autocommit=False) as connection:
+        pinned = connection.execute(PIN, where).fetchone()
+        assert pinned is not None
+        pin, t, s = pinned
+        scene.upsert(7, "folded in between")
+        scene.await_folded()
+        scene.shedding.grow()
+        await_true(partial(waits, f"process {connection.info.backend_pid} is putting a pin in place"), 30, "T waits")
+        handles = connection.execute(HANDLES, where).fetchone()
+        assert handles is not None
+        location, snapshot = handles
+        assert snapshot != str(s), "a fold has landed"
+        connection.commit()
+        await_true(partial(waits, f"pin {pin} of a reader"), 30, "T waits for the pin")
+        with StatusReader(scene.mirror.settings) as status:
+            retention = status.read().tables[0].retention
+        assert retention is not None
+        assert f"pin {pin} of a reader" in str(retention.waits_for)
+        (report,) = look(scene.mirror.settings, ())
+        assert any(f"pin {pin} of a reader" in partition.outlook for partition in report.partitions)
+        scene.upsert(7, "folded later")
+        scene.await_folded()
+        assert scene.shedding.cut == t
+        repeatable(connection)
+        scene.compare(connection, t, location, "a pin of one S, and a later one's file")
+        assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
+        connection.commit()
+    await_true(lambda: scene.shedding.cut > t, 60, "T goes on")
 
 
 def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: Scene) -> None:
@@ -189,7 +187,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
 ) -> None:
     """At any committed instant, while partitions are sealed, passed by T, and dropped; nothing in both, nothing in
     neither. A pin keeps the first of them attached for a while: what is in the heap below T is nobody's."""
-    pin = scene.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+    pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     attached = 0
     with scene.busy(2):
         for turn in scene.advancing(3):
@@ -271,7 +269,7 @@ def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(
 def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: Scene) -> None:
     """Several sessions at the same few keys: of partitions that are gone, sealed, and passed by T but attached."""
     first = scene.rows("SELECT coalesce(max(seen), 0) FROM audit.corrections")[0][0]
-    pin = scene.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+    pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     places = [5, 15, scene.shedding.cut + 5, scene.shedding.cut + WIDTH + 5]
 
     def race(connection: psycopg.Connection[Any], chance: random.Random) -> None:
@@ -343,7 +341,8 @@ def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what
     """Folds and an advance after the pin, then compaction, expiry and sweep with everything old enough to go."""
     maintained = Maintained(scene.mirror, spark)
     scene.await_quiet()
-    pin, _, location, s = scene.rows("SELECT pin_id, t, metadata_location, s FROM modak.pin('events')")[0]
+    (pinned,) = scene.rows("SELECT pin_id, s, metadata_location FROM modak.pin('events', in_one_snapshot => true)")
+    pin, s, location = pinned
     served = {location: lake_rows(location, scene.duckdb)}
     told = [s]
     try:
@@ -392,11 +391,11 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
             )
         for time in [*times, "2026-01-30 00:00:00+00"]:
             connection.execute("INSERT INTO timed VALUES (%s, 'first')", (time,))
-    mirror.register("public.named", retention=RetentionWish("50"))
-    mirror.register("public.timed", retention=RetentionWish("1 day"))
+    mirror.register("public.named", retention=at_once("50"))
+    mirror.register("public.timed", retention=at_once("1 day"))
     # Held by a pin from before T moves: what is below T stays in the heap, and plain UPDATE and DELETE reach it.
-    database.rows("SELECT pin_id FROM modak.pin('named')")
-    database.rows("SELECT pin_id FROM modak.pin('timed')")
+    database.rows("SELECT pin_id FROM modak.pin('named', in_one_snapshot => true)")
+    database.rows("SELECT pin_id FROM modak.pin('timed', in_one_snapshot => true)")
     mirror.catch_up()
 
     def states() -> list[Row]:

@@ -34,4 +34,5 @@ def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequ
 
 def register(mirror: Mirror, lag: int) -> None:
     """Copies it, and has partitions leave that lie wholly more than `lag` behind the highest key."""
-    mirror.program.run("register", TABLE, "--heap-retention", str(lag), timeout=_REGISTER_SECONDS)
+    chosen = ("--heap-retention", str(lag), "--drop-grace", "0s", "--yes")
+    mirror.program.run("register", TABLE, *chosen, timeout=_REGISTER_SECONDS)

@@ -90,7 +90,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     edge = rows - rows // _PARTITIONS + 1
     aging.register(mirror, rows // _PARTITIONS - 1)
     # The first T is below every row.
-    mirror.execute("SELECT modak.pin('public.aging', interval '6 hours')")
+    mirror.execute("SELECT modak.pin('public.aging', interval '6 hours', true)")
     leaving = _leave(mirror, options)
     figures: Figures = {"seam.rows": rows, "seam.corrections": corrections, "seam.leaving_s": round(leaving, 1)}
     took: dict[tuple[str, str, str], _Took] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,21 @@ from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
 from mirror_pump.testing.database import Database
 
+PROGRAM = (
+    sys.executable,
+    "-c",
+    "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from mirror_pump.cli.main import app; app()",
+)
+"""The program as a process of its own that obeys Ctrl-C: shells have what they run in the background ignore that, and
+tests may be run so."""
+
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
+    # Of the terminal that the tests run in.
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
 
 

@@ -24,12 +24,13 @@ class Loss(Enum):
 class Proxy:
     """Forwards connections to a server; `lose` arms the loss of the next COMMIT's connection, `break_off` loses all."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, port: int = 0) -> None:
+        """Listens on `port` of 127.0.0.1; 0 is any that is free."""
         parts = urlsplit(dsn)
         assert parts.hostname is not None
         assert parts.port is not None
         self._target = (parts.hostname, parts.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         port = self._listener.getsockname()[1]
         self.dsn = urlunsplit(parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}"))
         self._armed: tuple[Loss, Callable[[], object]] | None = None

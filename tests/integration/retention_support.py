@@ -21,6 +21,11 @@ COLUMNS = "at, id, n, v"
 Row = tuple[Any, ...]
 
 
+def at_once(lag: str, premake: int = 0, width: str | None = None) -> RetentionWish:
+    """Heap retention without the grace that partitions have by default: tests do not wait for an hour."""
+    return RetentionWish(lag, premake, width, drop_grace="0")
+
+
 @dataclass
 class Shedding:
     """public.events (at bigint, id bigint, n int, v text), partitions p0, p1 ... of WIDTH, and public.model, a plain
@@ -61,7 +66,7 @@ class Shedding:
                     f" FROM generate_series(0, {partitions - 1}) p, generate_series(0, {rows - 1}) g",
                 )
         if lag is not None:
-            mirror.register("public.events", retention=RetentionWish(lag, premake))
+            mirror.register("public.events", retention=at_once(lag, premake))
         return self
 
     @staticmethod

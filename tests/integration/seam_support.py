@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from psycopg import Connection
 
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
+from tests.integration.retention_support import at_once
 
 EVENTS, SHADOW = "public.events", "public.shadow"
 
@@ -73,11 +73,12 @@ class Retained:
     def retire(self) -> None:
         """Registers the table. Partition 0 leaves the heap, partition 1 stays in it, sealed: a reader's pin holds it
         back. T is 200."""
-        self.mirror.register(EVENTS, retention=RetentionWish("150"))
+        self.mirror.register(EVENTS, retention=at_once("150"))
         with self.database.connect() as connection:
             connection.execute(
-                "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
-                " SELECT table_id, lake_snapshot_id, 150, now() + interval '1 hour' FROM modak.cutline"
+                "INSERT INTO modak.read_pins"
+                " (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)"
+                " SELECT table_id, lake_snapshot_id, 150, now() + interval '1 hour', true FROM modak.cutline"
             )
         with self.mirror.pumping():
             await_true(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import duckdb
 import pytest
@@ -17,10 +20,12 @@ from mirror_pump.lake.catalog import swap_pointer
 from mirror_pump.lake.cold import ColdBranch
 from mirror_pump.lake.commit import RowDelta
 from mirror_pump.lake.cutline import CutLine
+from mirror_pump.pipeline.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from tests.integration.cli_support import Run, no_settings, run, slot
 from tests.integration.lake_support import STORAGE, SmallTable
+from tests.integration.reader_support import Reader, role_of
 
 __all__ = ["no_settings", "run", "slot"]
 
@@ -31,24 +36,39 @@ def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTabl
     result = run("init", "--warehouse", warehouse, "--slot", slot)
     assert result.exit_code == 0, result.stderr
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
-    table.commit(RowDelta((table.segment({1: "read from the lake"}),)))
+    table.commit(RowDelta((table.segment({1: "a part of the copy"}),), summary={COPYING_PROPERTY: "true"}))
+    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replace=True, summary=at("0/A")))
     return table
 
 
-def pasted(run: Run, engine: str) -> str:
-    """What `connect` prints; never with a password in it."""
-    result = run("connect", "--engine", engine)
+def at(frontier: str) -> dict[str, str]:
+    """What the summary of a snapshot of a live table says."""
+    return {FRONTIER_PROPERTY: frontier}
+
+
+@pytest.fixture
+def reader(database: Database, mirror: SmallTable, run: Run) -> Iterator[Reader]:
+    """A role that may read the mirror, and no more."""
+    with role_of(database) as role:
+        assert run("reader", role.name).exit_code == 0
+        yield role
+
+
+def pasted(run: Run, engine: str, reader: Reader | None = None) -> str:
+    """What `connect` prints, for the DSN's own user unless another is given."""
+    result = run("connect", "--engine", engine, *(("--user", reader.name) if reader else ()))
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
-def execute(snippet: str, database: Database, directory: Path, **environment: str) -> str:
+def execute(snippet: str, user: Database | Reader, directory: Path, **environment: str) -> str:
     """Runs a Python snippet as a user would: pasted into a file, the password in the environment."""
+    password = user.password if isinstance(user, Reader) else user.server.password
     script = directory / "pasted.py"
     script.write_text(snippet)
     done = subprocess.run(
         [sys.executable, str(script)],
-        env={**os.environ, "PGPASSWORD": database.server.password, **environment},
+        env={**os.environ, "PGPASSWORD": password, **environment},
         cwd=directory,
         capture_output=True,
         text=True,
@@ -72,30 +92,39 @@ def duckdb_home(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("engine", ["spark", "duckdb", "pyiceberg", "trino"])
-def test_no_snippet_shows_the_password(run: Run, mirror: SmallTable, database: Database, engine: str) -> None:
-    text = pasted(run, engine)
-    assert database.server.password not in text
-    assert "PGPASSWORD" in text
+def test_no_snippet_shows_a_password_or_another_user(
+    run: Run, mirror: SmallTable, reader: Reader, database: Database, engine: str
+) -> None:
+    own = pasted(run, engine)
+    assert "mirror-pump connect --user ROLE" in own
+    text = pasted(run, engine, reader)
+    assert reader.name in text
+    settings = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert not re.search(rf"\b{urlsplit(database.dsn).username}\b", settings)
+    for shown in (own, text):
+        assert database.server.password not in shown
+        assert "PGPASSWORD" in shown
 
 
-def test_spark(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
-    said = execute(pasted(run, "spark"), database, tmp_path, JAVA_HOME=str(find_java_home()))
+def test_spark(run: Run, reader: Reader, tmp_path: Path) -> None:
+    said = execute(pasted(run, "spark", reader), reader, tmp_path, JAVA_HOME=str(find_java_home()))
     assert "read from the lake" in said
 
 
-def test_duckdb(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
-    assert "read from the lake" in execute(pasted(run, "duckdb"), database, tmp_path, HOME=duckdb_home(tmp_path))
+def test_duckdb(run: Run, reader: Reader, tmp_path: Path) -> None:
+    assert "read from the lake" in execute(pasted(run, "duckdb", reader), reader, tmp_path, HOME=duckdb_home(tmp_path))
 
 
-def test_pyiceberg(run: Run, mirror: SmallTable, database: Database, tmp_path: Path) -> None:
+def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Database, tmp_path: Path) -> None:
     # The present snapshot has an equality delete, which pyiceberg refuses; a younger one is a part of the rows only.
-    mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),)))
+    mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),), summary=at("0/B")))
     below = CutLine("id", 1, ColumnType(Kind.LONG), 2)
-    mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),)))
+    mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),), summary=at("0/C")))
     cold = ColdBranch(STORAGE).stage(mirror.table, below, mirror.now_ms + 1000)
     with connect(database.dsn, autocommit=True) as connection:
         assert swap_pointer(connection, "public", "t", mirror.table.metadata_location, cold.new_location)
-    said = execute(pasted(run, "pyiceberg") + "\nprint(rows.to_pylist())\n", database, tmp_path)
+    said = execute(pasted(run, "pyiceberg", reader) + "\nprint(rows.to_pylist())\n", reader, tmp_path)
+    assert said.startswith("F = 0/B of 20")
     assert "read from the lake" in said
     assert "of the heap" in said
     assert "not resolved yet" not in said
@@ -106,10 +135,12 @@ def test_pyiceberg_is_told_when_it_can_read_nothing(
 ) -> None:
     assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
-    table.commit(RowDelta((table.segment({1: "a"}, [1]),)))
-    snippet = pasted(run, "pyiceberg").replace("table.snapshots()", "[table.current_snapshot()]")
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary={COPYING_PROPERTY: "true"}))
+    with pytest.raises(AssertionError, match="the table is still being copied"):
+        execute(pasted(run, "pyiceberg"), database, tmp_path)
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary=at("0/A")))
     with pytest.raises(AssertionError, match="--index-memory"):
-        execute(snippet, database, tmp_path)
+        execute(pasted(run, "pyiceberg"), database, tmp_path)
 
 
 def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:

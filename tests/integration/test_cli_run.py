@@ -12,16 +12,18 @@ import time
 from pathlib import Path
 
 import orjson
+import psycopg
 import pytest
 
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
-from tests.integration.cli_support import slot
+from tests.bare_machine.readme import shell_block
+from tests.integration.cli_support import Run, no_settings, run, slot
+from tests.integration.proxy import Proxy
 
-__all__ = ["slot"]
-
-README = Path(__file__).parents[2] / "README.md"
+__all__ = ["no_settings", "run", "slot"]
 
 
 @pytest.fixture
@@ -44,21 +46,62 @@ def await_active_slot(database: Database, slot: str, pump: subprocess.Popen[byte
 def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
     program: Program, database: Database, slot: str, tmp_path: Path
 ) -> None:
-    """Ctrl-C here, because pyspark takes that signal over when it can; the README's test ends its pump by SIGTERM."""
+    """Ctrl-C here, because pyspark takes that signal over when it can; tests/integration/test_signals.py has more."""
     pump = program.start("run", log="pump.log")
     try:
         await_active_slot(database, slot, pump)
         leader = orjson.loads(program.run("status", "--json"))["leader"]
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
-        program.run("run", code=1)
-        pump.send_signal(signal.SIGINT)
-        assert pump.wait(40) == 0
+        program.run("run", "--no-standby", code=1)
+        # To all its processes, as a terminal sends it.
+        os.killpg(pump.pid, signal.SIGINT)
+        assert pump.wait(40) == 130
     finally:
         program.kill(pump)
     assert f"process id {pump.pid}" in (tmp_path / "run.log").read_text()
     said = (tmp_path / "pump.log").read_text()
     assert re.search(r"stopped at F = [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
     assert "Traceback" not in said
+
+
+def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, database: Database, tmp_path: Path) -> None:
+    port = free_port()
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, port=port)
+    pump = Program(dsn, tmp_path).start("run", "--once", log="pump.log")
+    try:
+        deadline = time.monotonic() + 60
+        while '"waiting for the server"' not in (tmp_path / "pump.log").read_text():
+            assert pump.poll() is None, "the pump ended"
+            assert time.monotonic() < deadline, "the pump does not say that it waits"
+            time.sleep(0.05)
+        with contextlib.closing(Proxy(database.dsn, port)):
+            assert pump.wait(90) == 0
+    finally:
+        program.kill(pump)
+    lines = [orjson.loads(line) for line in (tmp_path / "pump.log").read_text().splitlines()]
+    assert f"127.0.0.1:{port}" in next(line["error"] for line in lines if line["event"] == "waiting for the server")
+    assert lines[-1]["event"].startswith("stopped at F = ")
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        ({"password": "wrong"}, 1, "password authentication failed"),
+        ({"user": "nobody_of_that_name"}, 1, "authentication failed"),
+        ({"dbname": "none_of_that_name"}, 1, "does not exist"),
+        ({"sslmode": "require"}, 1, "does not support SSL"),
+        ({"port": "99999"}, 2, "invalid port number"),
+        ({"sslmode": "certainly"}, 2, "invalid sslmode value"),
+        ({"hostaddr": "127.0.0.1,::1"}, 2, "could not match 1 host names"),
+    ],
+)
+def test_what_waiting_cannot_cure_ends_run_at_once(
+    run: Run, database: Database, changed: dict[str, str], code: int, said: str
+) -> None:
+    result = run("run", "--dsn", psycopg.conninfo.make_conninfo(database.dsn, **changed))
+    assert result.exit_code == code
+    (line,) = result.stderr.splitlines()
+    assert said in line
 
 
 def test_bad_tables_are_refused_and_the_good_one_catches_up(
@@ -74,9 +117,9 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
 
     assert "public.good: live" in said
     errors = (tmp_path / "register.log").read_text()
-    assert "keyless: not registered" in errors
-    assert "absent: not registered" in errors
-    assert errors.count("what to do") == 2
+    assert "not registered: public.keyless has no primary key" in errors
+    assert "not registered: there is no table absent in" in errors
+    assert errors.count('"remedy"') == 2
 
     database.execute("UPDATE good SET v = 'changed' WHERE id <= 10", "DELETE FROM good WHERE id = 50")
     end = database.lsn()
@@ -91,9 +134,10 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
 
 
 def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
-    """Its lines, as they stand, but for the place, the DSN and the installation."""
-    ((block),) = re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)
-    lines = [line for line in block.splitlines() if not line.startswith(("make setup", "export MIRROR_PUMP_DSN"))]
+    """Its lines, as they stand, but for the place and the DSN. `make first-hour` executes the installation as well."""
+    lines = [
+        line for line in shell_block("A first mirror of your own") if not line.startswith("export MIRROR_PUMP_DSN")
+    ]
     assert len(lines) == 9
     script = "set -e\n" + "\n".join(lines).replace("/srv/lake", str(tmp_path / "lake"))
     database.execute(

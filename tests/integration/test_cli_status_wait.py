@@ -15,11 +15,18 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.model import format_lsn, parse_lsn
 from mirror_pump.source.leader import Leader
+from mirror_pump.source.standby import Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.integration.cli_support import Run, no_settings, register_by_hand, run, slot
 
 __all__ = ["no_settings", "run", "slot"]
+
+STOPPED = {
+    "at": "2026-01-01T00:00:10+00:00", "since": "2026-01-01T00:00:00+00:00", "attempts": 3, "error": "no room",
+    "remedy": "make some", "retry_in": None, "host": "h", "pid": 1,
+}  # fmt: skip
+"""modak.mirror_slots.last_error of a pump that has stopped."""
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli-json.md"
 
@@ -52,7 +59,11 @@ def status(run: Run) -> dict[str, Any]:
 def point_at_metadata(database: Database, path: Path, summary: dict[str, str]) -> None:
     path.write_text(
         json.dumps(
-            {"current-snapshot-id": 7, "snapshots": [{"snapshot-id": 7, "summary": summary}, {"snapshot-id": 8}]}
+            {
+                "current-snapshot-id": 7,
+                "last-sequence-number": 3,
+                "snapshots": [{"snapshot-id": 7, "summary": summary}, {"snapshot-id": 8}],
+            }
         )
     )
     with database.connect() as connection:
@@ -113,26 +124,6 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_knows_no_lag_once_the_slot_has_confirmed_everything(run: Run, database: Database, mirror: str) -> None:
-    """An idle pump acknowledges the slot without publishing F; what is confirmed held nothing to publish."""
-    register_by_hand(database, mirror)
-    publish(database, database.lsn())
-    # The server writes WAL by itself now and then, so one look need not do.
-    deadline = time.monotonic() + 20
-    while True:
-        with database.connect() as connection:
-            connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (mirror,))
-        document = status(run)
-        if document["lag_bytes"] == 0 or time.monotonic() > deadline:
-            break
-
-    assert document["lag_bytes"] == 0
-    assert document["lag_seconds"] == 0
-    assert document["tables"][0]["lag_seconds"] == 0
-    assert parse_lsn(document["frontier"]) < parse_lsn(document["slot"]["confirmed_lsn"])
-
-
-@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_of_tables_that_are_copied_or_set_aside(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="copying")
     with database.connect() as connection:
@@ -171,15 +162,34 @@ def test_status_survives_unreadable_storage_and_a_missing_slot(
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
+def test_status_fits_into_the_columns_that_the_environment_names(
+    run: Run, database: Database, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """watch(1) names them, and is no terminal to the program that it runs."""
+    register_by_hand(database, mirror, state="failed")
+    database.execute("UPDATE modak.mirror_tables SET error = 'a long story: ' || repeat('no reason, ', 20)")
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run("status").stdout.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 60
+    assert any(line.startswith("public.t  failed") for line in lines)
+
+
+@pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_json_is_what_its_documentation_shows(run: Run, database: Database, mirror: str, tmp_path: Path) -> None:
     """The documented example has exactly the keys of the real thing, at every level."""
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
-    database.execute("""UPDATE modak.mirror_slots SET leader = '{"host": "h", "pid": 1, "started_at": "x"}'""")
+    with database.connect() as connection:
+        connection.execute(
+            "UPDATE modak.mirror_slots SET leader = %s, last_error = %s",
+            (Jsonb({"host": "h", "pid": 1, "started_at": "x"}), Jsonb(STOPPED)),
+        )
+        connection.execute("UPDATE modak.tables SET maintenance_policy = %s", (Jsonb({"orphan_sweep_min_commits": 1}),))
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 
-    assert shape(status(run)) == shape(documented)
+    with Standby(database.dsn, mirror):
+        assert shape(status(run)) == shape(documented)
 
 
 def shape(value: object) -> object:
@@ -219,7 +229,6 @@ def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mir
 def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, mirror: str) -> None:
     """The notification carries the position; the pump's answer is the catalog."""
     register_by_hand(database, mirror)
-    publish(database, 1)
     asked: list[str] = []
 
     def pump() -> None:
@@ -249,4 +258,22 @@ def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Databas
         # As if the process had been killed: the row stays, the lock goes.
         leader.connection.close()
     await_true(lambda: status(run)["leader"]["alive"] is False, 20, "the server has noticed")
-    assert "gone" in run("status").stdout
+    assert "disconnected" in run("status").stdout
+
+
+def test_status_says_why_the_last_pump_stopped(run: Run, database: Database, mirror: str) -> None:
+    assert status(run)["last_error"] is None
+    with database.connect() as connection:
+        connection.execute("UPDATE modak.mirror_slots SET last_error = %s", (Jsonb(STOPPED),))
+    document = status(run)
+    assert document["leader"] is None
+    (alert,) = document["alerts"]
+    assert "no pump leads" in alert["message"]
+    assert "stopped at 2026-01-01 00:00:10 UTC: no room" in alert["message"]
+    assert alert["remedy"] == "make some"
+    # It was between two attempts, and is long overdue: nobody is left to make the next one.
+    with database.connect() as connection:
+        connection.execute("UPDATE modak.mirror_slots SET last_error = %s", (Jsonb({**STOPPED, "retry_in": 30.0}),))
+    document = status(run)
+    assert document["leader"] is None
+    assert "failing since 2026-01-01 00:00:00 UTC" in document["alerts"][0]["message"]

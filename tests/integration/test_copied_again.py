@@ -13,6 +13,8 @@ from mirror_pump.config import Settings
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.initialise import initialise
+from mirror_pump.ops.status import StatusReader
+from mirror_pump.ops.status_report import Severity
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.connect import connect
 from mirror_pump.source.shape import note_changes
@@ -475,6 +477,12 @@ def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehous
     mirror.catch_up()
     assert (mirror.state("public.t"), mirror.lake("public.t")) == ("copying", before)
     mirror.assert_equal("public.other")
+    with StatusReader(mirror.settings) as reader:
+        status = reader.read()
+    (alert,) = [alert for alert in status.alerts if alert.table == "public.t"]
+    assert alert.severity is Severity.CRITICAL
+    assert "no primary key" in alert.message
+    assert "give it a key again, and it is copied again by itself" in alert.message
     told = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
     before_that = database.rows(told)
     with mirror.pumping():
@@ -485,6 +493,7 @@ def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehous
     mirror.catch_up()
     mirror.assert_equal("public.t")
     mirror.assert_sound()
+    assert database.rows("SELECT error FROM modak.mirror_tables WHERE error IS NOT NULL") == []
 
 
 def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse: str) -> None:

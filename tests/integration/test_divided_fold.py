@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
@@ -109,10 +110,52 @@ def test_what_a_pin_needs_is_not_cleared(database: Database, tmp_path: Path) -> 
             divided.assert_exact()
             assert _delta(database) == 1, "a reader whose pin nobody sees has lost a correction"
             reader.rollback()
-            pin = _pin(pinned, divided)
-            pinned.commit()
-            await_true(lambda: _delta(database) == 0, 20, "cleared: the pin is of an S that has the correction")
+            await_true(lambda: _delta(database) == 0, 20, "cleared: nobody reads")
             divided.assert_exact()
+
+
+def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: Database, tmp_path: Path) -> None:
+    """By a plan of two scans: the keys that replace rows of the lake, then the rows that replace them. The snapshot
+    that is pinned has the correction; a row that is cleared in between is in neither."""
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror, partitions=2)
+    corrections: LiteralString = "SELECT pk, op, payload, folded_sequence FROM modak.delta ORDER BY pk"
+
+    def looks(seconds: float) -> None:
+        """The folder looks at the delta every 0.05 s."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            assert database.rows(corrections) == first, "a correction went, or changed, under the reader"
+
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        with database.connect(autocommit=False) as before:
+            # As long as nobody knows what this one pins, the correction stays.
+            _pin(before, divided)
+            with database.connect(autocommit=False) as connection:
+                upsert(connection, 5, 1, "corrected")
+            await_true(lambda: _unfolded(database) == 0, 20, "the fold")
+            with database.connect() as reader:
+                pin = _pin(reader, divided)
+            before.rollback()
+        first = database.rows(corrections)
+        assert len(first) == 1
+        looks(1)
+        # It pins the same S as the first; neither is cleared for, as long as one of them is there.
+        (ours,) = database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
+        looks(0.2)
+        database.execute(f"DELETE FROM modak.read_pins WHERE pin_id = {pin}")
+        await_true(lambda: _delta(database) == 0, 20, "cleared: who reads in one snapshot needs it no more")
+        database.execute(f"DELETE FROM modak.read_pins WHERE pin_id = {ours[0]}")
+        # An expired pin is a reader that died.
+        with database.connect() as reader:
+            _pin(reader, divided)
+            upsert(reader, 6, 2, "corrected")
+        await_true(lambda: _unfolded(database) == 0, 20, "the fold")
+        database.execute("UPDATE modak.read_pins SET expires_at = now()")
+        await_true(lambda: _delta(database) == 0, 20, "cleared: the pin expired")
+        divided.assert_exact()
 
 
 def _pin(connection: Any, divided: Divided) -> int:

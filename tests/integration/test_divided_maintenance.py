@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ import pytest
 
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.metadata import COLD_CUT, cold_snapshot
-from mirror_pump.ops.compare import compare
-from mirror_pump.ops.verify import Engine, verify
+from mirror_pump.ops.compare_spark import compare
+from mirror_pump.ops.comparison_engines import Engine
+from mirror_pump.ops.verify import verify
 from mirror_pump.pipeline import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
@@ -63,8 +65,12 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         divided.assert_exact()
         with database.connect() as connection:
             run(connection, f"SELECT modak.release({pin})")
+        seam = Path(pinned.removeprefix("file://")).parent
+        orphan = seam / f"00001-{uuid.uuid4()}.metadata.json"
+        orphan.write_text("{}")
         age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
         assert not maintained.maintain(EVENTS).errors
+        assert not orphan.exists(), "no publish that landed names it"
         divided.assert_exact()
         divided.advance(running)
         divided.assert_exact()

@@ -91,7 +91,7 @@ def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.Monk
         connection.execute("INSERT INTO child SELECT 3, 250 FROM generate_series(1, 1000)")
         heap.pass_by("ev0", 100)
         heap.prove()
-        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0"}
+        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0", "detach": False}
         monkeypatch.setattr(source, "DROP_TIMEOUT", "1ms")
         assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where))
         monkeypatch.undo()
@@ -114,7 +114,7 @@ def test_nobody_waits_for_long_once_the_table_is_locked(heap: Heap, monkeypatch:
     monkeypatch.setattr(source, "DROP_TIMEOUT", "60s")
     heap.pass_by("ev0", 100)
     heap.prove()
-    where = {"table_id": heap.table_id, "partition_id": "ev0"}
+    where = {"table_id": heap.table_id, "partition_id": "ev0", "detach": False}
     table, name = TableName("public", "ev"), TableName("public", "ev3")
     make = partial(source.make_partition, table=table, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
     _waits_briefly(heap, lambda connection: source.attempt(connection, "drop", where))

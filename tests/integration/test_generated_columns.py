@@ -11,7 +11,6 @@ import pytest
 from mirror_pump.ops.initialise import initialise
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source.choices import Choices
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
@@ -19,6 +18,7 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_t
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.cli_support import Run, no_settings, run, slot
+from tests.integration.retention_support import at_once
 
 __all__ = ["no_settings", "run", "slot"]
 
@@ -193,7 +193,7 @@ def test_a_table_that_sheds_rows_keeps_the_publication_as_it_is(database: Databa
     )
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     database.execute(WITHOUT.format(mirror.settings.publication))
-    mirror.register("ev", retention=RetentionWish("100"))
+    mirror.register("ev", retention=at_once("100"))
     said: list[str] = []
     initialise(mirror.settings, said.append)
     assert [line for line in said if line.startswith("warning: stored generated columns stay left out: public.ev")]
@@ -212,8 +212,8 @@ def test_what_is_left_out_is_named(run: Run, database: Database, slot: str, tmp_
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     result = run("register", "t", "plain", "--no-wait")
     assert result.exit_code == 0, result.stderr
-    (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
-    assert warning.startswith("warning: public.t: generated columns left out: v (")
+    (warning,) = [line for line in map(json.loads, result.stderr.splitlines()) if line["level"] == "warning"]
+    assert warning["event"].startswith("public.t: generated columns left out: v (")
     assert "registered" in result.stdout
     tables = {table["table"]: table for table in json.loads(run("status", "--json").stdout)["tables"]}
     assert tables["public.t"]["generated_left_out"] == ["v"]

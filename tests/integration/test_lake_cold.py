@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,6 +151,10 @@ def test_history_keeps_what_came_after_a_pinned_one_or_the_last_few_and_says_whe
     assert _seam(pinned) == dict.fromkeys(range(11), "a")
     advance(42, frozenset())
     assert kept() == made[-10:]
+    for staged in made:
+        directory, _, name = staged.seam_location.rpartition("/")
+        assert directory == f"{small.table.location}/seam", "ClickHouse looks for a table's newest file below metadata/"
+        assert re.fullmatch(r"\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.metadata\.json", name)
 
 
 def test_what_is_replaced_spares_the_rows_below_t(tmp_path: Path) -> None:

@@ -326,16 +326,24 @@ def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehou
     database = Database(own_server, "x")
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), reconnect_backoff_max=0.5)
-    steps = Steps()
-    with mirror.pumping(steps):
+    steps, waiting = Steps(), Steps()
+    with mirror.pumping(steps, standby=True):
         mirror.register("t")
         mirror.await_live("public.t")
-        own_server.stop("fast")
-        await_true(lambda: steps.count(Step.RETRYING) >= 4, 30, "the pump tries again and again")
-        own_server.start()
-        database.execute("INSERT INTO t VALUES (1)")
-        mirror.await_frontier()
-        mirror.assert_equal("public.t")
+        with mirror.pumping(waiting, standby=True):
+            await_true(lambda: waiting.count(Step.STANDBY), 20, "a second one waits")
+            own_server.stop("fast")
+            await_true(lambda: steps.count(Step.RETRYING) >= 4, 30, "the pump tries again and again")
+            await_true(lambda: waiting.count(Step.RETRYING) >= 4, 30, "and so does its standby")
+            told = [pump.count(Step.STANDBY) for pump in (steps, waiting)]
+            own_server.start()
+            database.execute("INSERT INTO t VALUES (1)")
+            mirror.await_frontier()
+            # Whichever came first: the other one waits.
+            await_true(
+                lambda: [pump.count(Step.STANDBY) for pump in (steps, waiting)] != told, 30, "one of them stands by"
+            )
+            mirror.assert_equal("public.t")
     # Asked to stop while nothing can be reached, it stops.
     running = mirror.start(steps)
     await_true(lambda: mirror.acknowledged() and running.steps.count(Step.STREAMING) >= 2, 30, "it streams")

@@ -53,7 +53,7 @@ def test_a_second_pump_is_refused_and_told_why(mirror: Mirror, tmp_path: Path) -
         assert "stop" in refused.value.remedy
         # As a process: the same, within the time that it takes to start.
         program = Program(mirror.database.dsn, tmp_path)
-        program.run("run", "--once", timeout=60, code=1)
+        program.run("run", "--once", "--no-standby", timeout=60, code=1)
         said = (tmp_path / "run.log").read_text()
         assert "leads slot" in said
         assert "one pump per database" in said

@@ -10,7 +10,8 @@ from psycopg import sql
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.ops.initialise import initialise
 from mirror_pump.ops.profile import complete
-from mirror_pump.ops.status import MirrorStatus, StatusReader, TableStatus
+from mirror_pump.ops.status import StatusReader
+from mirror_pump.ops.status_report import MirrorStatus, TableStatus
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version

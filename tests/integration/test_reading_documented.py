@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
@@ -15,11 +14,12 @@ import pytest
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import format_lsn
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from tests.integration.cli_support import Run, no_settings, run
 from tests.integration.pipeline_support import runner
+from tests.integration.reader_support import role_of
+from tests.integration.retention_support import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
         "CREATE TABLE public.new_events PARTITION OF public.events FOR VALUES FROM (100) TO (200)",
         "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
     )
-    made.register("public.events", retention=RetentionWish("50"))
+    made.register("public.events", retention=at_once("50"))
     made.catch_up()
     return made
 
@@ -54,16 +54,13 @@ def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
 _PASSED = "SELECT FROM modak.cutline WHERE table_id = 'public.events'::regclass::oid::bigint AND tier_key_hi = 100"
 
 
-def read_by_hand(database: Database, text: str, grants: str) -> dict[int, str]:
-    """v by tier key, of what the statements and DuckDB find, put together as the document says, by a role that was
-    granted what it asks for. psql's `\\gset` and variables are done here."""
-    role = f"analyst_{os.urandom(4).hex()}"
+def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
+    """v by tier key, of what the statements and DuckDB find, put together as the document says, by a reader's role.
+    psql's `\\gset` and variables are done here."""
     variables: dict[str, Any] = {}
     found: list[list[tuple[Any, ...]]] = []
     with database.connect() as connection:
-        connection.execute(f"CREATE ROLE {role}; GRANT SELECT ON public.events TO {role};".encode())
-        connection.execute(grants.replace("analyst", role).encode())
-        connection.execute(f"SET ROLE {role}".encode())
+        connection.execute(f"GRANT SELECT ON public.events TO {role}; SET ROLE {role}".encode())
         for statement in filter(None, map(str.strip, re.split(r";\n|\\gset\n", text))):
             written = re.sub(r"(?<!:):(\w+)", r"{\1}", statement).format_map(variables)
             cursor = connection.execute(written.encode())
@@ -73,7 +70,6 @@ def read_by_hand(database: Database, text: str, grants: str) -> dict[int, str]:
                 rows = cursor.fetchall()
                 found.append(rows)
                 variables |= dict(zip([column.name for column in cursor.description], rows[0], strict=True))
-        connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
     (_, young, corrections) = found
     read = {at: v for at, _, v in lake_rows(variables["metadata_location"])}
     assert read, "S holds the old rows"
@@ -90,17 +86,17 @@ def read_by_hand(database: Database, text: str, grants: str) -> dict[int, str]:
 def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSession, monkeypatch: Any) -> None:
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *values: printed.append(" ".join(map(str, values))))
+    Path("report.sql").write_text(
+        "SELECT max(amount) AS most FROM orders; SELECT count(*) AS products FROM products;\n"
+    )
     names: dict[str, Any] = {"spark": spark}
     kinds = []
-    grants = next(text for kind, text in _BLOCKS if "GRANT" in text)
-    with mirror.pumping():
+    with mirror.pumping(), role_of(mirror.database) as role:
         for kind, text in _BLOCKS:
-            if text == grants:
-                continue
             kinds.append(kind)
             if kind == "sh":
                 for line in text.splitlines():
-                    program, *arguments = shlex.split(line)
+                    program, *arguments = shlex.split(line.replace("analyst", role.name), comments=True)
                     assert program == "mirror-pump"
                     result = run(*arguments, *(("--max-wait", "30") if "hybrid" in arguments else ()))
                     assert result.exit_code == 0, result.output
@@ -111,13 +107,16 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
                 await_true(lambda: mirror.database.rows(_PASSED), 30, "T has passed the old partition")
                 mirror.database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
                 mirror.database.execute("""SELECT modak.delete('events', '{"at": 20, "id": 20}')""")
-                by_hand = read_by_hand(mirror.database, text, grants)
+                by_hand = read_by_hand(mirror.database, text, f'"{role.name}"')
                 assert by_hand == {at: "first" for at in range(0, 200, 10) if at != 20} | {10: "late"}
-    assert kinds == ["sh", "python", "python", "sql"]
-    assert "3 | 6.60" in re.sub(r" +", " ", printed[0])
-    assert printed[1] == "id,name\n1,tea\n2,salt\n3,tea\n"
+    assert kinds == ["sh", "sh", "python", "python", "sql"]
+    assert "3 | 6.60" in re.sub(r" +", " ", printed[2])
+    assert printed[3] == "id,name\n1,tea\n2,salt\n3,tea\n"
     assert pq.read_table("orders.parquet").num_rows == 3
-    assert orjson.loads(printed[3]) == [{"count_star()": 3}]
+    assert orjson.loads(printed[5]) == [{"count_star()": 3}]
+    assert "public | orders   | live" in printed[6]
+    assert re.search(r"^amount +\| DECIMAL\(10,2\)", printed[7], re.MULTILINE)
+    assert printed[8] == "most\n3.30\nproducts\n2\n"
     assert names["old_and_young"] == 3
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
@@ -140,15 +139,19 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
             assert "read at F = " in result.stderr
         else:
             assert result.exit_code == 2
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
+    second = int(time.time()) + 1
+    await_true(lambda: time.time() >= second, 10, "the next full second")
+    moment, future = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(point)) for point in (second, second + 3600))
     assert run("sql", statement, "--at", moment, "--format", "csv").stdout.splitlines()[1] == "4,2"
+    assert "is in the future" in run("sql", statement, "--at", future).output
+    assert run("sql", statement, "--at", future).exit_code == 2
     assert run("sql", statement, "--at", "1999-01-01").exit_code == 1
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
 def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
     for arguments, code, said in (
-        (["SELECT 1; SELECT 2"], 2, "this is not one query"),
+        (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
         (["SELECT FROM WHERE"], 2, "syntax error"),
         (["FROM nowhere"], 2, "nowhere does not exist"),

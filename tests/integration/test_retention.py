@@ -23,7 +23,6 @@ from mirror_pump.pipeline.retention import Retention
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.source import retention as source
 from mirror_pump.source.connect import connect
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.source.tables import load_table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -33,7 +32,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.pipeline_support import writing
 from tests.integration.retention_heap import Heap
-from tests.integration.retention_support import WIDTH, Shedding
+from tests.integration.retention_support import WIDTH, Shedding, at_once
 
 
 @pytest.fixture
@@ -155,14 +154,16 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
     assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
 
 
-def test_a_pin_delays_drops_and_nothing_else(mirror: Mirror) -> None:
+def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(mirror: Mirror) -> None:
     shedding = Shedding.create(mirror, partitions=5, rows=10)
-    pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events')")[0]
+    pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events', in_one_snapshot => true)")[
+        0
+    ]
     mirror.catch_up()
     wanted = mirror.database.rows("SELECT at, id, n, v FROM model ORDER BY 1, 2")
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered", p2="tiered")
-        await_true(lambda: "of a reader lasts until" in shedding.reason("p0"), 20, "the reason is told")
+        await_true(lambda: ") lasts until" in shedding.reason("p0"), 20, "the reason is told")
         assert shedding.cut == 300
         mirror.await_frontier()
         shedding.assert_exact()
@@ -225,7 +226,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
         "CREATE TABLE other1 PARTITION OF other FOR VALUES FROM (10) TO (20)",
         "INSERT INTO other VALUES (5), (19)",
     )
-    mirror.register("public.other", retention=RetentionWish("1000"))
+    mirror.register("public.other", retention=at_once("1000"))
 
     def said() -> str:
         with StatusReader(mirror.settings) as reader:
@@ -254,7 +255,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
 
 def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
     shedding = Shedding.create(mirror, partitions=4, rows=10)
-    pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+    pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     mirror.catch_up()
     steps = Steps()
     with mirror.pumping(steps):
@@ -338,7 +339,7 @@ def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
 def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:
     """TRUNCATE of the table and of single partitions, in every state of a partition."""
     shedding = Shedding.create(mirror, partitions=4, rows=10)
-    mirror.database.rows("SELECT pin_id FROM modak.pin('events')")
+    mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
     mirror.catch_up()
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered")
@@ -545,6 +546,8 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
         "heap_retention": "1000",
         "premake": "0",
         "width": "100",
+        "drop_grace": "0 seconds",
+        "detach": "false",
     }
     with mirror.pumping():
         change_retention(mirror.settings, "events", "heap_retention", "200")
@@ -571,7 +574,7 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
 def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, said: str) -> None:
     mirror.database.execute(made)
     with pytest.raises(TableError, match=said):
-        mirror.register("t", retention=RetentionWish("5"))
+        mirror.register("t", retention=at_once("5"))
 
 
 def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror) -> None:
@@ -580,13 +583,13 @@ def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror
         "CREATE TABLE tn PARTITION OF t FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)",
     )
     with pytest.raises(TableError, match="partitioned themselves"):
-        mirror.register("t", retention=RetentionWish("5"))
+        mirror.register("t", retention=at_once("5"))
     mirror.database.execute("DROP TABLE tn", "CREATE TABLE td PARTITION OF t DEFAULT", "INSERT INTO t VALUES (1)")
     with pytest.raises(TableError, match=r"td of public\.t holds rows"):
-        mirror.register("t", retention=RetentionWish("5"))
+        mirror.register("t", retention=at_once("5"))
     mirror.database.execute("TRUNCATE t")
     with pytest.raises(UsageError, match="no whole number"):
-        mirror.register("t", retention=RetentionWish("5 days"))
+        mirror.register("t", retention=at_once("5 days"))
 
 
 def test_leaving_the_mirror_says_what_becomes_of_old_rows(mirror: Mirror) -> None:
@@ -620,7 +623,7 @@ def test_timestamps_and_dates_shed_too(mirror: Mirror) -> None:
             connection.execute(
                 f"INSERT INTO {table} SELECT g, date '2026-01-01' + g * 7 FROM generate_series(0, 12) g".encode()
             )
-    mirror.register("t", "d", retention=RetentionWish("3 weeks"))
+    mirror.register("t", "d", retention=at_once("3 weeks"))
     cuts: LiteralString = (
         "SELECT tier_key_hi FROM modak.cutline JOIN modak.tables USING (table_id) ORDER BY tier_key_type"
     )

@@ -50,7 +50,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
     execute(*blocks[1])
     with mirror.pumping():
         execute(*blocks[2])
-        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in said[1]
+        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in said[2]
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'dropped'") == [(2,)],
             60,

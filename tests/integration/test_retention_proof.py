@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from mirror_pump.engine.row_hashes import HashSecret, _values, mixed, row_hashes
 from mirror_pump.lake.packed_keys import MULTIPLIER
 from mirror_pump.pipeline import proving
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.integration.retention_support import at_once
 
 # What the lake holds as itself, as text, as a list, and beside its column.
 COLUMNS = {
@@ -65,7 +65,7 @@ def test_every_type_is_proven(database: Database, warehouse: str) -> None:
             texts = [values[number] for _, values in COLUMNS.values()]
             connection.execute(insert, [f"copied {number}", number, *texts])
         connection.execute("INSERT INTO odd (id, at) VALUES ('nulls', 5), ('top', 29)")
-        mirror.register("odd", retention=RetentionWish("1000"))
+        mirror.register("odd", retention=at_once("1000"))
         mirror.catch_up()
         for number in range(4):
             texts = [values[number] for _, values in COLUMNS.values()]
@@ -93,7 +93,7 @@ def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(
         connection.execute("CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (0) TO (1000)")
         connection.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (1000) TO (2000)")
         connection.execute("INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(0, 1999) g")
-        mirror.register("t", retention=RetentionWish("1000000"))
+        mirror.register("t", retention=at_once("1000000"))
         mirror.catch_up()
         connection.execute("CREATE TABLE pins (act text)")
         connection.execute(

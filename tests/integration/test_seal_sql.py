@@ -8,6 +8,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from mirror_pump.model import TableId
 from mirror_pump.source import retention as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
@@ -183,23 +184,71 @@ def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Hea
     with heap.database.connect(autocommit=False) as reader, hasty(heap) as pump:
         pid = reader.info.backend_pid
         reader.execute(pin)
-        assert pump.execute(advance).fetchone() == (f"process {pid} is putting a pin in place",)
+        said = (f"process {pid} is putting a pin in place",)
+        assert pump.execute(advance).fetchone() == said
+        assert source.reader_in_the_way(pump, TableId(heap.table_id), 100) == said[0]
         assert heap.value("SELECT tier_key_hi FROM modak.cutline") == LOW
-        reader.commit()
+        assert heap.value("SELECT modak.pinning()") == f"process {pid}"
+        assert heap.value("SELECT modak.pinning('1 hour')") == f"process {pid}"
+        assert heap.value("SELECT modak.pinning('0')") is None
+        # However often it was tried: the reader may be at it for as long as its transaction lasts.
+        heap.database.execute("UPDATE modak.partitions SET attempts = 5")
+        assert pump.execute(advance).fetchone() == said
+        reader.rollback()
         with pump.transaction(force_rollback=True):
             assert pump.execute(advance).fetchone() == (None,)
             reader.execute("SET lock_timeout = '50ms'")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 reader.execute(pin)
             reader.rollback()
-        # A transaction-long pin, and pins of more and more readers, do not hold T up for ever.
-        reader.execute(pin)
-        assert heap.value("SELECT modak.pinning('1 hour')") == pid
-        assert heap.value("SELECT modak.pinning('0')") is None
-        heap.database.execute("UPDATE modak.partitions SET attempts = 5")
-        with pump.transaction(force_rollback=True):
-            assert pump.execute(advance).fetchone() == (None,)
-        reader.rollback()
+
+
+def test_t_waits_for_the_pins_of_readers_until_they_are_released_or_expire(heap: Heap) -> None:
+    """A reader by the protocol takes every correction of the table. Of a partition that T passed under its pin it would
+    find corrected rows in the heap and in the delta."""
+    advance = "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)"
+    heap.seal("ev0")
+
+    def answer() -> str | None:
+        with hasty(heap) as pump, pump.transaction(force_rollback=True):
+            row = pump.execute(advance).fetchone()
+            assert row is not None
+            assert source.reader_in_the_way(pump, TableId(heap.table_id), 100) == row[0]
+            return None if row[0] is None else str(row[0])
+
+    with heap.database.connect() as reader:
+        reader.execute("SET application_name = 'reports'")
+        row = reader.execute("SELECT pin_id FROM modak.pin('ev')").fetchone()
+        pid = reader.info.backend_pid
+    assert row is not None
+    said = str(answer())
+    assert said.startswith(f"pin {row[0]} of a reader (")
+    assert f"in process {pid}, reports) lasts until " in said
+    heap.database.execute("UPDATE modak.read_pins SET expires_at = now()")
+    assert answer() is None, "it expired"
+    heap.database.execute("UPDATE modak.read_pins SET expires_at = now() + interval '1 minute'")
+    assert answer() is not None
+    assert heap.value("SELECT modak.release(%s)", row[0])
+    assert answer() is None, "it was released"
+    heap.value("SELECT pin_id FROM modak.pin('ev', in_one_snapshot => true)")
+    assert answer() is None, "who reads the delta once, below his T, is in nobody's way"
+    heap.value("SELECT pin_id FROM modak.pin('ev')")
+    heap.database.execute("UPDATE modak.read_pins SET pinned_tier_key_hi = 100")
+    assert answer() is None, "its T is where this one is to go"
+
+
+def test_t_waits_for_a_pin_that_was_prepared(heap: Heap) -> None:
+    heap.seal("ev0")
+    with heap.database.connect() as reader, hasty(heap) as pump:
+        reader.execute("BEGIN")
+        reader.execute("SELECT modak.pin('ev')")
+        reader.execute("PREPARE TRANSACTION 'a reader''s'")
+        try:
+            answer = pump.execute("SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)")
+            assert answer.fetchone() == ("prepared transaction 'a reader''s' is putting a pin in place",)
+        finally:
+            reader.execute("ROLLBACK PREPARED 'a reader''s'")
+    assert heap.advance("ev0", 100) is None
 
 
 def test_a_partition_that_is_sealed_no_more_pays_nothing(heap: Heap) -> None:

@@ -148,7 +148,7 @@ def test_choices_hold_through_copy_stream_changes_and_restarts(mirror: Mirror) -
         "{0.25}",
     )
     assert assert_verified(database) == 1
-    with pytest.raises(TableError, match=r"--column 'total=decimal\(38,9\)'.*--exclude-column 'hidden'"):
+    with pytest.raises(TableError, match=r"--column 'total=decimal\(38,9\)'.*--exclude-column hidden"):
         mirror.register("t", choices=parse_choices(["big=decimal(20,0)"], []))
     mirror.register("t")
     with pytest.raises(UsageError, match="one table"):
@@ -164,7 +164,7 @@ def test_a_float_key_as_text(database: Database, warehouse: str) -> None:
     with mirror.pumping():
         with pytest.raises(TableError) as refused:
             mirror.register("t")
-        assert "--column 'f=string'" in refused.value.remedy
+        assert "--column f=string" in refused.value.remedy
         mirror.register("t", choices=parse_choices(["f=string"], []))
         mirror.await_live("public.t")
         database.execute(

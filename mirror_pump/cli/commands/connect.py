@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import say
+from mirror_pump.cli.output import remark, say
 from mirror_pump.config import Settings
 
 
@@ -26,9 +26,15 @@ def add(app: typer.Typer) -> None:
     def connect(
         settings: Settings,
         engine: Annotated[Engine, typer.Option("--engine", case_sensitive=False, help="The engine that is to read")],
+        user: Annotated[
+            str | None, typer.Option("--user", metavar="ROLE", help=r"The role that reads \[that of the DSN]")
+        ] = None,
     ) -> None:
-        """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders."""
+        """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
+
+        `mirror-pump reader ROLE` makes a role one that can read the mirror, and change nothing of it.
+        """
         from mirror_pump.ops.connect import snippet
         from mirror_pump.ops.profile import complete
 
-        say(snippet(complete(settings), engine.value))
+        say(snippet(complete(settings), engine.value, user, lambda text: remark(f"warning: {text}")))

@@ -14,7 +14,8 @@ def add(app: typer.Typer) -> None:
     def init(settings: Settings) -> None:
         """Create or migrate schema modak, the publication and the slot; remember the warehouse.
 
-        Says what it did and can be repeated. Afterwards the DSN alone is enough for every other command.
+        Says what it did and can be repeated. Afterwards the DSN alone is enough for every other command. A first
+        init that fails, or is interrupted, takes back what it made.
         Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a
         schema and a publication.
         """

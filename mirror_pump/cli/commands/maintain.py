@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
-from types import FrameType
 from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import one_line, remark, say
+from mirror_pump.cli.stopping import Stopped, StopSignals
 from mirror_pump.config import Settings
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import UsageError, about
 
 _NICE = 5
 """The pump and the database come first."""
@@ -28,7 +28,11 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         tables: Annotated[
             list[str] | None,
-            typer.Argument(metavar="[TABLE...]", help=r"Names as Postgres reads them \[all mirrored tables]"),
+            typer.Argument(
+                metavar="TABLE",
+                help=r"Names as Postgres reads them \[all mirrored tables]",
+                autocompletion=mirrored_tables,
+            ),
         ] = None,
         no_wait: Annotated[
             bool, typer.Option("--no-wait", help="File the request and return; a maintainer that serves answers it")
@@ -51,47 +55,43 @@ def add(app: typer.Typer) -> None:
             raise UsageError(
                 "--no-wait, --dry-run and --serve exclude each other, and --serve takes no tables", "give one of them"
             )
+        if not no_wait:
+            os.nice(_NICE)
+        if serve:
+            return _serve(settings)
+
+        from mirror_pump.ops.maintainer import dry_run as rehearse
+        from mirror_pump.ops.maintainer import maintain_tables
         from mirror_pump.ops.profile import complete
 
         settings = complete(settings)
-        if not no_wait:
-            os.nice(_NICE)
-
-        from mirror_pump.ops.maintainer import MaintenanceServer, maintain_tables
-        from mirror_pump.ops.maintainer import dry_run as rehearse
-
-        if serve:
-            _serve(MaintenanceServer(settings))
-            return 0
         failed = False
         outcomes = (
             rehearse(settings, tables or ()) if dry_run else maintain_tables(settings, tables or (), wait=not no_wait)
         )
         for outcome in outcomes:
             for line in outcome.lines:
-                say(f"{outcome.table}: {line}")
+                say(about(outcome.table, line))
             for error in outcome.errors:
                 failed = True
-                remark(f"mirror-pump: {outcome.table}: {one_line(error)}")
+                remark(about(outcome.table, one_line(error)), "error")
         return 1 if failed else 0
 
 
-def _serve(server: object) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def _serve(settings: Settings) -> int:
+    signals = StopSignals()
+    try:
+        with signals.handled():
+            from mirror_pump.ops.profile import complete_when_up
 
-    from mirror_pump.ops.maintainer import MaintenanceServer
+            settings = complete_when_up(settings)
 
-    assert isinstance(server, MaintenanceServer)
+            from mirror_pump.ops.maintainer import MaintenanceServer
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        remark(
-            f"mirror-pump: {signal.Signals(number).name}: stopping after the operation under way (once more: at once)"
-        )
-        signal.signal(number, signal.SIG_DFL)
-        server.request_stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    # In a thread, because pyspark takes SIGINT over in the main thread when it starts, and raises from there.
-    with ThreadPoolExecutor(1, thread_name_prefix="maintain") as pool:
-        pool.submit(server.run).result()
+            server = MaintenanceServer(settings)
+            signals.serve(lambda: True, server.request_stop, " after the operation under way")
+            server.run()
+    except Stopped:
+        pass
+    remark(f"mirror-pump: {signals.name}: stopped maintaining")
+    return signals.exit_code

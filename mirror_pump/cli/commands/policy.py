@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables
 from mirror_pump.cli.options import SLOT, command
 from mirror_pump.cli.output import say, write_json
 from mirror_pump.config import Settings
@@ -26,14 +27,16 @@ def add(app: typer.Typer) -> None:
     def policy(
         settings: Settings,
         verb: Annotated[Verb, typer.Argument(metavar="get|set|unset", help="What to do")],
-        table: Annotated[str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it")],
+        table: Annotated[
+            str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it", autocompletion=mirrored_tables)
+        ],
         key: Annotated[str | None, typer.Argument(metavar="KEY", help=r"A key \[all of them]")] = None,
         value: Annotated[str | None, typer.Argument(metavar="VALUE", help="set: such as 128MiB, 0.5, false")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="get: JSON, as docs/cli-json.md describes it")] = False,
     ) -> None:
         """Show or change a table's maintenance policy: thresholds, retention, grace. docs/maintenance.md has the keys.
 
-        A table with heap retention also has heap_retention, premake and width (docs/retention.md).
+        A table with heap retention also has heap_retention, premake, width, drop_grace and detach (docs/retention.md).
 
         A change counts from the next look of a maintainer on; unset goes back to the default.
         """

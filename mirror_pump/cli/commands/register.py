@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables, other_tables
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark, report_error, say
 from mirror_pump.cli.progress import copy_progress
 from mirror_pump.config import Settings
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.preview import TablePreview
 
 Tables = Annotated[
     list[str],
-    typer.Argument(metavar="TABLE...", help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'"),
+    typer.Argument(
+        metavar="TABLE",
+        help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
+        autocompletion=other_tables,
+    ),
 ]
 
 
@@ -35,14 +45,35 @@ def add(app: typer.Typer) -> None:
         ] = None,
         heap_retention: Annotated[
             str | None,
-            typer.Option(metavar="N", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."),
+            typer.Option(
+                metavar="DISTANCE", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."
+            ),
         ] = None,
         premake: Annotated[
-            int, typer.Option(min=0, max=1000, metavar="N", help="With --heap-retention: keep so many partitions ready")
+            int,
+            typer.Option(
+                min=0, max=1000, metavar="PARTITIONS", help="With --heap-retention: keep so many partitions ready"
+            ),
         ] = 0,
         width: Annotated[
-            str | None, typer.Option(metavar="W", help=r"Width of each, such as 1d \[that of the newest partition]")
+            str | None,
+            typer.Option(metavar="WIDTH", help=r"Width of each, such as 1d or 1mon \[that of the newest partitions]"),
         ] = None,
+        drop_grace: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DURATION", help=r"How long a partition stays that the lake was found to hold \[1 hour]"
+            ),
+        ] = None,
+        detach: Annotated[
+            bool, typer.Option("--detach", help="Detach partitions instead of dropping them: they stay as tables")
+        ] = False,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Only say what would be registered, and what would leave the heap")
+        ] = False,
+        yes: Annotated[
+            bool, typer.Option("--yes", "-y", help="Do not ask before partitions are to leave the heap")
+        ] = False,
     ) -> int:
         """Put tables under the mirror and copy their rows while writes go on.
 
@@ -50,24 +81,35 @@ def add(app: typer.Typer) -> None:
         one, and no finished chunk is read twice. One table's refusal does not stop the others; exit 1 reports it.
 
         With --heap-retention a range-partitioned table's old partitions are dropped once the lake provably holds them;
-        docs/retention.md says how their rows are read and corrected then.
+        docs/retention.md says how their rows are read and corrected then. What leaves, and when, is said first, and has
+        to be confirmed.
         """
+        from mirror_pump.ops.preview import preview
         from mirror_pump.ops.profile import complete
         from mirror_pump.pipeline.registration import register as put_under_mirror
         from mirror_pump.source.choices import parse_choices
         from mirror_pump.source.retainable import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
-        if heap_retention is None and (premake or width is not None):
-            raise UsageError("--premake and --width go with --heap-retention")
-        retention = None if heap_retention is None else RetentionWish(heap_retention, premake, width)
+        if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
+            raise UsageError("--premake, --width, --drop-grace and --detach go with --heap-retention")
+        retention = (
+            None if heap_retention is None else RetentionWish(heap_retention, premake, width, drop_grace, detach)
+        )
         settings = complete(settings)
+        if dry_run:
+            return _show(preview(settings, tables, choices, retention))
+        if retention is not None and not yes:
+            previews = preview(settings, tables, choices, retention)
+            if any(table.retention is not None for table in previews):
+                _show(previews)
+                _confirm()
         with copy_progress() as show:
             outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
         for outcome in outcomes:
             if outcome.error is not None:
-                remark(f"mirror-pump: {outcome.table}: {'copy failed' if outcome.registered else 'not registered'}")
-                report_error(outcome.error)
+                happened = "copy failed" if outcome.registered else "not registered"
+                report_error(outcome.error, happened, outcome.table)
             elif no_wait:
                 say(f"{outcome.table}: registered")
             else:
@@ -75,27 +117,68 @@ def add(app: typer.Typer) -> None:
             if outcome.generated_left_out:
                 left_out = ", ".join(outcome.generated_left_out)
                 remark(
-                    f"warning: {outcome.table}: generated columns left out: {left_out}"
-                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)"
+                    f"{outcome.table}: generated columns left out: {left_out}"
+                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)",
+                    "warning",
                 )
         return 1 if any(outcome.error is not None for outcome in outcomes) else 0
 
     @command(app, "unregister", (*SLOT, *STORAGE))
     def unregister(
         settings: Settings,
-        table: Annotated[str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it")],
+        tables: Annotated[
+            list[str],
+            typer.Argument(metavar="TABLE", help="Names as Postgres reads them", autocompletion=mirrored_tables),
+        ],
         drop_lake: Annotated[
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
         ] = False,
         keep_lake: Annotated[
             bool, typer.Option("--keep-lake", help="Leave it, although it has the only copy of rows that the heap shed")
         ] = False,
-    ) -> None:
-        """Take a table out of the mirror. Its lake table stays as of its last F unless --drop-lake is given.
+    ) -> int:
+        """Take tables out of the mirror. Their lake tables stay as of their last F unless --drop-lake is given.
 
-        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given.
+        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given. One table's refusal
+        does not stop the others; exit 1 reports it.
         """
         from mirror_pump.ops.profile import complete
         from mirror_pump.pipeline.unregistration import unregister as take_out
 
-        say(take_out(complete(settings), table, drop_lake, keep_lake))
+        if drop_lake and keep_lake:
+            raise UsageError("--drop-lake and --keep-lake exclude each other")
+        settings = complete(settings)
+        if len(tables) == 1:
+            say(take_out(settings, tables[0], drop_lake, keep_lake))
+            return 0
+        refused = False
+        for table in dict.fromkeys(tables):
+            try:
+                say(take_out(settings, table, drop_lake, keep_lake))
+            except (ConnectionLost, Interrupted):
+                # Of no single table.
+                raise
+            except MirrorPumpError as error:
+                report_error(error, "not unregistered", table)
+                refused = True
+        return 1 if refused else 0
+
+
+def _show(previews: Sequence[TablePreview]) -> int:
+    """The exit code: 1 if a table would be refused."""
+    for table in previews:
+        for line in table.lines():
+            say(line)
+        if table.error is not None:
+            report_error(table.error, "would not be registered", table.table)
+    return 1 if any(table.error is not None for table in previews) else 0
+
+
+def _confirm() -> None:
+    """Returns once somebody has agreed. UsageError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "partitions are about to leave the heap, and there is no terminal to ask on", "look at it, and give --yes"
+        )
+    if not typer.confirm("Register?", default=False, err=True):
+        raise TableError("nothing was registered")

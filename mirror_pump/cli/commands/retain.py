@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.completion import mirrored_tables
 from mirror_pump.cli.options import SLOT, command
 from mirror_pump.cli.output import say, write_json
 from mirror_pump.config import Settings
@@ -16,7 +17,10 @@ def add(app: typer.Typer) -> None:
     def retain(
         settings: Settings,
         tables: Annotated[
-            list[str] | None, typer.Argument(metavar="[TABLE]...", help=r"Names as Postgres reads them \[all]")
+            list[str] | None,
+            typer.Argument(
+                metavar="TABLE", help=r"Names as Postgres reads them \[all]", autocompletion=mirrored_tables
+            ),
         ] = None,
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Only say which partition goes when, and why one does not")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import count_text, remark
+from mirror_pump.cli.stopping import Stopped, StopSignals
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
@@ -60,12 +58,18 @@ def add(app: typer.Typer) -> None:
         maintain: Annotated[
             bool, typer.Option("--maintain", help="Start `mirror-pump maintain --serve` beside it, and end it with it")
         ] = False,
-    ) -> None:
+        no_standby: Annotated[
+            bool, typer.Option("--no-standby", help="If another pump leads, exit 1 instead of waiting for its end")
+        ] = False,
+    ) -> int:
         """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
 
         Picks up tables registered meanwhile, and waits when there are none. Ctrl-C or SIGTERM finishes or abandons
-        the batch, says where it stopped and exits within seconds; the next run goes on from there. One pump leads a
-        database at a time. Lost connections are made anew.
+        the batch, says where it stopped and exits within seconds, with 130 or 0; the next run goes on from there. A
+        server that is down is waited for, at the start as later.
+
+        One pump leads a database at a time. A second one is a standby: it takes over within a second of the leader's
+        end, and starts its Spark then. `--once` and `--until-lsn` also end when the leader has got there.
 
         The pump keeps tables fast to read by itself. Files that nobody needs any more are deleted by maintenance:
         `--maintain` runs it beside the pump, in a process of its own.
@@ -74,36 +78,35 @@ def add(app: typer.Typer) -> None:
             raise UsageError("--once and --until-lsn exclude each other", "give one of them")
         until = None if until_lsn is None else lsn_argument(until_lsn, "--until-lsn")
 
-        from mirror_pump.model import format_lsn
-        from mirror_pump.ops.profile import complete
+        signals = StopSignals()
+        try:
+            with signals.handled():
+                _run(settings, signals, until, once=once, maintain=maintain, standby=not no_standby)
+        except Stopped:
+            remark(f"mirror-pump: {signals.name}: stopped before anything was received; F is what it was")
+        return signals.exit_code
 
-        settings = complete(settings)
 
-        # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
-        from mirror_pump.cli.steplog import StepLog
-        from mirror_pump.ops.companion import Companion
-        from mirror_pump.pipeline.pump import Pump
+def _run(
+    settings: Settings, signals: StopSignals, until: Lsn | None, *, once: bool, maintain: bool, standby: bool
+) -> None:
+    from mirror_pump.model import format_lsn
+    from mirror_pump.ops.profile import complete_when_up
 
-        pump = Pump(settings, observer=StepLog())
+    settings = complete_when_up(settings)
 
-        def stop(number: int, _frame: FrameType | None) -> None:
-            remark(f"mirror-pump: {signal.Signals(number).name}: stopping (once more to stop at once)")
-            # The next signal of the kind does what it does to any process: nothing is lost, the slot repeats it.
-            signal.signal(number, signal.SIG_DFL)
-            pump.request_stop()
+    # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
+    from mirror_pump.cli.steplog import StepLog
+    from mirror_pump.ops.companion import Companion
+    from mirror_pump.pipeline.pump import Pump
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
-        # In a thread, because pyspark takes SIGINT over in the main thread when it starts, and raises from there.
-        with (
-            Companion(settings) if maintain else nullcontext(),
-            ThreadPoolExecutor(1, thread_name_prefix="pump") as pool,
-        ):
-            result = pool.submit(pump.run, until=until, once=once).result()
-        remark(
-            f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "
-            f"{count_text(result.commits)} commits, {count_text(result.changes)} changes"
-        )
+    pump = Pump(settings, observer=StepLog(), while_leading=lambda: Companion(settings) if maintain else nullcontext())
+    signals.serve(lambda: pump.at_work, pump.request_stop, "")
+    result = pump.run(until=until, once=once, standby=standby)
+    remark(
+        f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "
+        f"{count_text(result.commits)} commits, {count_text(result.changes)} changes"
+    )
 
 
 def lsn_argument(text: str, option: str) -> Lsn:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,13 @@ from mirror_pump.cli.options import SLOT, STORAGE, command
 from mirror_pump.cli.output import pass_on, remark
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.query import Query
+
+_STDIN = "-"
+_INTERRUPTED = 130
+"""Exit code: what shells make of SIGINT."""
 
 
 class Mode(StrEnum):
@@ -37,7 +45,15 @@ def add(app: typer.Typer) -> None:
     @command(app, "sql", (*SLOT, *STORAGE))
     def sql(
         settings: Settings,
-        statement: Annotated[str, typer.Argument(metavar="QUERY", help="One query, in DuckDB's SQL")],
+        statement: Annotated[
+            str | None,
+            typer.Argument(
+                metavar="QUERY", help="Queries in DuckDB's SQL; - reads stdin. None: a shell, on a terminal"
+            ),
+        ] = None,
+        file: Annotated[
+            str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the queries from this file")
+        ] = None,
         mode: Annotated[
             Mode,
             typer.Option(
@@ -53,44 +69,106 @@ def add(app: typer.Typer) -> None:
         min_lsn: Annotated[
             str | None,
             typer.Option(
-                "--min-lsn", metavar="LSN", help="Wait until F has passed this [hybrid: the present end of WAL]"
+                "--min-lsn", metavar="LSN", help=r"Wait until F has passed this \[hybrid: the present end of WAL]"
             ),
         ] = None,
         max_wait: Annotated[
             float, typer.Option("--max-wait", min=0, metavar="SECONDS", help="Wait for that no longer than this")
         ] = 5.0,
-        output_format: Annotated[Format, typer.Option("--format", help="How the result is written")] = Format.TABLE,
+        output_format: Annotated[
+            Format | None,
+            typer.Option(
+                "--format",
+                show_default=False,
+                help=r"How the result is written \[default: as --output's name ends, else table]",
+            ),
+        ] = None,
         output: Annotated[
             Path | None, typer.Option("--output", metavar="FILE", help="Write the result here instead of stdout")
         ] = None,
     ) -> int:
         """Query mirrored tables, each under its own name, as of one moment (of tables with and without heap retention
-        in one statement: two, told on stderr), which is pinned meanwhile.
+        in one statement: two, told on stderr), which is pinned meanwhile. SHOW TABLES lists them.
 
-        DuckDB runs within this process: nothing but the tables that the query names is touched.
+        DuckDB runs within this process: nothing but the tables that the query names is touched. Several queries are
+        run in turn, each as of a moment of its own; the first error ends them.
         """
         if at is not None and (mode is not Mode.SEAM or min_lsn is not None):
             raise UsageError("--at reads the lake's past", "leave --mode and --min-lsn out")
-        if output_format is Format.PARQUET and output is None:
-            raise UsageError("Parquet is not for a terminal", "give --output FILE")
+        if file is not None and statement is not None:
+            raise UsageError("the queries are given twice, as an argument and by --file", "leave one of them out")
+        written_as = _format(output_format, output)
 
+        from mirror_pump.ops.duck import require_duckdb
         from mirror_pump.ops.past import parse_when
         from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.query import Query, run_query
+        from mirror_pump.ops.query import Query
         from mirror_pump.ops.reading import ReadMode
 
-        query = Query(
-            statement,
+        require_duckdb()
+        how = Query(
+            "",
             ReadMode(mode.value),
             None if at is None else parse_when(at),
             None if min_lsn is None else lsn_argument(min_lsn, "--min-lsn"),
             max_wait,
         )
-        run_query(
-            complete(settings),
-            query,
-            output_format.value,
-            output or pass_on,
-            lambda text: remark(f"mirror-pump: {text}"),
-        )
+        if statement is None and file is None and sys.stdin.isatty() and sys.stdout.isatty():
+            if output is not None:
+                raise UsageError("--output is for a query, and none is given", "give one")
+            from mirror_pump.cli.shell import run_shell
+
+            run_shell(complete(settings), how, written_as.value)
+            return 0
+        try:
+            _run_all(settings, how, _statements(statement, file), written_as, output)
+        except KeyboardInterrupt:
+            remark("mirror-pump: interrupted")
+            return _INTERRUPTED
         return 0
+
+
+def _format(wanted: Format | None, output: Path | None) -> Format:
+    """As it was asked for, or as the file's name says. UsageError if the two differ."""
+    suffix = "" if output is None else output.suffix.lower().removeprefix(".")
+    named = Format(suffix) if suffix in set(Format) - {Format.TABLE} else None
+    if wanted is not None and named is not None and wanted is not named:
+        raise UsageError(f"--format {wanted.value} contradicts --output {output}", "leave --format out")
+    chosen = wanted or named or Format.TABLE
+    if chosen is Format.PARQUET and output is None:
+        raise UsageError("Parquet is not for a terminal", "give --output FILE")
+    return chosen
+
+
+def _statements(text: str | None, file: str | None) -> list[str]:
+    """The queries of an argument, a file, or stdin. UsageError if there are none."""
+    from mirror_pump.ops.statements import split
+
+    source = file or (_STDIN if text is None else text)
+    try:
+        if source == _STDIN:
+            text = sys.stdin.read()
+        elif file is not None:
+            text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"the queries cannot be read from {source}: {reason}", "name another file") from error
+    complete, rest = split(text or "")
+    statements = [*complete, rest] if rest else complete
+    if not statements:
+        raise UsageError("no query is given", "give one as an argument, by --file or on stdin")
+    return statements
+
+
+def _run_all(settings: Settings, how: Query, statements: list[str], written_as: Format, output: Path | None) -> None:
+    from dataclasses import replace
+
+    from mirror_pump.ops.profile import complete
+    from mirror_pump.ops.results import run_query
+
+    if output is not None and len(statements) > 1:
+        raise UsageError(f"--output takes one result; these are {len(statements)} queries", "give one, or use stdout")
+    settings = complete(settings)
+    for statement in statements:
+        query = replace(how, statement=statement)
+        run_query(settings, query, written_as.value, output or pass_on, lambda text: remark(f"mirror-pump: {text}"))

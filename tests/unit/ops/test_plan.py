@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirror_pump.lake.debt import Figures, class_bounds
+from mirror_pump.lake.figures import Figures, class_bounds
 from mirror_pump.ops.plan import (
     Past,
     expiry_of,

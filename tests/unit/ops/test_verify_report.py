@@ -13,7 +13,7 @@ from mirror_pump.cli.main import app
 from mirror_pump.model import Lsn
 from mirror_pump.ops import profile
 from mirror_pump.ops import verify as verifying
-from mirror_pump.ops.compare import Comparison
+from mirror_pump.ops.comparison import Comparison
 from mirror_pump.ops.verify import TableReport, VerifyReport
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
@@ -22,15 +22,16 @@ DIFFERENCE = {"key": {"id": "1"}, "kind": "missing", "columns": {}}
 REPORT = VerifyReport(
     Lsn(1),
     (
-        TableReport("public.same", Comparison(2, 2, 0, ())),
-        TableReport("public.other", Comparison(2, 1, 1, (DIFFERENCE,))),
+        TableReport("public.same", Comparison(2, 2, 0, ()), frontier=Lsn(1)),
+        TableReport("public.other", Comparison(2, 1, 1, (DIFFERENCE,)), frontier=Lsn(1)),
+        TableReport("public.again", Comparison(1, 1, 0, ()), frontier=Lsn(0)),
         TableReport("public.copied", None, "the table is copying"),
     ),
 )
 
 
 def test_tables_that_were_not_compared_have_a_problem_and_no_differences() -> None:
-    same, other, copied = REPORT.to_json()["tables"]
+    same, other, _, copied = REPORT.to_json()["tables"]
     assert [table["equal"] for table in (same, other, copied)] == [True, False, False]
     assert [table["problem"] for table in (same, other, copied)] == [None, None, "the table is copying"]
     assert [table["differences"] for table in (same, other, copied)] == [[], [DIFFERENCE], []]
@@ -43,13 +44,14 @@ def test_tables_that_were_not_compared_have_a_problem_and_no_differences() -> No
 def test_people_read_why_a_table_was_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile, "complete", lambda settings: settings)
-    monkeypatch.setattr(verifying, "verify", lambda *_: REPORT)
+    monkeypatch.setattr(verifying, "verify", lambda *_, **__: REPORT)
     done = CliRunner().invoke(app, ["verify", "--dsn", "x"])
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
         "public.same: equal (heap 2 rows, lake 2 rows)",
         "public.other: DIFFERENT (heap 2 rows, lake 1 rows)",
         '  {"key":{"id":"1"},"kind":"missing","columns":{}}',
+        "public.again: equal (heap 1 rows, lake 1 rows, at F = 0/0)",
         "public.copied: NOT COMPARED (the table is copying)",
         "compared at F = 0/1",
     ]

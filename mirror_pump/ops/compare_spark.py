@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -14,24 +13,9 @@ from decoders.columns import Kind
 from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.schema import LakeField, LakeSchema
 from mirror_pump.lake.sidecars import every_sidecar, is_sidecar
+from mirror_pump.ops import comparison
+from mirror_pump.ops.comparison import Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import spark_identifier
-
-_SHOWN = 20
-"""Differing rows that a report names; the count is of all."""
-_TEMPORAL = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
-_SHOWN_CHARACTERS = 200
-"""Of each value in a report."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What two tables have in common, and not."""
-
-    heap_rows: int
-    lake_rows: int
-    different_rows: int
-    differences: tuple[dict[str, Any], ...]
-    """The first few: {"key": {...}, "kind": "missing" | "extra" | "different", "columns": {name: {heap, lake}}}."""
 
 
 def compare(
@@ -65,8 +49,8 @@ def compare(
         f.count(f.when(~(present["h"] & present["l"] & same), 1)),
     ).first()
     assert counts is not None
-    shown = differing.limit(_SHOWN).select(_printable(schema)).collect() if counts[2] else []
-    return Comparison(counts[0], counts[1], counts[2], tuple(_difference(row.asDict(), keys, values) for row in shown))
+    shown = differing.limit(comparison.SHOWN).select(_printable(schema)).collect() if counts[2] else []
+    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in shown))
 
 
 def _tier_value(line: CutLine) -> Column:
@@ -96,18 +80,16 @@ def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
 def _exact(field: LakeField) -> Column:
     """The column such that equal means the same value: Spark takes -0.0 for 0.0, also within a list."""
     column = f.col(spark_identifier(field.name))
-    kind = (field.type.element or field.type).kind
-    return (column.cast("string") if kind in (Kind.FLOAT, Kind.DOUBLE) else column).alias(field.name)
+    return (column.cast("string") if is_floating(field) else column).alias(field.name)
 
 
 def _printable(schema: LakeSchema) -> list[Column]:
     """Both sides' columns as Python can have them: its calendar ends with the years 1 and 9999, Postgres's does not."""
     selected = [f.col("hn"), f.col("ln")]
     for field in schema.fields:
-        kind = (field.type.element or field.type).kind
         for side in "hl":
             column = _side(side, field.name)
-            selected.append(column.cast("string").alias(f"{side}_{field.name}") if kind in _TEMPORAL else column)
+            selected.append(column.cast("string").alias(f"{side}_{field.name}") if is_temporal(field) else column)
     return selected
 
 
@@ -123,23 +105,3 @@ def _numbered(table: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
 
 def _side(side: str, name: str) -> Column:
     return f.col(spark_identifier(f"{side}_{name}"))
-
-
-def _difference(row: dict[str, Any], keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
-    side = "h" if row["hn"] is not None else "l"
-    key = {name: _shown(row[f"{side}_{name}"]) for name in keys}
-    if row["hn"] is None or row["ln"] is None:
-        return {"key": key, "kind": "missing" if row["ln"] is None else "extra", "columns": {}}
-    columns = {
-        name: {"heap": _shown(row[f"h_{name}"]), "lake": _shown(row[f"l_{name}"])}
-        for name in values
-        if row[f"h_{name}"] != row[f"l_{name}"]
-    }
-    return {"key": key, "kind": "different", "columns": columns}
-
-
-def _shown(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = value.hex() if isinstance(value, bytes | bytearray) else str(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

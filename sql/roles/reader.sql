@@ -1,0 +1,15 @@
+-- What a role needs in schema modak to read the mirror, beside its rights on the tables themselves, and no more: it can
+-- pin what it reads, and change nothing else. It must not see modak.mirror_secret: who reads that can tell the mirror
+-- anything. May be run again, and has to be after `mirror-pump init` has brought the catalog up to date.
+--   psql -v reader=analyst -f reader.sql      or: mirror-pump reader analyst
+GRANT USAGE ON SCHEMA modak TO :"reader";
+
+-- The seam protocol: modak.pin, and readers by others. An unpinned read is of no use where partitions leave the heap.
+GRANT SELECT ON modak.schema_meta, modak.tables, modak.cutline, modak.delta, modak.storage_profiles TO :"reader";
+GRANT SELECT, INSERT, UPDATE, DELETE ON modak.read_pins TO :"reader";
+
+-- Iceberg's JDBC catalog: Spark, Trino, pyiceberg, and whoever wants the metadata file.
+GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"reader";
+
+-- `mirror-pump sql`, `wait` and `connect`, mirror_pump.spark.read, modak.wait_for, and modak.status for dashboards.
+GRANT SELECT ON modak.mirror_migrations, modak.mirror_slots, modak.mirror_tables, modak.status TO :"reader";
