@@ -25,8 +25,8 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - a broken installation, most likely: nothing else gets this far
         _say(f"{type(error).__name__}: {error}", error)
     finally:
-        # It is done: a Ctrl-C now is no business of half-closed modules.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # It is done: a Ctrl-C now is no business of half-closed modules, and changes no exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 

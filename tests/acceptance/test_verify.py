@@ -125,8 +125,9 @@ def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
     gate.hold()
     states = []
 
-    def drop(chunk: Chunk) -> None:
-        partitioned.database.execute("DROP TABLE IF EXISTS low")
+    def alter(chunk: Chunk) -> None:
+        # With a value of its own in each row, which only a copy brings.
+        partitioned.database.execute("ALTER TABLE p ADD COLUMN IF NOT EXISTS own uuid DEFAULT gen_random_uuid()")
 
     def await_them(settings: Settings, table_ids: Sequence[TableId]) -> None:
         await_true(lambda: gate.waiting, 30, "the copy begins")
@@ -135,12 +136,12 @@ def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
         await_copies(settings, table_ids)
 
     monkeypatch.setattr(verifying, "await_copies", await_them)
-    runner = Interrupted(ThreadTaskRunner(), drop)
+    runner = Interrupted(ThreadTaskRunner(), alter)
     with Mirror(partitioned.database, partitioned.settings, gate).pumping(), duckdb_connection() as duckdb:
         report = verify(partitioned.settings, engine=Engine(runner, partial(compare_duckdb.compare, duckdb)))
     assert states == ["copying"]
     assert {table.table: (table.equal, table.comparison and table.comparison.heap_rows) for table in report.tables} == {
-        "public.p": (True, 100),
+        "public.p": (True, 200),
         "public.u": (True, 10),
     }
 

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 
 import mirror_pump.spark
-from mirror_pump.source.retainable import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.cli_support import Run, no_settings, run
 from tests.integration.reader_support import Reader, role_of
+from tests.integration.retention_support import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
         "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
     )
     made.register("public.orders")
-    made.register("public.events", retention=RetentionWish("50"))
+    made.register("public.events", retention=at_once("50"))
     with made.pumping():
         await_true(lambda: not database.rows("SELECT FROM pg_class WHERE relname = 'old_events'"), 60, "it has left")
     database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
