@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from mirror_pump.errors import (
     CommitConflict,
@@ -156,7 +156,8 @@ class Publisher:
         for attempt in Retrying(
             stop=stop_after_attempt(self._retry.attempts),
             wait=wait_random_exponential(multiplier=0.05, max=self._retry.longest_pause),
-            retry=retry_if_exception_type(CommitConflict),
+            # What landed must not be published once more, whatever is raised behind it.
+            retry=retry_if_exception(lambda error: isinstance(error, CommitConflict) and not self.may_have_landed),
             reraise=True,
         ):
             with attempt:

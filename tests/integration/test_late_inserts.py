@@ -202,6 +202,7 @@ def run_both(database: Database, statement: str) -> None:
             run(connection, statement.format(table))
 
 
+@pytest.mark.soak  # Its rewrites are Spark's.
 def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
     database: Database, tmp_path: Path, spark: Any
 ) -> None:

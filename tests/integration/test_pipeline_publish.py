@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.errors import ConnectionLost, NotLeader
+from mirror_pump.errors import CommitConflict, ConnectionLost, MirrorPumpError, NotLeader
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.summary import REPLACE
@@ -339,3 +339,38 @@ def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
     for frontier, rows in points:
         assert rows == [(frontier, True), (frontier, True)], "every table, idle or not, has the same F and its own S"
     assert lake_rows(mirror.location("public.u")) == mirror.heap("u")
+
+
+@pytest.mark.parametrize("error", [CommitConflict, ConnectionLost])
+def test_what_fails_after_the_commit_publishes_nothing_again(
+    database: Database, warehouse: str, error: type[MirrorPumpError]
+) -> None:
+    """An error behind the COMMIT, of whatever kind, is none of the publish: neither is the batch published once more,
+    nor are its files removed."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t SELECT g, 0 FROM generate_series(1, 99) g"
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), resolve_age=3600, merge_bytes=0)
+    mirror.register("t")
+    failed: list[Step] = []
+
+    def fail(step: Step, _: dict[str, object]) -> None:
+        # It is told of while the commit that made the index wanted is taken in.
+        if step is Step.INDEX_BUILDING and not failed:
+            failed.append(step)
+            raise error("behind the COMMIT")
+
+    with mirror.pumping(Steps(on=fail)):
+        mirror.await_live("public.t")
+        for turn in range(60):
+            with database.connect(autocommit=False) as connection:
+                connection.execute("INSERT INTO t VALUES (%s, 1)", (1000 + turn,))
+                connection.execute("DELETE FROM t WHERE id = %s", (turn + 1,))
+                connection.execute("UPDATE t SET n = n + 1 WHERE id > 990")
+            mirror.await_frontier()
+            if failed:
+                break
+        assert failed, "the index is never built"
+        database.execute("DELETE FROM t WHERE id >= 1000 AND id % 2 = 0")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")

@@ -39,7 +39,7 @@ def program(database: Database, tmp_path: Path) -> Program:
     return Program(database.dsn, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # It starts three Sparks.
 def test_every_command_of_a_mirror(program: Program, database: Database, slot: str, tmp_path: Path) -> None:
     """Those that go well, with Spark's JVM and workers, and those that do not."""
     database.execute(
