@@ -27,8 +27,8 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.events import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, Event, ThreadFailed
 from mirror_pump.pipeline.flow.requests import CopiedChunk
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.flow.thread_end import reporting
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
@@ -81,36 +81,30 @@ class Copier:
         """By table and L0, field IDs of the columns that needed a sidecar in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
         """By table and L0, the transactions that have to end before its copy is planned."""
-        self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
+        self._thread = session_thread("copier", self._run, inbox, interrupt=self._slots.release)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; chunks under way are forgotten, and will be read again."""
-        self._stopping.set()
-        self._changed.set()
-        self._slots.release()
-        self._thread.join()
+        self._thread.stop()
 
     def wake(self) -> None:
         """A table was registered, or a copy has to start again."""
-        self._changed.set()
+        self._thread.wake()
 
     def _run(self) -> None:
-        with reporting(self._inbox), self._connect() as connection:
-            while not self._stopping.is_set():
-                self._changed.clear()
+        with self._connect() as connection:
+            while self._thread.next_round():
                 self._locked.clear()
                 for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
-                    if self._stopping.is_set():
+                    if self._thread.stopping():
                         break
                     table = load_table(connection, TableId(table_id))
                     if table is not None and (planned or self._plan(connection, table)):
                         self._copy(connection, table)
-                self._changed.wait(_LOOK_INTERVAL)
+                self._thread.await_wake(_LOOK_INTERVAL)
 
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
         """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings.
@@ -178,7 +172,7 @@ class Copier:
                 self._inbox.put(CopyInvalid(table))
                 return
             self._slots.acquire()
-            if self._stopping.is_set() or not _same_copy(table, load_table(connection, table.table_id)):
+            if self._thread.stopping() or not _same_copy(table, load_table(connection, table.table_id)):
                 self._slots.release()
                 return
             if relation_id in self._locked:
@@ -201,7 +195,7 @@ class Copier:
         if future.cancelled():
             return
         error = future.exception()
-        if self._stopping.is_set():
+        if self._thread.stopping():
             file = None if error is not None else future.result().file
             discard([] if file is None else [file.path], self._storage)
             return

@@ -11,7 +11,6 @@ The same thread has S made anew where it holds on to files that main has exchang
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -37,8 +36,8 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, Event, FoldReady, IndexWanted
 from mirror_pump.pipeline.flow.requests import DeltaFold, SegmentChange
+from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.flow.thread_end import ThreadStopped, reporting
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
 from mirror_pump.pipeline.upkeep.jobs import outcome
@@ -109,20 +108,18 @@ class Folder:
         self._observer = observer
         self._turns: dict[TableId, _FoldTurn] = {}
         self._compared_at = time.monotonic()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
+        self._thread = session_thread("folder", self._run, inbox)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; a fold that was not published is forgotten, and will be computed again."""
-        self._stopping.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
-        with reporting(self._inbox), self._connect() as connection:
-            while not self._stopping.is_set():
+        with self._connect() as connection:
+            while self._thread.next_round():
                 again = False
                 for backlog in read_backlog(connection, self._slot, self._settings.rows):
                     again |= self._look(connection, backlog)
@@ -130,12 +127,12 @@ class Folder:
                     self._compared_at = time.monotonic()
                     self._compare(connection)
                 if not again:
-                    self._stopping.wait(min(_LOOK_INTERVAL, max(self._settings.age, 0.02)))
+                    self._thread.await_wake(min(_LOOK_INTERVAL, max(self._settings.age, 0.02)))
 
     def _look(self, connection: PgConnection, backlog: CorrectionBacklog) -> bool:
         """Does what is due at one table; whether there is more."""
         turn = self._turns.setdefault(backlog.table_id, _FoldTurn())
-        if self._stopping.is_set() or not turn.due:
+        if self._thread.stopping() or not turn.due:
             return False
         table = load_table(connection, backlog.table_id)
         if table is None or table.tier is None:
@@ -175,7 +172,7 @@ class Folder:
         answer: Future[bool] = Future()
         self._inbox.put(IndexWanted(table, backlog.rows, answer))
         try:
-            return outcome(answer, self._stopping.is_set)
+            return outcome(answer, self._thread.stopping)
         except (CancelledError, ThreadStopped):
             return True
 
@@ -190,7 +187,7 @@ class Folder:
         answer: Future[bool] = Future()
         self._inbox.put(FoldReady(table, fold, began, answer))
         try:
-            landed = outcome(answer, self._stopping.is_set)
+            landed = outcome(answer, self._thread.stopping)
         except (CancelledError, ThreadStopped):
             return False
         if not landed:
@@ -201,7 +198,7 @@ class Folder:
     def _compare(self, connection: PgConnection) -> None:
         """Has S made anew where it names files that main does not."""
         for table in load_tables(connection, self._slot):
-            if self._stopping.is_set():
+            if self._thread.stopping():
                 return
             if table.tier is None or not table.tier.moved:
                 continue

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import selectors
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from mirror_pump.model import parse_lsn
 from mirror_pump.pipeline.flow.events import Event, FrontierWanted
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.source.connect import PgConnection, source_errors
 
 CHANNEL = "mirror_pump"
@@ -40,9 +39,8 @@ class Listener:
         self._inbox = inbox
         self._registered = registered
         self._retain = retain
-        self._stopping = threading.Event()
         self._wake_read = self._wake_write = -1
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread = session_thread("listener", self._run, inbox, interrupt=self._interrupt)
 
     def start(self) -> None:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -50,15 +48,15 @@ class Listener:
 
     def stop(self) -> None:
         """End the thread. Not twice."""
-        self._stopping.set()
-        os.write(self._wake_write, b"w")
-        self._thread.join()
+        self._thread.stop()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
+    def _interrupt(self) -> None:
+        os.write(self._wake_write, b"w")
+
     def _run(self) -> None:
         with (
-            reporting(self._inbox),
             source_errors("listening for waiters"),
             self._connect() as connection,
             selectors.DefaultSelector() as selector,
@@ -68,7 +66,7 @@ class Listener:
             connection.execute(f"LISTEN {CHANNEL}")
             # Registrations that committed before we listened.
             self._registered()
-            while not self._stopping.is_set():
+            while not self._thread.stopping():
                 for notice in connection.notifies(timeout=0):
                     self._take(notice.payload)
                 selector.select(_LOOK_INTERVAL)

@@ -25,7 +25,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment
 from mirror_pump.pipeline.flow.events import Batch, CaughtUp, Event, FrontierWanted, PendingSegment, ThreadFailed
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.stream.assembler import HEADER, Assembler, Limits
@@ -109,19 +109,16 @@ class Receiver:
         self._acknowledged = start
         self._commands: deque[Callable[[], None]] = deque()
         self._keepalive_wanted = threading.Event()
-        self._stopping = threading.Event()
         self._announced = start
         self._received = start
-        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
+        self._thread = session_thread("receiver", self._run, inbox, interrupt=self._wake)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and the connection; what was not published is forgotten, and will be sent again."""
-        self._stopping.set()
-        self._wake()
-        self._thread.join()
+        self._thread.stop()
 
     def acknowledge(self, landed: LandedPublish) -> None:
         """Report F to the slot: WAL below it may go."""
@@ -152,16 +149,15 @@ class Receiver:
             stream.wake()
 
     def _run(self) -> None:
-        with reporting(self._inbox):
-            try:
-                with self._open_stream(self._start) as stream:
-                    self._stream = stream
-                    try:
-                        self._receive(stream)
-                    finally:
-                        self._stream = None
-            except UnsendableRow as error:
-                self._row_not_sent(error)
+        try:
+            with self._open_stream(self._start) as stream:
+                self._stream = stream
+                try:
+                    self._receive(stream)
+                finally:
+                    self._stream = None
+        except UnsendableRow as error:
+            self._row_not_sent(error)
 
     def _row_not_sent(self, error: UnsendableRow) -> None:
         """The first time, end: the next session keeps the transaction apart. Then pass it over, and end."""
@@ -188,7 +184,7 @@ class Receiver:
         assembler, settings = self._assembler, self._settings
         opened_at: float | None = None
         reported, handled, reported_at = Lsn(0), Lsn(0), 0.0
-        while not self._stopping.is_set():
+        while not self._thread.stopping():
             now = time.monotonic()
             asked = self._keepalive_wanted.is_set()
             due = (
@@ -205,7 +201,7 @@ class Receiver:
             while self._commands:
                 self._commands.popleft()()
             if self._in_flight >= settings.max_buffered_bytes:
-                self._stopping.wait(_PAUSE)
+                self._thread.pause(_PAUSE)
                 continue
             messages: list[bytes] = []
             stream.read(messages, _READ_MESSAGES, self._wait(opened_at, reported_at, now))
