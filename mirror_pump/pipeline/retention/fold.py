@@ -215,7 +215,9 @@ class Folder:
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:
             snapshots = read_metadata(location, self._storage)["snapshots"]
-            turn.sequence_numbers = {int(one["snapshot-id"]): int(one["sequence-number"]) for one in snapshots}
+            turn.sequence_numbers = {
+                int(snapshot["snapshot-id"]): int(snapshot["sequence-number"]) for snapshot in snapshots
+            }
             turn.known_location = location
         return turn.sequence_numbers
 
@@ -234,7 +236,7 @@ def write_fold(
     schema = LakeSchema.of_table(table)
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     # Two canonical keys can be one key (numeric 1.0 and 1.00): the later correction counts.
-    newest = {tuple(one.values[place] for place in places): one for one in corrections}
+    newest = {tuple(correction.values[place] for place in places): correction for correction in corrections}
     rows = [one.values for one in newest.values() if not one.tombstone]
     # By the stream's own parsers.
     gone, _ = parse_rows(list(newest), {column.name: column.type for column in table.key_columns})
@@ -242,7 +244,7 @@ def write_fold(
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
     beside: frozenset[int] = frozenset()
-    versions = tuple((one.pk, one.version) for one in corrections)
+    versions = tuple((correction.pk, correction.version) for correction in corrections)
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
@@ -269,12 +271,12 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
         return False
     listing = Listing(storage)
-    main = {one.path for files in listing.files(table.manifests).values() for one in files}
-    known = {one.path for one in table.manifests}
+    main = {file.path for files in listing.files(table.manifests).values() for file in files}
+    known = {manifest.path for manifest in table.manifests}
     others = [one for one in read_list(head["manifest-list"], storage) if one.path not in known]
     for files in Listing(storage).files(others).values():
         # Its own hiding deletes are in no other snapshot, and named by all S of one T.
-        if any(one.path not in main and not one.path.endswith(_POSITIONS) for one in files):
+        if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):
             return True
     return False
 

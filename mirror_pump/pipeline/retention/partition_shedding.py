@@ -165,33 +165,38 @@ class PartitionShedding:
             return self._newest.of(connection, table.table_id, tier, source.read_attached(connection, table.table_id))
 
         moved, first, all_due = False, True, True
-        for one in source.read_partitions(connection, table.table_id):
+        for partition in source.read_partitions(connection, table.table_id):
             if self._thread.stopping():
                 raise ThreadStopped
-            waits = one.state in (HOT, SEALING)
-            if waits and one.name is not None:
-                all_due = all_due and source.is_due(tier, one.hi, choices.lag, newest)
+            waits = partition.state in (HOT, SEALING)
+            if waits and partition.name is not None:
+                all_due = all_due and source.is_due(tier, partition.hi, choices.lag, newest)
                 if not all_due:
                     first = False
-                    moved |= one.captured and self._unseal(connection, table, one)
+                    moved |= partition.captured and self._unseal(connection, table, partition)
                     continue
-                self._undue.pop((table.table_id, one.partition_id), None)
-            if one.state == TIERED and not self._leaves(connection, table, one, choices, newest):
+                self._undue.pop((table.table_id, partition.partition_id), None)
+            if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
                 continue
             # T passes partitions in their order; all that are due are sealed meanwhile.
-            may = not waits or first or (one.state == HOT and one.name is not None) or one.sealed_lsn is None
+            may = (
+                not waits
+                or first
+                or (partition.state == HOT and partition.name is not None)
+                or partition.sealed_lsn is None
+            )
             first = first and not waits
-            if not may or not self._due(table.table_id, one.partition_id):
+            if not may or not self._due(table.table_id, partition.partition_id):
                 continue
-            refused = self._step(connection, table, one, choices)
+            refused = self._step(connection, table, partition, choices)
             if refused is None:
                 moved = True
-                self._pauses.pop((table.table_id, one.partition_id), None)
-                if waits and one.sealed_lsn is not None:
+                self._pauses.pop((table.table_id, partition.partition_id), None)
+                if waits and partition.sealed_lsn is not None:
                     # T moved: the session ends, and this thread with it.
                     return True
             elif refused:
-                self._refused(connection, table, one, refused)
+                self._refused(connection, table, partition, refused)
         return moved
 
     def _step(

@@ -165,6 +165,6 @@ class FillJob:
                 "table_id": table.table_id,
                 "start_lsn": table.start_lsn,
                 "columns": Jsonb(columns_to_json(table.columns)),
-                "dropped_rows": Jsonb([json.loads(one) for one in table.dropped_rows]),
+                "dropped_rows": Jsonb([json.loads(row) for row in table.dropped_rows]),
             }
             return connection.execute(_SQL[statement], parameters).rowcount == 1
