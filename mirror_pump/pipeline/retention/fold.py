@@ -12,10 +12,9 @@ The same thread has S made anew where it holds on to files that main has exchang
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import pyarrow as pa
 
@@ -34,10 +33,11 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, Event, FoldReady, IndexWanted
+from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted
 from mirror_pump.pipeline.flow.requests import DeltaFold, SegmentChange
+from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
 from mirror_pump.pipeline.upkeep.jobs import outcome
@@ -64,14 +64,6 @@ _STALE_AGE = 60.0
 """Seconds that an S lives at least before it is made anew for that alone: each costs a manifest list."""
 
 
-@dataclass(frozen=True)
-class FoldSettings:
-    age: float
-    """Seconds after which a correction is folded."""
-    rows: int
-    """Corrections from which on a table is due at once; and of one fold, at most."""
-
-
 @dataclass
 class _FoldTurn(Backoff):
     """What is known of one table: its last fold may have failed."""
@@ -89,26 +81,19 @@ class _FoldTurn(Backoff):
 class Folder:
     """A thread that folds corrections of all tables of one mirror, one after the other."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        slot: str,
-        indexes: KeyIndexes,
-        settings: FoldSettings,
-        observer: Observer,
-    ) -> None:
-        self._connect = connect
-        self._storage = storage
-        self._inbox = inbox
-        self._slot = slot
+    def __init__(self, context: SessionContext, indexes: KeyIndexes) -> None:
+        self._context = context
+        self._storage = context.storage
+        self._inbox = context.inbox
+        self._observer = context.observer
         self._indexes = indexes
-        self._settings = settings
-        self._observer = observer
+        self._rows = context.settings.fold_rows
+        """Corrections of a table from which on it is due at once; also the most of one fold."""
+        self._age = context.settings.fold_age
+        """Seconds after which a correction is due."""
         self._turns: dict[TableId, _FoldTurn] = {}
         self._compared_at = time.monotonic()
-        self._thread = session_thread("folder", self._run, inbox)
+        self._thread = session_thread("folder", self._run, context.inbox)
 
     def start(self) -> None:
         self._thread.start()
@@ -118,16 +103,16 @@ class Folder:
         self._thread.stop()
 
     def _run(self) -> None:
-        with self._connect() as connection:
+        with self._context.connect() as connection:
             while self._thread.next_round():
                 again = False
-                for backlog in read_backlog(connection, self._slot, self._settings.rows):
+                for backlog in read_backlog(connection, self._context.slot, self._rows):
                     again |= self._look(connection, backlog)
                 if time.monotonic() - self._compared_at >= _STALE_INTERVAL:
                     self._compared_at = time.monotonic()
                     self._compare(connection)
                 if not again:
-                    self._thread.await_wake(min(_LOOK_INTERVAL, max(self._settings.age, 0.02)))
+                    self._thread.await_wake(min(_LOOK_INTERVAL, max(self._age, 0.02)))
 
     def _look(self, connection: PgConnection, backlog: CorrectionBacklog) -> bool:
         """Does what is due at one table; whether there is more."""
@@ -140,7 +125,7 @@ class Folder:
         try:
             if backlog.folded:
                 clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
-            due = backlog.rows >= self._settings.rows or backlog.age >= self._settings.age
+            due = backlog.rows >= self._rows or backlog.age >= self._age
             folded = (
                 bool(backlog.rows and due) and self._indexed(turn, table, backlog) and self._fold(connection, table)
             )
@@ -151,7 +136,7 @@ class Folder:
             self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
             return False
         turn.pause = 0.0
-        return folded and backlog.rows >= self._settings.rows
+        return folded and backlog.rows >= self._rows
 
     def _indexed(self, turn: _FoldTurn, table: MirroredTable, backlog: CorrectionBacklog) -> bool:
         """Whether to fold now: the table has its key index, can have none, or was waited for long enough."""
@@ -180,7 +165,7 @@ class Folder:
         """One fold; whether it landed."""
         assert table.tier is not None
         began = time.time()
-        corrections = read_corrections(connection, table, self._settings.rows)
+        corrections = read_corrections(connection, table, self._rows)
         if not corrections:
             return False
         fold = write_fold(table, table.tier.cut, corrections, self._indexes.packing(table), self._storage)
@@ -197,7 +182,7 @@ class Folder:
 
     def _compare(self, connection: PgConnection) -> None:
         """Has S made anew where it names files that main does not."""
-        for table in load_tables(connection, self._slot):
+        for table in load_tables(connection, self._context.slot):
             if self._thread.stopping():
                 return
             if table.tier is None or not table.tier.moved:

@@ -17,19 +17,17 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
-from queue import SimpleQueue
 
 import psycopg
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import AdvanceWanted, Event, FrontierWanted
+from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted
 from mirror_pump.pipeline.flow.requests import TierAdvance
+from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.pipeline.retention.partition_premake import Premaker
@@ -50,32 +48,23 @@ _SWEEP_INTERVAL = 60.0
 class PartitionShedding:
     """The thread."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        runner: TaskRunner,
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        slot: str,
-        dsn: str,
-        observer: Observer,
-        interval: float,
-    ) -> None:
-        """`interval`: seconds between looks when nothing is due at once."""
-        self._connect = connect
-        self._inbox = inbox
-        self._slot = slot
-        self._observer = observer
-        self._interval = interval
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._slot = context.slot
+        self._observer = context.observer
+        self._interval = context.settings.retention_interval
         self._awaits_frontier = False
-        self._thread = session_thread("retention", self._run, inbox)
-        self._prover = Prover(connect, Tasks(runner, self._thread.stopping), storage, dsn)
+        self._thread = session_thread("retention", self._run, context.inbox)
+        self._prover = Prover(
+            context.connect, Tasks(context.runner, self._thread.stopping), context.storage, context.dsn
+        )
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
         """By table and partition."""
         self._undue: dict[tuple[TableId, str], float] = {}
         """Since when partitions are not due although their changes are captured: time.monotonic(), seconds."""
         self._newest = NewestKeys()
-        self._premaker = Premaker(self._newest, observer)
+        self._premaker = Premaker(self._newest, context.observer)
 
     def start(self) -> None:
         self._thread.start()
@@ -99,7 +88,7 @@ class PartitionShedding:
     def _run(self) -> None:
         while not self._thread.stopping():
             # The pump itself notices a lost connection; this thread only needs a new one.
-            with suppress(ConnectionLost), self._connect() as connection:
+            with suppress(ConnectionLost), self._context.connect() as connection:
                 self._look_on(connection)
             self._thread.pause(self._interval)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 from mirror_pump.errors import about
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import CopyFailed, Event
+from mirror_pump.pipeline.flow.events import CopyFailed
+from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
 from mirror_pump.source.catalog.tables import load_table
@@ -46,13 +45,13 @@ def decide_untold(connection: PgConnection, table: MirroredTable, note: Note) ->
 class Watcher:
     """A thread that compares the catalogs with what the stream was told, and tells it the difference."""
 
-    def __init__(self, connect: Callable[[], PgConnection], inbox: SimpleQueue[Event], slot: str) -> None:
-        self._connect = connect
-        self._inbox = inbox
-        self._slot = slot
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._slot = context.slot
         self._awaited: dict[Waiting, set[str]] = {}
         """By table that waits to be described, the transactions that have to end before."""
-        self._thread = session_thread("watcher", self._run, inbox)
+        self._thread = session_thread("watcher", self._run, context.inbox)
 
     def start(self) -> None:
         self._thread.start()
@@ -65,7 +64,7 @@ class Watcher:
         self._thread.wake()
 
     def _run(self) -> None:
-        with self._connect() as connection:
+        with self._context.connect() as connection:
             while self._thread.next_round():
                 began = time.monotonic()
                 # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.

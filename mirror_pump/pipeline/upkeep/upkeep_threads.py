@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 
 from mirror_pump.engine.conversion_plan import listing_for
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.storage import StorageOptions, delete, discard
+from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import Event, FileRewriteReady
+from mirror_pump.pipeline.flow.events import FileRewriteReady
+from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.pipeline.upkeep.jobs import FileTasks, Job
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -76,29 +74,21 @@ class _Watched:
 class Upkeep:
     """Threads, one for each job, that do what is due to the tables of one mirror."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        runner: TaskRunner,
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        slot: str,
-        jobs: Sequence[Job],
-        observer: Observer,
-    ) -> None:
-        self._connect = connect
-        self._storage = storage
-        self._inbox = inbox
-        self._slot = slot
+    def __init__(self, context: SessionContext, jobs: Sequence[Job]) -> None:
+        self._context = context
+        self._storage = context.storage
+        self._inbox = context.inbox
+        self._slot = context.slot
+        self._observer = context.observer
         self._jobs = jobs
-        self._observer = observer
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
-        self._runner = runner
         # Guards all of the above, and is notified when something may have become due.
         self._changed = threading.Condition()
         self._threads = [
-            session_thread(job.name, partial(self._run, job, first=job is jobs[0]), inbox, interrupt=self._notify)
+            session_thread(
+                job.name, partial(self._run, job, first=job is jobs[0]), context.inbox, interrupt=self._notify
+            )
             for job in jobs
         ]
 
@@ -160,7 +150,7 @@ class Upkeep:
             self._changed.notify_all()
 
     def _run(self, job: Job, first: bool) -> None:
-        with self._connect() as connection:
+        with self._context.connect() as connection:
             if first:
                 self._begin(connection)
             while not self._stopping():
@@ -217,7 +207,7 @@ class Upkeep:
             watched = self._tables[table_id]
             seen = watched.lake
         turn = watched.turns[job.name]
-        tasks = FileTasks(self._runner, self._stopping)
+        tasks = FileTasks(self._context.runner, self._stopping)
         exchange: FileRewriteReady | None = None
         try:
             # Both as of one moment: a fill gives files the columns of the latter with the values of the former.
