@@ -28,7 +28,7 @@ _REMEDY = "check that the location exists, that the process may write there and 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_REMEDY = (
     "make room there; nothing is lost: what was not published is received again, by itself within a minute, or when"
-    " mirror-pump is started again. Until then F stands still and the server keeps the WAL"
+    " mirror-pump is started again. Until then the frontier stands still and the server keeps the WAL"
 )
 
 

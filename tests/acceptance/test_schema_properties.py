@@ -138,8 +138,8 @@ def _differences(writer: Writer, points: set[tuple[int, int, str]]) -> list[str]
             if found not in possible:
                 wanted = possible[0]
                 problems.append(
-                    f"table {writer.table_ids[table_id]} at F = {frontier}: columns {found[0]}, wanted {wanted[0]};"
-                    f" missing {sorted(set(wanted[1]) - set(found[1]))[:3]},"
+                    f"table {writer.table_ids[table_id]} at frontier {frontier}: columns {found[0]},"
+                    f" wanted {wanted[0]}; missing {sorted(set(wanted[1]) - set(found[1]))[:3]},"
                     f" extra {sorted(set(found[1]) - set(wanted[1]))[:3]}"
                 )
     return problems

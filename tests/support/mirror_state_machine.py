@@ -345,5 +345,7 @@ class MirrorMachine(RuleBasedStateMachine):
                 self._rows[location] = lake_rows(location, self._duckdb)
             contents = self._history.at(frontier, table)
             expected = normalised([(*key, *row) for key, row in contents.items()])
-            assert_same(expected, self._rows[location], f"{table} at F = {format_lsn(frontier)} (heap: by the model)")
+            assert_same(
+                expected, self._rows[location], f"{table} at frontier {format_lsn(frontier)} (heap: by the model)"
+            )
             MirrorMachine.published += 1

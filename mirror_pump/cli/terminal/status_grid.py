@@ -134,6 +134,6 @@ _OPTIONAL = (
     _Column("delete files", lambda table: count_text(table.content.delete_files if table.content else None)),
     _Column("deletes", lambda table: table.deletes.mode),
     _Column("index", _index),
-    _Column("F", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
+    _Column("frontier", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
 )
 """Left out from the end on, where there is no room for all."""

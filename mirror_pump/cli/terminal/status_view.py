@@ -64,7 +64,7 @@ def _in_order(status: MirrorStatus) -> Sequence[TableStatus]:
 
 
 def _frontier(status: MirrorStatus) -> Text:
-    text = f"F = {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind"
+    text = f"frontier {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind"
     if status.lag_seconds is not None:
         text += f", {seconds_text(status.lag_seconds)}"
     return Text(text)
@@ -118,7 +118,7 @@ def _retention(table: TableStatus) -> Text:
     """Old partitions, corrections and pins of one table, on a line."""
     state = table.retention
     assert state is not None
-    parts = [f"T = {state.cut}", f"S = {table.snapshot_id}"]
+    parts = [f"cut-line {state.cut}", f"snapshot {table.snapshot_id}"]
     if state.partitions:
         parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
     parts.append(f"{count_text(state.delta_rows)} corrections")

@@ -86,7 +86,10 @@ def hybrid_reads(
     if not whole:
         return reads
     if divided:
-        warn("tables with heap retention are read as of another moment than the others (--mode lake: all of them at F)")
+        warn(
+            "tables with heap retention are read as of another moment than the others"
+            " (--mode lake: all of them at one frontier)"
+        )
     try:
         return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped)]
     except (SourceError, TableError) as error:

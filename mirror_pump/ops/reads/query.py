@@ -220,10 +220,10 @@ def plain_reads(
     frontier = one_frontier(of_lake)
     if of_lake and len(of_lake) < len(seams):
         names = ", ".join(str(seam.table.name) for seam in of_lake)
-        at = "" if frontier is None else f" = {format_lsn(frontier)}"
+        at = "" if frontier is None else f" {format_lsn(frontier)}"
         warn(
-            f"{names}: as of F{at}; the tables with heap retention: as of now. A transaction in between shows in these"
-            " alone (--mode lake: all of them at F)"
+            f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between shows in"
+            " these alone (--mode lake: all of them at one frontier)"
         )
     reads = []
     for seam in seams:
@@ -233,7 +233,7 @@ def plain_reads(
             lake = main_head(moment, seam, storage) if seam.divided else published(seam)
             reads.append(lake_read(seam, lake, storage))
         if seam.table.state.value == "failed":
-            since = "" if seam.frontier is None else f"; its lake ends at F = {format_lsn(seam.frontier)}"
+            since = "" if seam.frontier is None else f"; its lake ends at frontier {format_lsn(seam.frontier)}"
             warn(f"{seam.table.name} was set aside by the mirror{since}")
     return reads
 
@@ -261,7 +261,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
         location = moment.main_now(seams[name].table.table_id)
         if snapshot_of(read_metadata(location, storage), snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out this moment", "try again")
-    warn(f"read at F = {format_lsn(frontier)}")
+    warn(f"read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
 
 

@@ -175,7 +175,7 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
         oldest = found[min(found)]
         state = "was set aside" if oldest.state is TableState.FAILED else "is behind"
         raise TableError(
-            f"{oldest.name} {state}: the tables of this statement cannot be read at one F",
+            f"{oldest.name} {state}: the tables of this statement cannot be read at one frontier",
             "see `mirror-pump status`, or read the tables one by one",
         )
     return next(iter(found), None)

@@ -141,7 +141,7 @@ def snapshots_at(
         snapshot = _at(past.snapshots, chosen)
         if snapshot is None:
             raise TableError(
-                f"the history of {name} is thinned out around F = {format_lsn(chosen)}",
+                f"the history of {name} is thinned out around frontier {format_lsn(chosen)}",
                 _readable(histories, published, chosen),
             )
         found[name] = snapshot.snapshot_id
@@ -158,7 +158,8 @@ def _not_after(snapshot: PastSnapshot, when: When) -> bool:
 def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
     if when.frontier is not None and when.frontier > present:
         raise UsageError(
-            f"F has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}", "see `mirror-pump wait`"
+            f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}",
+            "see `mirror-pump wait`",
         )
     if when.moment_ms is not None and when.moment_ms > now_ms:
         raise UsageError(
@@ -176,7 +177,7 @@ def _refuse_before_live(when: When, histories: Mapping[TableName, History], publ
     name = max(late, key=lambda table: late[table].frontier)
     since = late[name]
     raise TableError(
-        f"{name} has been live since F = {format_lsn(since.frontier)} ({time_text(since.moment_ms)}):"
+        f"{name} has been live since frontier {format_lsn(since.frontier)} ({time_text(since.moment_ms)}):"
         " before that it was being copied",
         _readable(histories, published),
     )
@@ -203,7 +204,7 @@ def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
 def _readable(histories: Mapping[TableName, History], published: Collection[Lsn], around: Lsn | None = None) -> str:
     points = [one for one in published if all(_at(past.snapshots, one) is not None for past in histories.values())]
     if not points:
-        return "no F of the past is left for all of these tables; read them one by one"
+        return "no frontier of the past is left for all of these tables; read them one by one"
     if around is not None:
         points.sort(key=lambda point: abs(point - around))
     return f"readable, for example: --at {', '.join(format_lsn(one) for one in sorted(points[:_NAMED]))}"

@@ -59,7 +59,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
 
         with_lock_retries(settings, table.name, take_out)
     if not drop_lake:
-        return f"{table.name} is no longer mirrored; its lake table stays as of its last F at {table.location}"
+        return f"{table.name} is no longer mirrored; its lake table stays as of its last frontier at {table.location}"
     delete_tree(table.location, StorageOptions(settings.storage_properties, settings.storage_fsync))
     return f"{table.name} is no longer mirrored; its lake table and its files were removed"
 

@@ -78,8 +78,8 @@ class TableOutlook:
     @property
     def summary(self) -> str:
         if self.stopped is not None:
-            return f"T = {self.cut}, STOPPED: {self.stopped}"
-        return f"T = {self.cut}, keeps {self.lag} behind {self.newest or 'the first row'}"
+            return f"cut-line {self.cut}, STOPPED: {self.stopped}"
+        return f"cut-line {self.cut}, keeps {self.lag} behind {self.newest or 'the first row'}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -238,13 +238,13 @@ def _next(tier: Tier, one: Partition, choices: RetentionChoices, newest: int | N
     if choices.stopped is not None:
         return f"nothing happens before `mirror-pump retain TABLE`{why}"
     if one.name is None:
-        return f"T passes it in its turn{why}"
+        return f"the cut-line passes it in its turn{why}"
     if one.state == HOT:
         return when_due(tier, one.hi, choices.lag, newest) + why + tried
     if one.state == TIERED:
         return _leaving(one, choices) + why + tried
     follows = {
-        SEALING: "T passes it once F has passed the position at which it was sealed",
+        SEALING: "the cut-line passes it once the frontier has passed the position at which it was sealed",
         TIERING: "it is compared with the lake next",
     }
     return follows[one.state] + why + tried

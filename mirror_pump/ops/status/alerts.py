@@ -70,18 +70,18 @@ def _leader(status: MirrorStatus) -> list[Alert]:
         return []
     start = "start one with `mirror-pump run`"
     if error is None:
-        return [Alert(Severity.CRITICAL, "no pump leads: F stands still", start)]
+        return [Alert(Severity.CRITICAL, "no pump leads: the frontier stands still", start)]
     last = f"the last one stopped at {moment_text(error.at)}: {error.error}"
     if error.retry_in is not None:
         last = f"the last one is gone, while {failing(error)}"
-    return [Alert(Severity.CRITICAL, f"no pump leads: F stands still; {last}", f"{error.remedy or start}")]
+    return [Alert(Severity.CRITICAL, f"no pump leads: the frontier stands still; {last}", f"{error.remedy or start}")]
 
 
 def failing(error: PumpError) -> str:
     """What a pump that tries again and again has to say."""
     return (
-        f"the pump has been failing since {moment_text(error.since)}, F stands still ({error.attempts} attempts, the"
-        f" last one at {moment_text(error.at)}): {error.error}"
+        f"the pump has been failing since {moment_text(error.since)}, the frontier stands still ({error.attempts} attempts,"
+        f" the last one at {moment_text(error.at)}): {error.error}"
     )
 
 

@@ -54,7 +54,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
     deadline = time.monotonic() + timeout
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection,
-        source_errors("waiting for F"),
+        source_errors("waiting for the frontier"),
     ):
         slot = complete_from(connection, settings).slot
         if target is None:
@@ -94,7 +94,8 @@ def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError
 def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool, error: PumpError | None) -> SourceError:
     behind = target - frontier
     message = (
-        f"F = {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s ({behind} bytes behind)"
+        f"frontier {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s"
+        f" ({behind} bytes behind)"
     )
     if error is not None:
         return SourceError(f"{message}: {failing(error)}", error.remedy)

@@ -67,7 +67,7 @@ def _wait(
                 return None
             if goal.until is not None and time.monotonic() >= ask_at:
                 ask_at = time.monotonic() + _ASK_INTERVAL
-                with source_errors("asking the leader for F"):
+                with source_errors("asking the leader for the frontier"):
                     standby.connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(Lsn(goal.until))))
         stop.wait(_POLL_INTERVAL)
     return None
