@@ -109,8 +109,8 @@ def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str) -> str
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
 # DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the frontier
-# at which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes metadata
-# files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
+# at which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes
+# metadata files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
 import duckdb
 import psycopg
 

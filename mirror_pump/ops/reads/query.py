@@ -222,8 +222,8 @@ def plain_reads(
         names = ", ".join(str(seam.table.name) for seam in of_lake)
         at = "" if frontier is None else f" {format_lsn(frontier)}"
         warn(
-            f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between shows in"
-            " these alone (--mode lake: all of them at one frontier)"
+            f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between"
+            " shows in these alone (--mode lake: all of them at one frontier)"
         )
     reads = []
     for seam in seams:

@@ -80,8 +80,8 @@ def _leader(status: MirrorStatus) -> list[Alert]:
 def failing(error: PumpError) -> str:
     """What a pump that tries again and again has to say."""
     return (
-        f"the pump has been failing since {moment_text(error.since)}, the frontier stands still ({error.attempts} attempts,"
-        f" the last one at {moment_text(error.at)}): {error.error}"
+        f"the pump has been failing since {moment_text(error.since)}, the frontier stands still ({error.attempts}"
+        f" attempts, the last one at {moment_text(error.at)}): {error.error}"
     )
 
 

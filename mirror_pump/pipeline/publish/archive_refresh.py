@@ -84,6 +84,6 @@ def would_lose(delta: TableDelta, partitions: str) -> str:
     why = delta.change.reason if delta.change is not None else "its heap was rewritten"
     return (
         f"{delta.table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
-        " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are: unregister the"
-        " table with --keep-lake"
+        " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are:"
+        " unregister the table with --keep-lake"
     )
