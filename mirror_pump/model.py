@@ -1,8 +1,4 @@
-"""The values every layer speaks in. No I/O; imports nothing of the project but the decoders' column types.
-
-Words: F is the frontier, L0 the WAL position from which a table's changes are in the slot, s0 the Iceberg
-sequence number of a table's start snapshot, S the published lake snapshot (design sections 1, 4 and 7).
-"""
+"""The values that every layer speaks in. No I/O; imports nothing of the project but the decoders' column types."""
 
 from __future__ import annotations
 
@@ -65,13 +61,14 @@ class TableState(StrEnum):
     """Every row is in the lake, but rows from before a column was added still lack its value. Readers see the table as
     it was before."""
     LIVE = "live"
-    """Everything at or below F is in the lake."""
+    """Everything at or below the frontier is in the lake."""
     FAILED = "failed"
-    """Set aside with an error; readable as of its last F; other tables go on."""
+    """Set aside with an error; readable as of its last frontier; other tables go on."""
 
     @property
     def has_all_rows(self) -> bool:
-        """Whether the lake table that commits build on holds every row as of F: no row is still to be copied."""
+        """Whether the lake table that commits build on holds every row as of the frontier: no row is still to be
+        copied."""
         return self in (TableState.LIVE, TableState.FILLING)
 
 
@@ -115,7 +112,7 @@ class TierKind(StrEnum):
 
 
 EVERYTHING_IN_HEAP = -(2**63)
-"""T (cutline.tier_key_hi) of a table whose every row is at or above it, hence in Postgres."""
+"""The cut-line (cutline.tier_key_hi) of a table whose every row is at or above it, hence in Postgres."""
 
 FIRST_YEAR = {
     TierKind.BIGINT: EVERYTHING_IN_HEAP,
@@ -123,13 +120,14 @@ FIRST_YEAR = {
     TierKind.TIMESTAMP: -62_135_596_800_000_000,
     TierKind.DATE: -719_162,
 }
-"""0001-01-01, where T of a time key begins if the table has no partition for anything older: not every engine can write
-down what is before."""
+"""0001-01-01, where the cut-line of a time key begins if the table has no partition for anything older: not every
+engine can write down what is before."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Heap retention of a table: rows below the cut-line T are the lake's and the delta's, the others the heap's.
+    """Heap retention of a table: rows below the cut-line are the lake's and the delta's, the others the
+    heap's.
 
     Tier values are integers: bigint keys as they are, times as microseconds since 1970-01-01 UTC (a timestamp: as if it
     were UTC), dates as days since then, -infinity -2^63, infinity 2^63-1.
@@ -139,14 +137,14 @@ class Tier:
     """The partition key's column."""
     kind: TierKind
     cut: int = EVERYTHING_IN_HEAP
-    """T."""
+    """The cut-line."""
     lag: int | None = None
     """How far below the high-water mark rows stay in the heap, in tier values. None: retention was switched off after
-    T had moved; what is below T stays the lake's."""
+    the cut-line had moved; what is below the cut-line stays the lake's."""
 
     @property
     def moved(self) -> bool:
-        """Whether any row may be below T."""
+        """Whether any row may be below the cut-line."""
         return self.cut > FIRST_YEAR[self.kind]
 
 
@@ -162,9 +160,9 @@ class MirroredTable:
     """Names of the key columns, in attribute order: the primary key, or the replica identity index."""
     state: TableState
     start_lsn: Lsn
-    """L0: only transactions that end after it concern the table."""
+    """The start LSN: only transactions that end after it concern the table."""
     data_sequence_number: SequenceNumber
-    """s0: the sequence number that copied files are born at."""
+    """The start sequence number: the sequence number that copied files are born at."""
     generation: int
     """Counts restarts of the initial copy; a chunk read for an older generation is thrown away."""
     lake_table: str
@@ -172,11 +170,12 @@ class MirroredTable:
     location: str
     """Root URI of the Iceberg table's files."""
     live_after_lsn: Lsn | None
-    """Set once the last chunk is read: the table is live when F reaches it."""
+    """Set once the last chunk is read: the table is live when the frontier reaches it."""
     next_field_id: int = 0
     """The lowest field ID that no column ever had; 0: one above the highest in use."""
     shape: str = ""
-    """What the table is like as of F (modak.mirror_shape(), JSON); empty for one that was registered without."""
+    """What the table is like as of the frontier (modak.mirror_shape(), JSON); empty for one that was registered
+    without."""
     awaiting_description: bool = False
     """It has to be copied again, and cannot be before the stream says what it is like: until then it is not applied."""
     excluded: tuple[ExcludedColumn, ...] = ()

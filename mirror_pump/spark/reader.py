@@ -81,10 +81,10 @@ def read(
     """The mirrored table (named as Postgres reads names) as a DataFrame, as of one moment, pinned until released.
 
     `mode`: `seam`, `lake`, `heap` or `hybrid` (docs/reading.md). `min_lsn`: a WAL position (`16/B374D848`, or bytes)
-    that F has to have passed, for which `max_wait` seconds are waited; hybrid reads wait for the present position by
-    themselves, and fall back to the heap with a warning. `split`: where a hybrid read passes from the lake to the
-    heap, on the tier key. The database is the one of `settings`, of `dsn`, or of the environment, as for the program.
-    `partitions`: Spark partitions of the heap's side, by default as many as Spark has slots.
+    that the frontier has to have passed, for which `max_wait` seconds are waited; hybrid reads wait for the present
+    position by themselves, and fall back to the heap with a warning. `split`: where a hybrid read passes from the lake
+    to the heap, on the tier key. The database is the one of `settings`, of `dsn`, or of the environment, as for the
+    program. `partitions`: Spark partitions of the heap's side, by default as many as Spark has slots.
 
     The session needs Iceberg's runtime and the JDBC driver (`mirror-pump connect --engine spark`). Column names and
     types are the lake's. Raises UsageError, TableError, SourceError.

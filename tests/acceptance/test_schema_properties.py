@@ -1,4 +1,5 @@
-"""Random schema changes between random row changes: at every published F, each live table is what the heap was then."""
+"""Random schema changes between random row changes: at every published frontier, each live table is what the heap was
+then."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ SELECT c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
 
 @pytest.mark.parametrize("told", [True, False], ids=["event triggers", "no event triggers"])
 def test_every_published_frontier_is_exact(database: Database, warehouse: str, told: bool) -> None:
-    """Without event triggers, F is exact again once the pump has compared the catalogs: then only the end counts."""
+    """Without event triggers, the frontier is exact again once the pump has compared the catalogs: then only the end
+    counts."""
     _play(database, warehouse, random.Random(printed_seed()), told)
 
 

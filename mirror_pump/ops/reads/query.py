@@ -3,12 +3,12 @@
 All tables of a statement are read as of one moment, which is pinned until the statement is over:
 
 - seam (the default): tables with heap retention are read whole, as the database held them in one snapshot P (see
-  mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one F; F was
-  published before P.
-- lake: everything from the lake, at one F; of tables with retention, corrections of old rows as far as folded.
+  mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier; the
+  frontier was published before P.
+- lake: everything from the lake, at one frontier; of tables with retention, corrections of old rows as far as folded.
 - heap: what the tables hold in Postgres, all in one snapshot.
 - hybrid: see mirror_pump/ops/reads/hybrid_reads.py.
-- at some F of the past: see mirror_pump/ops/reads/time_travel.py.
+- at some frontier of the past: see mirror_pump/ops/reads/time_travel.py.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Query:
     at: When | None = None
     """A state of the past; then the lake is read, whatever `mode` says."""
     min_lsn: Lsn | None = None
-    """Nothing older than this is read. None: whatever F is; with hybrid, the present end of WAL."""
+    """Nothing older than this is read. None: whatever frontier is; with hybrid, the present end of WAL."""
     max_wait: float = 5.0
     """Seconds to wait for that."""
 
@@ -239,7 +239,7 @@ def plain_reads(
 
 
 def _await(settings: Settings, query: Query) -> None:
-    """Until F has passed what the reader requires; the heap needs no waiting."""
+    """Until the frontier has passed what the reader requires; the heap needs no waiting."""
     if query.min_lsn is None or query.mode is ReadMode.HEAP or query.at is not None:
         return
     error = wait_for(settings, query.min_lsn, query.max_wait).error

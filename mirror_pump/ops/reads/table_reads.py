@@ -6,10 +6,12 @@ A read is
     + the corrections' own rows,
 and each mode is one way to fill that in:
 
-seam    tables with heap retention: the lake at S (rows below T), corrected by the delta, and the heap from T on, all as
+seam    tables with heap retention: the lake at the published snapshot (rows below the cut-line), corrected by the
+delta, and the heap from the cut-line on, all as
         of the moment (mirror_pump/source/catalog/consistent_snapshot.py argues why that is one state). Plain mirrors:
         as `lake`.
-lake    the lake's `main` as of F, as every Iceberg engine sees it. Of a table with retention that lacks the corrections
+lake    the lake's `main` as of the frontier, as every Iceberg engine sees it. Of a table with retention that lacks the
+corrections
         that are not folded yet.
 heap    what the heap holds, as a query of Postgres would find it.
 hybrid  see mirror_pump/ops/reads/hybrid_reads.py.
@@ -120,7 +122,7 @@ class TableRead:
     heap: HeapSide | None
     corrections: Corrections | None
     frontier: Lsn | None
-    """F of the lake's side, where it is a state of the whole table."""
+    """The frontier of the lake's side, where it is a state of the whole table."""
 
 
 def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
@@ -147,19 +149,20 @@ def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
 
 def published(seam: TableCutline) -> LakeSide:
-    """The lake's side of a plain mirror at F: S is what the last publish made readers' own."""
+    """The lake's side of a plain mirror at the frontier: the published snapshot is what the last publish made readers'
+    own."""
     return LakeSide(seam.location, seam.snapshot_id, None)
 
 
 def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> LakeSide:
-    """The lake's side of a table with retention at F: `main`, whose head is pinned for the moment."""
+    """The lake's side of a table with retention at the frontier: `main`, whose head is pinned for the moment."""
     head = int(read_metadata(seam.main_location, storage).get("current-snapshot-id") or -1)
     moment.pin_also(seam.table.table_id, head)
     return LakeSide(seam.main_location, head, None)
 
 
 def promised(seam: TableCutline) -> Lsn:
-    """F. TableError while readers are promised nothing."""
+    """The frontier. TableError while readers are promised nothing."""
     if seam.frontier is None:
         raise TableError(
             f"{seam.table.name} is still being copied into the lake",
@@ -169,7 +172,8 @@ def promised(seam: TableCutline) -> Lsn:
 
 
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
-    """The F that the tables share; None for no table. TableError if one of them was left behind by the others."""
+    """The frontier that the tables share; None for no table. TableError if one of them was left behind by the
+    others."""
     found = {promised(seam): seam.table for seam in seams}
     if len(found) > 1:
         oldest = found[min(found)]

@@ -1,15 +1,15 @@
-"""Time travel: which snapshots of several tables show them as of one F of the past.
+"""Time travel: which snapshots of several tables show them as of one frontier of the past.
 
-Each publish moves all tables to its F at once, and leaves a snapshot, with F in its summary, of those that it changed
-and of those that go live with it. So the mirror's state at a published F is, for each table, its newest snapshot with
-at most that F. Invariant: nothing else is ever taken for it. A snapshot that was thinned out of the history leaves a
-gap between the ones around it, seen by the next one's parent; a table that has such a gap right behind the snapshot in
-question may have been changed by then, and is refused there.
+Each publish moves all tables to its frontier at once, and leaves a snapshot, with the frontier in its summary, of
+those that it changed and of those that go live with it. So the mirror's state at a published frontier is, for each
+table, its newest snapshot with at most that the frontier. Invariant: nothing else is ever taken for it. A snapshot
+that was thinned out of the history leaves a gap between the ones around it, seen by the next one's parent; a table
+that has such a gap right behind the snapshot in question may have been changed by then, and is refused there.
 
 A table's past begins with the snapshot with which it went live (`mirror_pump.pipeline.publish.staging.Stager.stage`
 argues that
-it, and no earlier one, is the table at its F). Snapshots of a copy are marked, and are nobody's past. Of a table that
-was copied again, what was before its copy is refused too: its columns may have been others.
+it, and no earlier one, is the table at its frontier). Snapshots of a copy are marked, and are nobody's past. Of a
+table that was copied again, what was before its copy is refused too: its columns may have been others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PastSnapshot:
 
     snapshot_id: int
     frontier: Lsn
-    """F of the publish that made it; of the one before where it only exchanged files."""
+    """The frontier of the publish that made it; of the one before where it only exchanged files."""
     followed: bool
     """The next snapshot is its child: nothing was thinned out in between. True of the newest."""
     moment_ms: int
@@ -94,8 +94,8 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
             frontier, found = None, []
         elif stated is not None:
             frontier = parse_lsn(stated)
-        # Exchanges of files by other engines do not say F: it is that of the snapshot before. Where the beginning is
-        # gone, it may be any.
+        # Exchanges of files by other engines do not say the frontier: it is that of the snapshot before. Where the
+        # beginning is gone, it may be any.
         if frontier is not None and frontier >= complete_from:
             if not found:
                 begins = before is not None and _copied(before) and _follows(one, before)
@@ -118,11 +118,11 @@ def _follows(snapshot: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
 def snapshots_at(
     when: When, histories: Mapping[TableName, History], present: Lsn, now_ms: int
 ) -> tuple[Lsn, dict[TableName, int]]:
-    """The newest F that is published and not after `when`, and each table's snapshot at it.
+    """The newest frontier that is published and not after `when`, and each table's snapshot at it.
 
-    `present` is the tables' F now, `now_ms` the time now, in milliseconds since 1970 UTC. UsageError for a point that
-    is not reached yet, TableError for one before a table went live and where the history does not tell any more; they
-    name what can be read.
+    `present` is the tables' frontier now, `now_ms` the time now, in milliseconds since 1970 UTC. UsageError for a
+    point that is not reached yet, TableError for one before a table went live and where the history does not tell any
+    more; they name what can be read.
     """
     _refuse_future(when, present, now_ms)
     every = [one for past in histories.values() for one in past.snapshots]
@@ -193,7 +193,7 @@ def time_text(moment_ms: int) -> str:
 
 
 def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
-    """The snapshot that shows the table at a published F; None if none is left that certainly does."""
+    """The snapshot that shows the table at a published frontier; None if none is left that certainly does."""
     earlier = [step for step in steps if step.frontier <= frontier]
     if not earlier:
         return None

@@ -1,9 +1,9 @@
 """Puts tables under the mirror: one transaction each, while the pump runs or not.
 
-The registration transaction holds a lock that keeps writers out, for as long as it takes to note L0. Writers release
-their locks only after their changes are visible, so every snapshot taken later sees all that committed before L0, and
-every change after L0 is in the slot. Locks are asked for with a time limit and let go between tries: others queue
-behind a waiting lock request.
+The registration transaction holds a lock that keeps writers out, for as long as it takes to note the start LSN.
+Writers release their locks only after their changes are visible, so every snapshot taken later sees all that committed
+before the start LSN, and every change after the start LSN is in the slot. Locks are asked for with a time limit and
+let go between tries: others queue behind a waiting lock request.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class TableOutlook:
 
     table: str
     cut: str
-    """T."""
+    """The cut-line."""
     lag: str
     newest: str | None
     """The high-water mark: the newest key, of times no later than the present."""

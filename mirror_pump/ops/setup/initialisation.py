@@ -72,7 +72,7 @@ class Initialised:
     publication: str
     warehouse: str
     position: Lsn
-    """F: where the slot begins, or what has been applied since."""
+    """The frontier: where the slot begins, or what has been applied since."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) ->
     recorded = next((one for one in _recorded(connection) if one.slot == settings.slot), None)
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or _count(connection, _TABLES)):
-        # What an idle pump acknowledged lies ahead of F, so the position is the pump's to judge.
+        # What an idle pump acknowledged lies ahead of the frontier, so the position is the pump's to judge.
         check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied

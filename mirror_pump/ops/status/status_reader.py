@@ -26,10 +26,11 @@ from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
 
-# One statement, so that F and the WAL position belong to one moment. What the pump reports as applied to its walsender
-# counts as reached: one with nothing in hand reports how far it has read, and publishes F only now and then (design
-# section 4). What the slot has confirmed does not: somebody else may have moved it. The written position, not the
-# insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
+# One statement, so that the frontier and the WAL position belong to one moment. What the pump reports as applied to
+# its walsender counts as reached: one with nothing in hand reports how far it has read, and publishes the frontier
+# only now and then. What the slot has confirmed does not: somebody else may have moved it. The
+# written position, not the insert position: that one is past the header of a page on which nothing stands yet, and an
+# idle lag would not be 0.
 _MIRROR = """
 SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
        s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch, s.last_error,
@@ -93,7 +94,7 @@ class StatusReader:
             if slot.publication_error is None:
                 unpublished = not_whole(self._connection, self._settings.slot)
         reached = max(applied, replayed or 0)
-        # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
+        # Beyond the frontier the pump only reports when nothing is in its hands: until then nothing was left out.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
         contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
@@ -178,7 +179,8 @@ def _table(
         remedy = how_to_publish(mirror.slot.publication, name)
         error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
-    # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
+    # All live tables share one frontier: what holds of the mirror holds of them. A table set aside stays where it
+    # stopped.
     live = state == TableState.LIVE and frontier is not None
     behind = mirror.lag_bytes if live else None
     if state == TableState.FAILED and frontier is not None:

@@ -37,7 +37,7 @@ class TableStatus:
     lake_table: str
     state: TableState
     frontier: Lsn | None
-    """F; None until the initial copy is complete."""
+    """The frontier; None until the initial copy is complete."""
     lag_bytes: int | None
     lag_seconds: float | None
     snapshot_id: int | None

@@ -87,7 +87,7 @@ def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Seq
 
 
 def _tier_value(line: CutLine) -> str:
-    """The tier key as the number that T is."""
+    """The tier key as the number that the cut-line is."""
     name = identifier(line.name)
     match line.type.kind:
         case Kind.DATE:

@@ -43,7 +43,7 @@ class TableChange:
     table: MirroredTable
     """As it is from there on."""
     former_lsn: Lsn
-    """Its L0 until then. A table that is copied again has a new one."""
+    """Its start LSN until then. A table that is copied again has a new one."""
     before: int
     reason: str = ""
     fills: bool = False

@@ -45,7 +45,7 @@ class CaughtUp:
 
 @dataclass(frozen=True)
 class FrontierWanted:
-    """Somebody waits for F to reach `lsn`."""
+    """Somebody waits for the frontier to reach `lsn`."""
 
     lsn: Lsn
 
@@ -121,12 +121,13 @@ class IndexWanted:
 
 @dataclass(frozen=True)
 class AdvanceWanted:
-    """A sealed partition's rows are to become the lake's: T moves to its upper bound."""
+    """A sealed partition's rows are to become the lake's: the cut-line moves to its upper bound."""
 
     table: MirroredTable
     advance: TierAdvance
     answer: Future[str | None]
-    """None: T has moved. Else why not, in words; to be asked for again later. Cancelled when the session ends first."""
+    """None: the cut-line has moved. Else why not, in words; to be asked for again later. Cancelled when the session
+    ends first."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class FoldReady:
 
 @dataclass(frozen=True)
 class ArchiveBranchOutdated:
-    """S of a table holds on to files that the table has exchanged for others."""
+    """The published snapshot of a table holds on to files that the table has exchanged for others."""
 
     table: MirroredTable
 

@@ -141,15 +141,16 @@ class Step(StrEnum):
     NOTE_REFUSED = "note-refused", Level.WARNING, _OTHER_PREFIX
     """Somebody else puts messages of our prefix into the stream: told of the first in each session."""
     RETENTION = "retention", Level.INFO
-    """A partition is one step further on its way out of the heap: sealed, passed by T, proven, dropped."""
+    """A partition is one step further on its way out of the heap: sealed, passed by the cut-line, proven, dropped."""
     RETENTION_REFUSED = "retention-refused", Level.WARNING, _REASON_PASSES
     """Its next step could not be taken: tried again after a pause."""
     RETENTION_STOPPED = "retention-stopped", Level.ERROR, _MEND_AND_RETAIN
     """Nothing more leaves the table's heap until somebody has looked: `reason` says at what."""
     TIER_ADVANCED = "tier-advanced", Level.INFO
-    """T of a table with heap retention has moved; the pump begins again from F, which takes a moment."""
+    """The cut-line of a table with heap retention has moved; the pump begins again from the frontier, which takes a
+    moment."""
     FOLDED = "folded", Level.DEBUG
-    """Corrections of rows below T are in the lake."""
+    """Corrections of rows below the cut-line are in the lake."""
     FOLD_FAILED = "fold-failed", Level.WARNING, _PASSES
     """They could not be read, or not be written: tried again after a pause, while the stream goes on."""
     RETRYING = "retrying", Level.WARNING, _PASSES

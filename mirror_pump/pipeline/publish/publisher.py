@@ -1,7 +1,7 @@
 """The publish transaction: the only place where the lake, the frontier and the copies' progress change.
 
 Invariant: `mirror_slots.applied_lsn` = A if and only if, in every mirrored table that is not failed, exactly the
-transactions that end at or below A are in the lake (design section 3). It holds because Iceberg's pointers are
+transactions that end at or below A are in the lake. It holds because Iceberg's pointers are
 rows of the same database: one COMMIT moves them and A. Whoever holds a `LandedPublish` knows that such a COMMIT
 happened; only this module makes one, and the slot can be acknowledged with nothing else.
 """
@@ -209,7 +209,7 @@ class Publisher:
         return str(found[0][0]) if found and found[0][0] is not None else None
 
     def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
-        """The tables that go live at this F, or at the present one."""
+        """The tables that go live at this frontier, or at the present one."""
         rows = self._execute(_SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
         tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
         return [DueTable(table, *others) for table, *others in tables if table is not None]
@@ -268,7 +268,7 @@ class Publisher:
         row: Registration,
         written_since: float,
     ) -> None:
-        """One table's part of the transaction: pointer, S, chunks, registration row."""
+        """One table's part of the transaction: pointer, the published snapshot, chunks, registration row."""
         delta, staged, archive = accepted.delta, accepted.staged, accepted.archive
         table = delta.table
         if delta.advance is not None:
@@ -295,7 +295,8 @@ class Publisher:
         if delta.republished:
             record_published(cursor, self._slot, [table.table_id])
         if staged is not None and (row.staged or ((delta.copies or delta.fills) and row.state is TableState.LIVE)):
-            # Readers stay at S, and at the F that was promised with it, until copy or fill is complete (swap_in).
+            # Readers stay at the published snapshot, and at the frontier that was promised with it, until copy or fill
+            # is complete (swap_in).
             cursor.execute(
                 _SQL["stage_snapshot"],
                 {
@@ -390,7 +391,7 @@ class Publisher:
         )
 
     def _advance(self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, advance: TierAdvance) -> None:
-        """The heap's part of moving T, under the partition's lock. AdvanceRefused: not now."""
+        """The heap's part of moving the cut-line, under the partition's lock. AdvanceRefused: not now."""
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
             cursor.execute(
@@ -464,5 +465,5 @@ def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> boo
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:
-    """The published pointer to S, as the seam protocol names its parts (seeds/002, cutline.lake_props)."""
+    """The pointer to the published snapshot, with the keys that the seam protocol documents (docs/catalog-schema.md)."""
     return {"metadata_location": staged.new_location, "snapshot_id": str(staged.snapshot_id)}

@@ -1,12 +1,14 @@
-"""Brings corrections of rows below T into the lake: a thread reads modak.delta and writes files, the loop publishes.
+"""Brings corrections of rows below the cut-line into the lake: a thread reads modak.delta and writes files, the loop
+publishes.
 
-A fold is a segment like the stream's: every key of it is deleted, and rows that are no tombstones are brought. Below T
-nothing else changes main, so a fold races with no stream change, and it is computed against no state at all: what it
-deletes is worked out when it is published (`KeyIndexes.encode`). In the same publish S is made anew, and the rows are
-marked whose version is still the one that was folded; a row that was corrected again meanwhile stays, and wins over
-what was folded, since readers merge it over S.
+A fold is a segment like the stream's: every key of it is deleted, and rows that are no tombstones are brought. Below
+the cut-line nothing else changes main, so a fold races with no stream change, and it is computed against no state at
+all: what it deletes is worked out when it is published (`KeyIndexes.encode`). In the same publish the published
+snapshot is made anew, and the rows are marked whose version is still the one that was folded; a row that was corrected
+again meanwhile stays, and wins over what was folded, since readers merge it over the published snapshot.
 
-The same thread has S made anew where it holds on to files that main has exchanged, and clears what nobody needs.
+The same thread has the published snapshot made anew where it holds on to files that main has exchanged, and clears
+what nobody needs.
 """
 
 from __future__ import annotations
@@ -54,14 +56,15 @@ from mirror_pump.source.retention.corrections import (
 _LOOK_INTERVAL = 1.0
 """Seconds between looks at modak.delta, at most: often enough for the shortest fold age that makes sense."""
 _STALE_INTERVAL = 30.0
-"""Seconds between looks at whether S holds on to files that main does not have any more."""
+"""Seconds between looks at whether the published snapshot holds on to files that main does not have any more."""
 _INDEX_PATIENCE = 60.0
 """Seconds that a fold waits for the table's key index to be built: without one it deletes by key, and engines that read
 no equality deletes have to do without the newest snapshot until these are resolved."""
 _INDEX_PAUSE = 300.0
 """Seconds before a table that could have no index, or was waited for in vain, is asked for again."""
 _STALE_AGE = 60.0
-"""Seconds that an S lives at least before it is made anew for that alone: each costs a manifest list."""
+"""Seconds that a published snapshot lives at least before it is made anew for that alone: each costs a manifest
+list."""
 
 
 @dataclass
@@ -69,7 +72,7 @@ class _FoldTurn(Backoff):
     """What is known of one table: its last fold may have failed."""
 
     looked_at: str = ""
-    """Metadata file in which S was last compared with main."""
+    """Metadata file in which published snapshot was last compared with main."""
     sequence_numbers: Mapping[int, int] = field(default_factory=dict)
     known_location: str = ""
     index_awaited_until: float | None = None
@@ -181,7 +184,7 @@ class Folder:
         return landed
 
     def _compare(self, connection: PgConnection) -> None:
-        """Has S made anew where it names files that main does not."""
+        """Has the published snapshot made anew where it names files that main does not."""
         for table in load_tables(connection, self._context.slot):
             if self._thread.stopping():
                 return
@@ -251,7 +254,8 @@ def write_fold(
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:
-    """Whether S, if it is `age` seconds old, names a file that main does not have any more, of data or of deletes."""
+    """Whether the published snapshot, if it is `age` seconds old, names a file that main does not have any more, of
+    data or of deletes."""
     head = archive_snapshot(table.metadata)
     if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
         return False
@@ -260,7 +264,7 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     known = {manifest.path for manifest in table.manifests}
     others = [one for one in read_list(head["manifest-list"], storage) if one.path not in known]
     for files in Listing(storage).files(others).values():
-        # Its own hiding deletes are in no other snapshot, and named by all S of one T.
+        # Its own hiding deletes are in no other snapshot, and named by all the published snapshot of one cut-line.
         if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):
             return True
     return False

@@ -1,13 +1,14 @@
 """Sheds old partitions: a thread that takes each one step further on its way out, and drops nothing that is not proven.
 
-hot -> sealing (its changes are captured) -> tiering (T has passed it, changes are corrections) -> tiered (the lake
-provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a transaction; what the
-next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last one was killed. The
-oldest partition goes first, and T never moves back.
+hot -> sealing (its changes are captured) -> tiering (the cut-line has passed it, changes are corrections) -> tiered
+(the lake provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a
+transaction; what the next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last
+one was killed. The oldest partition goes first, and the cut-line never moves back.
 
 Invariants: nothing is dropped that was not compared with the lake, row by row, after the last moment at which a change
 of it could bypass the delta. A step that is refused is tried again later and holds up nothing but what has to come
-after it: T does not wait for drops. A proof that fails stops the table's retention until somebody asks again.
+after it: the cut-line does not wait for drops. A proof that fails stops the table's retention until somebody asks
+again.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class PartitionShedding:
         self._thread.stop()
 
     def published(self) -> None:
-        """F has moved: past a seal that T waits for, maybe."""
+        """The frontier has moved: past a seal that the cut-line waits for, maybe."""
         if self._awaits_frontier:
             self._thread.wake()
 
@@ -167,7 +168,7 @@ class PartitionShedding:
                 self._undue.pop((table.table_id, partition.partition_id), None)
             if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
                 continue
-            # T passes partitions in their order; all that are due are sealed meanwhile.
+            # The cut-line passes partitions in their order; all that are due are sealed meanwhile.
             may = (
                 not waits
                 or first
@@ -182,7 +183,7 @@ class PartitionShedding:
                 moved = True
                 self._pauses.pop((table.table_id, partition.partition_id), None)
                 if waits and partition.sealed_lsn is not None:
-                    # T moved: the session ends, and this thread with it.
+                    # The cut-line moved: the session ends, and this thread with it.
                     return True
             elif refused:
                 self._refused(connection, table, partition, refused)
@@ -257,11 +258,11 @@ class PartitionShedding:
     def _advance(
         self, connection: PgConnection, table: MirroredTable, one: Partition, choices: RetentionChoices
     ) -> str | None:
-        """Has the loop move T past the partition."""
+        """Has the loop move the cut-line past the partition."""
         assert one.sealed_lsn is not None
         where = {"table_id": table.table_id, "partition_id": one.partition_id}
         if (reader := source.reader_in_the_way(connection, table.table_id, one.hi)) is not None:
-            # Looked at again at every turn, not ever more rarely: T moves as soon as the reader is done.
+            # Looked at again at every turn, not ever more rarely: the cut-line moves as soon as the reader is done.
             source.run(connection, "waits", {**where, "reason": reader})
             return ""
         if one.name is not None and source.run(connection, "crowded", where):
@@ -276,7 +277,7 @@ class PartitionShedding:
         try:
             refused = outcome(answer, self._thread.stopping)
         except (CancelledError, MirrorPumpError, psycopg.Error):
-            # The session ends, for whatever reason: T has moved or not, the catalog knows.
+            # The session ends, for whatever reason: the cut-line has moved or not, the catalog knows.
             raise ThreadStopped from None
         if refused is None:
             self._done(connection, table, one, "advance")

@@ -1,8 +1,8 @@
 """Brings what the catalog knows of a table's partitions into line with the heap, whoever made, dropped or moved them.
 
-A partition that its owner dropped or detached takes no row with it: the lake keeps what it held, and T passes it in its
-turn. One that was attached below T is not ours: its further changes become corrections, and it is dropped only if the
-lake turns out to hold its rows. One whose trigger is gone is sealed anew.
+A partition that its owner dropped or detached takes no row with it: the lake keeps what it held, and the cut-line
+passes it in its turn. One that was attached below the cut-line is not ours: its further changes become corrections,
+and it is dropped only if the lake turns out to hold its rows. One whose trigger is gone is sealed anew.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ every row that came or went did so in the stream. What is proven, by the notes o
 Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
 former key's, and beginning anew needs no proof.
 
-A table with heap retention has rows below T that only the lake has, and copying it again concerns those at or above T.
-So what would make the former wrong or unreadable sets it aside: a new column with values in rows that exist, a type
-that theirs does not read on as, another key, texts that are printed differently. And a partition that goes, whoever
-dropped it, takes no row out of the lake.
+A table with heap retention has rows below the cut-line that only the lake has, and copying it again concerns those at
+or above the cut-line. So what would make the former wrong or unreadable sets it aside: a new column with values in
+rows that exist, a type that theirs does not read on as, another key, texts that are printed differently. And a
+partition that goes, whoever dropped it, takes no row out of the lake.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class _Reason:
 
     text: str
     everywhere: bool
-    """Also those below T, of which the heap has no better."""
+    """Also those below the cut-line, of which the heap has no better."""
 
 
 @dataclass(frozen=True)
 class SchemaChangeDecision:
     course: Action
     table: MirroredTable
-    """As it is from here on; its L0 is still the former one."""
+    """As it is from here on; its start LSN is still the former one."""
     reason: str = ""
     dropped: tuple[PartitionBounds, ...] = ()
     """FILL: rows that went with their partitions."""
@@ -226,7 +226,8 @@ def _columns(
 
 
 def _may_fill(table: MirroredTable) -> bool:
-    """Not while rows are still to be copied; nor where S has rows below T, which no fill reaches."""
+    """Not while rows are still to be copied; nor where the published snapshot has rows below the cut-line, which no
+    fill reaches."""
     return table.state.has_all_rows and (table.tier is None or not table.tier.moved)
 
 

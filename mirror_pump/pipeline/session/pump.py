@@ -71,7 +71,7 @@ class PumpResult:
     """How a run ended."""
 
     frontier: Lsn
-    """F at the end."""
+    """The frontier at the end."""
     commits: int
     """Publish transactions."""
     changes: int
@@ -120,9 +120,9 @@ class Pump:
     def run(
         self, until: Lsn | None = None, once: bool = False, copies: bool = False, *, standby: bool = False
     ) -> PumpResult:
-        """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
-        table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once everything has
-        ended in order, if that is what Ctrl-C does in this process.
+        """Mirror until the frontier reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once`
+        until no table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once
+        everything has ended in order, if that is what Ctrl-C does in this process.
 
         While another pump leads, raises NotLeader. A `standby` waits for its turn instead, without a Spark, or until
         the other one has reached the goal; and waits again if it loses the lead.

@@ -41,7 +41,7 @@ class SessionServices:
     """What the loop speaks to. The threads put what they have into its inbox."""
 
     applied: Lsn
-    """F at the start."""
+    """The frontier at the start."""
     connection: PgConnection
     """The loop's own, for short questions."""
     publisher: Publisher
@@ -140,7 +140,7 @@ def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> Non
 
 
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Its publication, and F."""
+    """Its publication, and the frontier."""
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")

@@ -121,11 +121,11 @@ class PumpSession:
         self._awaiting_copy: dict[TableId, str] = {}
         """Why tables that are to be described first are to be copied again."""
         self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
-        """Table, L0 and generation of copies that have begun again: each of their chunks may report it."""
+        """Table, the start LSN and generation of copies that have begun again: each of their chunks may report it."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
-        """T has moved: segments that were decoded under the former T must not be published."""
+        """The cut-line has moved: segments that were decoded under the former cut-line must not be published."""
         self._stop_requested = stop_requested
         self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
         self._lead_kept = False
@@ -238,7 +238,7 @@ class PumpSession:
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
             case CopyPlanned():
-                # An empty table has nothing to publish: F has to move for it to go live.
+                # An empty table has nothing to publish: the frontier has to move for it to go live.
                 self._look_around()
             case CopyInvalid(table):
                 landed = self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
@@ -327,7 +327,7 @@ class PumpSession:
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
-        # After the last chunk F has to move for the table to go live, and nothing may come that moves it.
+        # After the last chunk the frontier has to move for the table to go live, and nothing may come that moves it.
         self._look_around()
 
     def _publish_exchange(self, work: FileRewriteReady) -> None:
@@ -339,11 +339,11 @@ class PumpSession:
         self._parts.upkeep.finished(table_id, landed=accepted)
 
     def _advance(self, work: AdvanceWanted) -> None:
-        """Move T, in a publish of its own: what is refused here must hold up nothing else.
+        """Move the cut-line, in a publish of its own: what is refused here must hold up nothing else.
 
-        Invariant: what is published of the stream was decoded under the present T, so that below T main changes by
-        folds only. Segments in tasks and in the inbox were decoded under the former one; with this session they are
-        forgotten, and the next one receives them again, from F.
+        Invariant: what is published of the stream was decoded under the present cut-line, so that below the cut-line
+        main changes by folds only. Segments in tasks and in the inbox were decoded under the former one; with this
+        session they are forgotten, and the next one receives them again, from the frontier.
         """
         if not work.answer.set_running_or_notify_cancel():
             return
@@ -376,7 +376,7 @@ class PumpSession:
             raise
 
     def _fold(self, work: FoldReady) -> None:
-        """Publish corrections of rows below T."""
+        """Publish corrections of rows below the cut-line."""
         if not work.answer.set_running_or_notify_cancel():
             return
         delta = TableDelta(work.table, fold=work.fold, sidecars=work.fold.sidecars)
@@ -437,7 +437,8 @@ class PumpSession:
         return landed
 
     def _publish_idle(self) -> None:
-        """Move F without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of others."""
+        """Move the frontier without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of
+        others."""
         position = self._demand.caught_up
         if position <= self._frontier:
             return
@@ -466,7 +467,7 @@ class PumpSession:
             self._parts.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
     def _look_around(self) -> None:
-        """Nothing came for a while: has F still to move for somebody?"""
+        """Nothing came for a while: has the frontier still to move for somebody?"""
         if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
             self._recover()
         if self._demand.has_waiters(self._frontier) or not self._demand.goal.endless:

@@ -3,7 +3,7 @@
 A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
 transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction
 only once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however
-large a transaction is (design section 4).
+large a transaction is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
 _CHANGES = frozenset(b"IUD")
 _RELATION_ID = struct.Struct(">I")
 WAIT_PREFIX = "modak.wait"
-"""Of logical messages that modak.wait_for() emits: the WAL position that F is wanted at, in hexadecimal digits."""
+"""Of logical messages that modak.wait_for() emits: the WAL position that the frontier is wanted at, in hexadecimal
+digits."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ class Assembler:
     of a transaction are taken together, at the table's next Relation message, which comes before its next change, or at
     the commit: a key that is dropped and made again in between was never missing. From then on the table as judged
     counts, not what the catalog says: publishes are behind the stream. A table that is copied again has the
-    transaction's position as its L0, as if it had just been registered. One that waits is taken up by a note that is
-    `settled`, whatever others say before.
+    transaction's position as its start LSN, as if it had just been registered. One that waits is taken up by a note
+    that is `settled`, whatever others say before.
 
     `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole: it gets a
     batch of its own,
     which ends with `skip_transaction` once the server gives up.
-    `wanted(lsn)` is told of positions that somebody waits for F to reach.
+    `wanted(lsn)` is told of positions that somebody waits for the frontier to reach.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Assembler:
         """What the server last said of each relation. It says it again only after a change of the relation itself, not
         when a table that waited has been described."""
         self._set_aside: dict[int, Lsn] = {}
-        """L0 of registrations that are not to be taken up again."""
+        """The start LSN of registrations that are not to be taken up again."""
         self._before_apart = self._active, self._followed, self._set_aside
         """As the three were when `isolated_transaction` began."""
         self._notes: dict[int, Note] = {}

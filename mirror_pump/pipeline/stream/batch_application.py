@@ -49,7 +49,7 @@ class BatchApplier:
         self._written: list[str] = []
         """URIs of files with completed rows, of the batch under way."""
         self._frontier = Lsn(0)
-        """F when the batch under way began, as far as known."""
+        """The frontier when the batch under way began, as far as known."""
 
     def apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]

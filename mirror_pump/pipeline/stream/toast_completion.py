@@ -55,7 +55,7 @@ class Completer:
         self._connect = connect
         self._row_bytes: dict[TableId, float] = {}
         self._heap_filled: dict[tuple[TableId, Lsn], HeapFilled] = {}
-        """By L0, too: of tables under copy."""
+        """By the start LSN, too: of tables under copy."""
 
     def complete(
         self,
@@ -66,7 +66,7 @@ class Completer:
         frontier: Lsn,
     ) -> Iterator[Completed]:
         """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises.
-        `frontier` is F before the batch."""
+        `frontier` is the frontier before the batch."""
         heap_filled = self._heap_filled_of(table, frontier)
         waiting = chains(incomplete, table.key)
         begin = 0

@@ -3,14 +3,15 @@
 A value that the stream marks unchanged is the one in the row's previous version. That version is the newest row under
 the same key written before: in an earlier segment of the batch, else in the lake. Newest means the highest data
 sequence number; whether delete files have hidden the row since does not matter, for the row is being updated, so
-its newest version is the live one (design section 5).
+its newest version is the live one.
 
 While a table is being copied the previous version may not be in the lake yet; what is there under its key may be of
 another row, which was deleted: then a delete is newer than it. Then the heap has the value, once the update is
 visible there: the stream is ahead of that, and until then the row may be under another key, and another row under its
 own. What the heap holds may be newer than the update; in that case the stream brings the newer value later, so the
-table is exact once F has passed the position at which the heap was read, and it is not promised to readers before that.
-A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
+table is exact once the frontier has passed the position at which the heap was read, and it is not promised to readers
+before that. A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream
+as well.
 
 What was read so is right for its key only: when the row had left the key by then, it is another row's. So a row that an
 update moves to another key takes no values from such a version (`HeapFilled`), but from the heap, under its new key.
@@ -64,8 +65,9 @@ class VersionedFile:
 
 
 class HeapFilled:
-    """The keys under which rows of one table under copy have values that the heap held later than the stream, until F
-    has passed where it was read: from there on they are exact. Of former sessions, before `since`, nothing is known."""
+    """The keys under which rows of one table under copy have values that the heap held later than the stream, until
+    the frontier has passed where it was read: from there on they are exact. Of former sessions, before `since`,
+    nothing is known."""
 
     def __init__(self, since: Lsn) -> None:
         self._since = since
@@ -74,7 +76,7 @@ class HeapFilled:
         """Positions and hashes of keys. Equal ones of other keys cost a look at the heap."""
 
     def passed(self, frontier: Lsn) -> None:
-        """F has come this far."""
+        """The frontier has come this far."""
         self._frontier = frontier
         while self._read and self._read[0][0] <= frontier:
             self._read.popleft()

@@ -1,16 +1,20 @@
 """A reader's side of the seam protocol: pins, and one snapshot of the database in which everything is read.
 
-Invariant: what a `ConsistentSnapshot` shows is one state that the database had. T, S, the delta and the heap are read
-in ONE
-REPEATABLE READ snapshot P (exported for parallel readers), and a pin on exactly that (T, S) was committed before P:
+Invariant: what a `ConsistentSnapshot` shows is one state that the database had. The cut-line, the published snapshot,
+the delta and the heap are read in ONE
+REPEATABLE READ snapshot P (exported for parallel readers), and a pin on exactly that (the cut-line, the published
+snapshot) was committed before P:
 
-1. The pin is inserted and its (T, S) read by one statement, and committed.
-2. P is taken, and the cut-line read again in it. If it says another (T, S), an advance or a fold landed in between;
+1. The pin is inserted and its (the cut-line, the published snapshot) read by one statement, and committed.
+2. P is taken, and the cut-line read again in it. If it says another (the cut-line, the published snapshot), an advance
+or a fold landed in between;
    it may have looked for pins before ours was there, so the pin is given back and the next one tried.
-3. Else nothing that P needs can go any more: rows below T are in the lake at S, as P's delta corrects them; S is
+3. Else nothing that P needs can go any more: rows below the cut-line are in the lake at the published snapshot, as P's
+delta corrects them; the published snapshot is
    pinned, and was current when the pin stood already; the delta rows that P sees are P's own, whatever is cleared
-   later. Rows at or above T are in the heap as P sees it. Their partitions are neither dropped, since the pin's T keeps
-   them, nor truncated or rewritten under our feet, since their locks are held from before P on.
+   later. Rows at or above the cut-line are in the heap as P sees it. Their partitions are neither dropped, since the
+   pin's the cut-line keeps them, nor truncated or rewritten under our feet, since their locks are held from before P
+   on.
 
 That is stricter than the protocol asks (seeds: a reader takes heap and delta in whatever order under the pin), and what
 makes the reads of all tables of one `ConsistentSnapshot` one point in time.
@@ -43,7 +47,7 @@ _SQL = queries("seam")
 PIN_SECONDS = 900.0
 """How long a pin outlives a reader that died; one that lives moves it on."""
 _TRIES = 20
-"""Of pinning: each fails only if S moved within the millisecond or two that it takes."""
+"""Of pinning: each fails only if the published snapshot moved within the millisecond or two that it takes."""
 _LOOK_INTERVAL = 1.0
 """Seconds between two looks at whether the reader is still there."""
 LOCK_SECONDS = 10
@@ -60,13 +64,13 @@ class TableCutline:
 
     table: MirroredTable
     cut: int
-    """T."""
+    """The cut-line."""
     snapshot_id: SnapshotId
-    """S."""
+    """The published snapshot."""
     location: str
-    """The metadata file whose current snapshot is S."""
+    """The metadata file whose current snapshot is the published snapshot."""
     frontier: Lsn | None
-    """F; None while the table is being copied."""
+    """The frontier; None while the table is being copied."""
     main_location: str
     """The metadata file that the catalog names: its current snapshot is `main`'s head."""
 
@@ -78,7 +82,7 @@ class TableCutline:
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """A correction of a row below T, as texts that the columns' types print."""
+    """A correction of a row below the cut-line, as texts that the columns' types print."""
 
     gone: bool
     """A tombstone: the row is deleted, and only its key columns mean something."""
@@ -234,7 +238,7 @@ class ConsistentSnapshot:
         return row is None or bool(row[0])
 
     def delta(self, seam: TableCutline) -> list[DeltaRow]:
-        """The corrections of the table's rows below T."""
+        """The corrections of the table's rows below the cut-line."""
         with source_errors(f"reading the corrections of {seam.table.name}"):
             return _read_delta(self.connection, seam)
 

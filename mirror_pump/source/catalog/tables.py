@@ -90,8 +90,8 @@ def insert_table(
     """Registers a table, in the transaction that published it. `lake_props` names its lake metadata
     (cutline.lake_props).
 
-    The tier key of a plain mirror is the first key column. F is NULL: readers are promised nothing before the copy is
-    complete.
+    The tier key of a plain mirror is the first key column. The frontier is NULL: readers are promised nothing before
+    the copy is complete.
     SourceError if the table is registered already.
     """
     names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
@@ -221,7 +221,7 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
 
 
 def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
-    """Where T has moved the table stays divided, also when its retention is switched off."""
+    """Where the cut-line has moved the table stays divided, also when its retention is switched off."""
     if lag is None and cut == EVERYTHING_IN_HEAP:
         return None
     tier = Tier(column, TierKind(kind), cut, lag)

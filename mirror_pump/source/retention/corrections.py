@@ -1,18 +1,21 @@
-"""modak.delta: corrections of rows below T, read as rows of their table to be folded, and cleared when no reader needs
-them any more.
+"""modak.delta: corrections of rows below the cut-line, read as rows of their table to be folded, and cleared when no
+reader needs them any more.
 
-A fold only marks rows, with the sequence number of the S that has them (`folded_sequence`); readers merge them on,
-which does no harm. They are cleared later.
+A fold only marks rows, with the sequence number of the published snapshot that has them (`folded_sequence`); readers
+merge them on, which does no harm. They are cleared later.
 
 Invariant: as long as a table has an unexpired pin, no correction of it is cleared. A reader may look at the delta more
-than once: for the keys that replace rows of S, then for the rows that replace them. A correction that is cleared in
-between is in neither. The exception are readers who say in their pin that they take the delta in one snapshot of the
-database (read_pins.in_one_snapshot): what that shows stays, and they only need the corrections that their S lacks.
+than once: for the keys that replace rows of the published snapshot, then for the rows that replace them. A correction
+that is cleared in between is in neither. The exception are readers who say in their pin that they take the delta in
+one snapshot of the
+database (read_pins.in_one_snapshot): what that shows stays, and they only need the corrections that their published
+snapshot lacks.
 
-Nobody pins while rows are cleared: that is done under a lock which whoever pins needs before it reads S, and has until
-the pin is visible or never will be. (A REPEATABLE READ transaction may pin an S of before. It sees the corrections of
-its own snapshot too, and reads them in the same transaction. One in READ COMMITTED may pin an S and then read the file
-of a later one, of the same T: corrections that S lacks stay, and those that the later one has do no harm.)
+Nobody pins while rows are cleared: that is done under a lock which whoever pins needs before it reads the published
+snapshot, and has until the pin is visible or never will be. (A REPEATABLE READ transaction may pin a published
+snapshot of before. It sees the corrections of its own snapshot too, and reads them in the same transaction. One in
+READ COMMITTED may pin a published snapshot and then read the file of a later one, of the same cut-line: corrections
+that the published snapshot lacks stay, and those that the later one has do no harm.)
 """
 
 from __future__ import annotations
@@ -160,7 +163,7 @@ def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callabl
     if seam is None:
         return 0
     snapshot_id, location = seam
-    # S may move on from here: its number only grows. Storage is not read under the lock.
+    # The published snapshot may move on from here: its number only grows. Storage is not read under the lock.
     numbers = sequence_numbers(location)
     cleared = 0
     while (removed := _clear_some(connection, table_id, snapshot_id, numbers)) == _CLEARED_AT_ONCE:

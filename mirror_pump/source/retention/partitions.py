@@ -82,7 +82,7 @@ class Partition:
 
     @property
     def attached_late(self) -> bool:
-        """It came to the table below T: what it held then is not in the lake, unless by chance."""
+        """It came to the table below the cut-line: what it held then is not in the lake, unless by chance."""
         return self.state == TIERING and self.sealed_lsn is None
 
 
@@ -119,9 +119,9 @@ class RetentionChoices:
     live: bool
     lag: int
     cut: int
-    """T."""
+    """The cut-line."""
     applied: Lsn
-    """F."""
+    """The frontier."""
 
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
@@ -264,8 +264,8 @@ def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str
 
 
 def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> str | None:
-    """For whom T cannot move to `cut` now: the reader's pin, or the session that is putting one in place; None if it
-    can."""
+    """For whom the cut-line cannot move to `cut` now: the reader's pin, or the session that is putting one in place;
+    None if it can."""
     row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
     return None if row is None or row[0] is None else str(row[0])
 

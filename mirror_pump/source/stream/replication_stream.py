@@ -37,7 +37,7 @@ _STATUS = struct.Struct(">cQQQQB")
 _EPOCH_2000_US = 946_684_800_000_000
 
 _BURST_PAUSE_SECONDS = 0.0005
-"""Under load every message would wake us by itself; so long a pause lets some hundred pile up (design section 14)."""
+"""Under load every message would wake us by itself; so long a pause lets some hundred pile up."""
 
 _BURST_MEMORY_SECONDS = 0.02
 """How long after the last message the stream still counts as busy. Afterwards we sleep until the socket wakes us."""

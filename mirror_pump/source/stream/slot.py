@@ -275,9 +275,9 @@ def check_slot(
 ) -> SlotStatus:
     """The slot, if the mirror can go on from it; SourceError with since when it cannot, and what to do, otherwise.
 
-    `applied_lsn`, `identity` and `applied_at` (when F last moved) are what the catalog recorded; None before there was
-    anything to record. A new timeline of the same cluster is a failover, and the slot's own position tells whether it
-    came along.
+    `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are what the catalog recorded; None
+    before there was anything to record. A new timeline of the same cluster is a failover, and the slot's own position
+    tells whether it came along.
     """
     if identity is not None:
         present = system_identity(conn)

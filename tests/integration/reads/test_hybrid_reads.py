@@ -1,4 +1,5 @@
-"""Hybrid reads: one state that the database had, while it is written to; and what happens when F does not come."""
+"""Hybrid reads: one state that the database had, while it is written to; and what happens when the frontier does not
+come."""
 
 from __future__ import annotations
 

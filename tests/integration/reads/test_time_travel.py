@@ -1,4 +1,4 @@
-"""`sql --at` finds the rows of a published F from the moment on at which a table went live, and none before."""
+"""`sql --at` finds the rows of a published frontier from the moment on at which a table went live, and none before."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def traveller(run: Run, tmp_path: Path) -> Traveller:
 
 
 def frontiers(mirror: Mirror) -> list[int]:
-    """Every F that was published, oldest first."""
+    """Every frontier that was published, oldest first."""
     return [row[0] for row in mirror.database.rows("SELECT present FROM audit.frontiers ORDER BY seen")]
 
 
 def live_since(mirror: Mirror, table: str) -> int:
-    """The first F that was published when the table's copy was complete."""
+    """The first frontier that was published when the table's copy was complete."""
     ((complete,),) = mirror.database.rows(
         "SELECT live_after_lsn FROM modak.mirror_tables WHERE table_id = %s::regclass::oid::bigint", (table,)
     )

@@ -42,7 +42,7 @@ def _alter(mirror: Mirror, *statements: str) -> None:
 
 
 def _promised(mirror: Mirror, table: str) -> int:
-    """F of a table."""
+    """The frontier of a table."""
     rows = mirror.database.rows(
         "SELECT c.replicated_lsn FROM modak.cutline c JOIN modak.tables t USING (table_id)"
         " WHERE t.schema_name || '.' || t.table_name = %s",

@@ -187,7 +187,7 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
         connection.execute(_CHANGES.encode())
         before = _heap(database, table_id)
         if result == "set aside":
-            # What shares a batch with the end of a table is beyond its last F.
+            # What shares a batch with the end of a table is beyond its last frontier.
             mirror.await_frontier()
         if result == "refused by Postgres":
             with pytest.raises(psycopg.errors.FeatureNotSupported):

@@ -388,7 +388,7 @@ def test_a_slot_that_is_gone_stops_the_pump_with_what_to_do(two: Mirror) -> None
     assert two.settings.slot in str(missing.value)
     assert missing.value.remedy
     with two.database.connect() as connection:
-        # Somebody made it anew: it begins beyond F, so what lies between is lost to it.
+        # Somebody made it anew: it begins beyond the frontier, so what lies between is lost to it.
         connection.execute("INSERT INTO a VALUES (12345)")
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (two.settings.slot,))
     with pytest.raises(SourceError) as ahead:

@@ -103,8 +103,8 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
     other.execute("CREATE TABLE noise (v text)")
     made = mirror.database.lsn()
     await_true(lambda: made - mirror.acknowledged() < 200_000, 60, "the slot follows the making of that database")
-    # At rest: no publish moves F, although the acknowledgement has been sent and WAL is as it was. Spark's start may
-    # still cost something in the first of these times.
+    # At rest: no publish moves the frontier, although the acknowledgement has been sent and WAL is as it was. Spark's
+    # start may still cost something in the first of these times.
     for _ in range(3):
         steady(mirror.frontier, 2.5, 30)
         publishes = mirror.database.rows("SELECT count(*) FROM audit.frontiers")

@@ -1,4 +1,4 @@
-"""Time travel finds the snapshots of a published F, and refuses where the history does not tell."""
+"""Time travel finds the snapshots of a published frontier, and refuses where the history does not tell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ A = TableName("public", "a")
 def document(
     *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Metadata with snapshots (ID, F, parent); the time of each is its ID in seconds. `copying`: IDs of those that a
-    copy made before it was complete."""
+    """Metadata with snapshots (ID, the frontier, parent); the time of each is its ID in seconds. `copying`: IDs of
+    those that a copy made before it was complete."""
     snapshots = [
         {
             "snapshot-id": number,
@@ -85,7 +85,7 @@ def test_a_table_that_was_copied_and_never_changed_is_at_its_copy() -> None:
     assert at(1000, b=b) == (1000, {"b": 2})
     assert at(260, a=a, b=b) == (250, {"a": 3, "b": 2})
     assert at(300, a=a, b=b) == (300, {"a": 4, "b": 2})
-    # Where the history begins with another engine's rewrite nobody knows what F that is of.
+    # Where the history begins with another engine's rewrite nobody knows what frontier that is of.
     with pytest.raises(TableError, match=r"public\.b is thinned out"):
         at(300, a=a, b=document((2, None, 1)))
 

@@ -284,6 +284,6 @@ def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
         shape = {**shape, "leaves": [_leaf(20000, file=7)]} if shape["leaves"] == SHAPE["leaves"] else shape
     verdict = _judged(shape, table, **note)
     assert verdict.course is course, verdict.reason
-    # Before T has moved, every row is in the heap, and can be read again.
+    # Before the cut-line has moved, every row is in the heap, and can be read again.
     unmoved = replace(table, tier=Tier("id", TierKind.BIGINT, lag=5))
     assert _judged(shape, unmoved, **note).course is (Action.COPY_AGAIN if course is Action.SET_ASIDE else course)
