@@ -465,5 +465,5 @@ def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> boo
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:
-    """The pointer to the published snapshot, with the keys that the seam protocol documents (docs/catalog-schema.md)."""
+    """The pointer to the published snapshot, as the seam protocol has it (docs/catalog-schema.md)."""
     return {"metadata_location": staged.new_location, "snapshot_id": str(staged.snapshot_id)}
