@@ -189,8 +189,8 @@ class MirroredTable:
     @property
     def excluded_places(self) -> tuple[int, ...]:
         """Where the excluded columns are in the rows that pgoutput sends, counted from 0."""
-        order = sorted([column.attnum for column in self.columns] + [one.attnum for one in self.excluded])
-        return tuple(order.index(one.attnum) for one in self.excluded)
+        order = sorted([column.attnum for column in self.columns] + [column.attnum for column in self.excluded])
+        return tuple(order.index(column.attnum) for column in self.excluded)
 
     @property
     def key_columns(self) -> tuple[Column, ...]:

@@ -180,7 +180,7 @@ class Maintenance:
         """What a requested pass would do now, and which files its sweep would delete."""
         operations = debt.due(asked=True)
         swept = None
-        if any(isinstance(one, SweepFiles) for one in operations):
+        if any(isinstance(operation, SweepFiles) for operation in operations):
             swept = sweep(
                 self._connection, self._slot, debt.table, debt.policy, self._procedures(), self._storage, dry_run=True
             )
@@ -324,7 +324,11 @@ class Maintenance:
         pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
         present = {int(snapshot["snapshot-id"]) for snapshot in debt.state.metadata["snapshots"]}
-        ids = [one for one in due.snapshot_ids if one in present and one not in debt.table.protected]
+        ids = [
+            snapshot_id
+            for snapshot_id in due.snapshot_ids
+            if snapshot_id in present and snapshot_id not in debt.table.protected
+        ]
         if not ids:
             return {"expired_snapshots": 0}
         with self._window(debt, at_once=True):
@@ -365,7 +369,7 @@ class Maintenance:
         if state is None or state.metadata_location != table.metadata_location:
             state = self._loaded[table.table_id] = LakeTable.load(table.metadata_location, self._storage)
         # Raises where another engine altered the table: of such a one there is no debt to be decided on.
-        key = tuple(one.name for one in state.schema.key.fields)
+        key = tuple(field.name for field in state.schema.key.fields)
         figures = self._meter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
         stats = {**figures.to_json(), "metadata_location": table.metadata_location}
@@ -379,4 +383,4 @@ class Maintenance:
 
 def described(operations: Iterable[Operation]) -> list[str]:
     """Operations as lines for people."""
-    return [f"{NAMES[type(one)]}: {one.reason}" for one in operations]
+    return [f"{NAMES[type(operation)]}: {operation.reason}" for operation in operations]

@@ -189,7 +189,7 @@ def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[Delt
     """Whether each row is there and at or above the split: as Postgres compares."""
     if not rows:
         return []
-    place, column = next((at, one) for at, one in enumerate(table.columns) if one.name == point.column)
+    place, column = next((at, found) for at, found in enumerate(table.columns) if found.name == point.column)
     if point.literal is None:
         return [not row.gone for row in rows]
     query = (

@@ -173,7 +173,7 @@ def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> Tabl
         if len(found) == 1:
             return found[0]
         if found:
-            named = ", ".join(sorted(mirrored[one].quoted for one in found))
+            named = ", ".join(sorted(mirrored[name].quoted for name in found))
             raise UsageError(f"{'.'.join(parts)} is the name of several mirrored tables", f"name the schema: {named}")
     return None
 
@@ -252,7 +252,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
     present = one_frontier(seams.values())
     assert present is not None
     documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}
-    histories = {name: history(one, _complete_from(seams[name])) for name, one in documents.items()}
+    histories = {name: history(document, _complete_from(seams[name])) for name, document in documents.items()}
     frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)

@@ -206,9 +206,11 @@ def assemble(
     corrections = None
     if rows:
         names = _sidecar_names(table)
-        raw = {names[one.field_id]: raws[one.name] for one in table.columns if one.name in raws}
+        raw = {names[column.field_id]: raws[column.name] for column in table.columns if column.name in raws}
         nothing = pa.nulls(len(rows), pa.string())
-        content = pa.table({one.name: raw.get(one.name, nothing) if one.raw else values[one.name] for one in columns})
+        content = pa.table(
+            {column.name: raw.get(column.name, nothing) if column.raw else values[column.name] for column in columns}
+        )
         kept = pa.array([not row.gone for row in rows], pa.bool_())
         corrections = Corrections(content.select(list(table.key)), content.filter(kept), of_lake)
     return TableRead(table, mode, columns, lake, heap, corrections, frontier)
@@ -277,7 +279,7 @@ SPLIT_KINDS: dict[Kind, TierKind] = {
 def axis(table: MirroredTable) -> Column | None:
     """The column that the table is split on: the tier key, else the first key column if it has an axis."""
     name = table.tier.column if table.tier is not None else table.key_columns[0].name
-    column = next(one for one in table.columns if one.name == name)
+    column = next(column for column in table.columns if column.name == name)
     return column if column.type.kind in SPLIT_KINDS else None
 
 

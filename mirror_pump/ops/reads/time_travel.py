@@ -82,13 +82,13 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
     `complete_from` is a position before which the table was not whole: its copy was under way.
     """
     main = [snapshot for snapshot in metadata["snapshots"] if COLD_CUT not in snapshot.get("summary", {})]
-    main.sort(key=lambda one: int(one.get("sequence-number", 0)))
+    main.sort(key=lambda snapshot: int(snapshot.get("sequence-number", 0)))
     found: list[PastSnapshot] = []
     frontier: Lsn | None = None
     before: Mapping[str, Any] | None = None
     begins = False
-    for place, one in enumerate(main):
-        summary = one.get("summary", {})
+    for place, snapshot in enumerate(main):
+        summary = snapshot.get("summary", {})
         stated = summary.get(FRONTIER_PROPERTY)
         if COPYING_PROPERTY in summary:
             frontier, found = None, []
@@ -98,11 +98,11 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
         # beginning is gone, it may be any.
         if frontier is not None and frontier >= complete_from:
             if not found:
-                begins = before is not None and _copied(before) and _follows(one, before)
+                begins = before is not None and _copied(before) and _follows(snapshot, before)
             following = main[place + 1] if place + 1 < len(main) else None
-            followed = following is None or _follows(following, one)
-            found.append(PastSnapshot(int(one["snapshot-id"]), frontier, followed, int(one["timestamp-ms"])))
-        before = one
+            followed = following is None or _follows(following, snapshot)
+            found.append(PastSnapshot(int(snapshot["snapshot-id"]), frontier, followed, int(snapshot["timestamp-ms"])))
+        before = snapshot
     return History(tuple(found), begins)
 
 
@@ -125,10 +125,10 @@ def snapshots_at(
     more; they name what can be read.
     """
     _refuse_future(when, present, now_ms)
-    every = [one for past in histories.values() for one in past.snapshots]
+    every = [snapshot for past in histories.values() for snapshot in past.snapshots]
     begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=present)
-    published = sorted({one.frontier for one in every if one.frontier >= begin})
-    earlier = {one.frontier for one in every if _not_after(one, when)}
+    published = sorted({snapshot.frontier for snapshot in every if snapshot.frontier >= begin})
+    earlier = {snapshot.frontier for snapshot in every if _not_after(snapshot, when)}
     reached = [frontier for frontier in published if frontier in earlier]
     if when.frontier == present:
         reached.append(present)
@@ -171,7 +171,7 @@ def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
 def _refuse_before_live(when: When, histories: Mapping[TableName, History], published: Collection[Lsn]) -> None:
     """TableError if it is known that a table was not live yet; of several the last."""
     first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
-    late = {name: one for name, one in first.items() if not _not_after(one, when)}
+    late = {name: snapshot for name, snapshot in first.items() if not _not_after(snapshot, when)}
     if not late:
         return
     name = max(late, key=lambda table: late[table].frontier)
@@ -202,9 +202,11 @@ def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
 
 
 def _readable(histories: Mapping[TableName, History], published: Collection[Lsn], around: Lsn | None = None) -> str:
-    points = [one for one in published if all(_at(past.snapshots, one) is not None for past in histories.values())]
+    points = [
+        point for point in published if all(_at(past.snapshots, point) is not None for past in histories.values())
+    ]
     if not points:
         return "no frontier of the past is left for all of these tables; read them one by one"
     if around is not None:
         points.sort(key=lambda point: abs(point - around))
-    return f"readable, for example: --at {', '.join(format_lsn(one) for one in sorted(points[:_NAMED]))}"
+    return f"readable, for example: --at {', '.join(format_lsn(point) for point in sorted(points[:_NAMED]))}"

@@ -352,7 +352,7 @@ def _follow(
     while True:
         progress = list(_progress(connection, tables))
         on_progress(progress)
-        if all(one.state != TableState.COPYING for one in progress):
+        if all(table.state != TableState.COPYING for table in progress):
             return
         if is_led(connection, settings.slot):
             led_at = time.monotonic()

@@ -247,7 +247,7 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
 
 def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Lsn:
     """Creates the slot and its catalog row, or checks them; returns the applied position."""
-    recorded = next((one for one in _recorded(connection) if one.slot == settings.slot), None)
+    recorded = next((mirror for mirror in _recorded(connection) if mirror.slot == settings.slot), None)
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or _count(connection, _TABLES)):
         # What an idle pump acknowledged lies ahead of the frontier, so the position is the pump's to judge.

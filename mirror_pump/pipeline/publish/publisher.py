@@ -240,8 +240,8 @@ class Publisher:
                 )
             applied = Lsn(slot[1])
             self._applied = Lsn(max(applied, request.frontier or 0))
-            for one in staged.accepted:
-                self._apply(cursor, one, registered[one.delta.table.table_id], request.written_since)
+            for part in staged.accepted:
+                self._apply(cursor, part, registered[part.delta.table.table_id], request.written_since)
             failures = tuple(failure for failure in request.failures if _set_aside(cursor, failure))
             cursor.execute(
                 _SQL["advance"],
@@ -252,7 +252,7 @@ class Publisher:
                     "commit_time": request.commit_time_us / 1e6,
                 },
             )
-            rename(cursor, [one.delta for one in staged.accepted])
+            rename(cursor, [part.delta for part in staged.accepted])
             self._swap_in(cursor, staged.swaps)
             live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})

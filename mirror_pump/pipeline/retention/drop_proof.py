@@ -202,7 +202,7 @@ class Prover:
         size = 0
 
         def task() -> FilesTask:
-            named = naming(positions, [one.path for one in group])
+            named = naming(positions, [file.path for file in group])
             schema: LakeSchema = lake.schema
             return FilesTask(
                 tuple(group), named, schema, tier.field_id, partition.lo, partition.hi, self._storage, comparing
@@ -213,7 +213,7 @@ class Prover:
             high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
             if (low is not None and low >= partition.hi) or (high is not None and high < partition.lo):
                 continue
-            younger = tuple(one.path for one in deletes if one.sequence_number > file.sequence_number)
+            younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
             group.append(LakeFile(file.path, younger))
             size += file.size_bytes
             if size >= _TASK_BYTES:

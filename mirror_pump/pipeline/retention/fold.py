@@ -225,7 +225,7 @@ def write_fold(
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     # Two canonical keys can be one key (numeric 1.0 and 1.00): the later correction counts.
     newest = {tuple(correction.values[place] for place in places): correction for correction in corrections}
-    rows = [one.values for one in newest.values() if not one.tombstone]
+    rows = [correction.values for correction in newest.values() if not correction.tombstone]
     # By the stream's own parsers.
     gone, _ = parse_rows(list(newest), {column.name: column.type for column in table.key_columns})
     values, raw = parse_rows(rows, {column.name: column.type for column in table.columns})
@@ -262,7 +262,7 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}
     known = {manifest.path for manifest in table.manifests}
-    others = [one for one in read_list(head["manifest-list"], storage) if one.path not in known]
+    others = [manifest for manifest in read_list(head["manifest-list"], storage) if manifest.path not in known]
     for files in Listing(storage).files(others).values():
         # Its own hiding deletes are in no other snapshot, and named by all the published snapshot of one cut-line.
         if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):

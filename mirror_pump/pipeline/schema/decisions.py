@@ -165,9 +165,9 @@ def _columns(
     to be filled with values of new columns."""
     known = {column.attnum: column for column in table.columns}
     # A column that is not mirrored although it existed: it was generated, and not published until now.
-    existed = {one["attnum"] for one in former.get("columns") or ()}
+    existed = {column["attnum"] for column in former.get("columns") or ()}
     filled = note.filled_columns.union(
-        one["attnum"] for one in (note.shape or {}).get("columns") or () if one["filled"]
+        column["attnum"] for column in (note.shape or {}).get("columns") or () if column["filled"]
     )
     provable = note.exact and bool(former) and not note.rewritten & REWRITTEN_VALUES
     next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
@@ -214,10 +214,10 @@ def _columns(
             )
         )
     computed = {
-        one["attnum"]
+        column["attnum"]
         for shape in (former, note.shape or {})
-        for one in shape.get("columns") or ()
-        if one.get("computed")
+        for column in shape.get("columns") or ()
+        if column.get("computed")
     }
     refilled = bool(note.rewritten & REWRITTEN_VALUES) and not computed.isdisjoint(known)
     if note.rewritten & REWRITTEN_TYPE or refilled:
@@ -362,7 +362,7 @@ def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether values stored under the former types print otherwise: labels may come, attributes may not."""
     for oid in before.keys() & now.keys():
         old, new = before[oid] or {}, now[oid] or {}
-        is_enum = all(isinstance(one, str) for one in (*old.values(), *new.values()))
+        is_enum = all(isinstance(text, str) for text in (*old.values(), *new.values()))
         if any(new.get(part) != value for part, value in old.items()) or (not is_enum and len(new) != len(old)):
             return True
     return False

@@ -87,5 +87,5 @@ class Watcher:
         wins over what is copied, and may be printed as a type was before it changed, which takes no lock on the table.
         """
         waiting = waiting_tables(connection, self._slot)
-        self._awaited = {one: self._awaited.get(one, holders) & holders for one, holders in waiting.items()}
-        return [one for one, awaited in self._awaited.items() if not awaited]
+        self._awaited = {table: self._awaited.get(table, holders) & holders for table, holders in waiting.items()}
+        return [table for table, awaited in self._awaited.items() if not awaited]

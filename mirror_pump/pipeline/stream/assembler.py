@@ -488,7 +488,7 @@ def difference_from(table: MirroredTable, relation: Relation) -> str:
     change, so a key that is not the identity any more could change unnoticed.
     """
     registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
-    left_out = {one.name for one in table.excluded}
+    left_out = {column.name for column in table.excluded}
     sent = [
         (column.name, column.type_oid, column.type_modifier)
         for column in relation.columns

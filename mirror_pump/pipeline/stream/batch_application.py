@@ -79,13 +79,13 @@ class BatchApplier:
         by_table: dict[TableId, dict[int, TableResult]] = {}
         for number, (segment, result) in enumerate(zip(tables, results, strict=True)):
             counted = {table.table_id for table in segment if table.start_lsn == present[table.table_id].start_lsn}
-            for one in result.tables:
-                if one.table_id not in counted:
+            for table_result in result.tables:
+                if table_result.table_id not in counted:
                     continue
-                by_table.setdefault(one.table_id, {})[number] = one
-                if one.error is not None and one.table_id not in failures:
-                    table = present[one.table_id]
-                    failures[one.table_id] = Failure(table, about(str(table.name), one.error))
+                by_table.setdefault(table_result.table_id, {})[number] = table_result
+                if table_result.error is not None and table_result.table_id not in failures:
+                    table = present[table_result.table_id]
+                    failures[table_result.table_id] = Failure(table, about(str(table.name), table_result.error))
         truncated = {
             truncation.table_id: truncation.before
             for truncation in end.truncations
@@ -97,7 +97,7 @@ class BatchApplier:
             if table_id in failures:
                 continue
             table, found = present[table_id], by_table.get(table_id, {})
-            found = {number: _under(one, tables[number], table) for number, one in found.items()}
+            found = {number: _under(result, tables[number], table) for number, result in found.items()}
             try:
                 delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
             except TableError as error:
@@ -121,7 +121,7 @@ class BatchApplier:
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
-            files = {number: one.files for number, one in changes.items()}
+            files = {number: change.files for number, change in changes.items()}
             versions = self._versions(table, files, in_lake=not emptied)
             for completed in self._completer.complete(table, incomplete, versions, xids, self._frontier):
                 heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
@@ -136,7 +136,7 @@ class BatchApplier:
             sidecars=beside,
             change=change,
             dropped=tuple(
-                (sum(number < before and not one.empty for number, one in changes.items()), bounds)
+                (sum(number < before and not change.empty for number, change in changes.items()), bounds)
                 for before, bounds in (change.dropped if change is not None else ())
             ),
         )
@@ -228,7 +228,7 @@ def _as_published(failure: Failure, changes: Mapping[TableId, TableChange]) -> F
 
 def _under(result: TableResult, segment: Sequence[MirroredTable], table: MirroredTable) -> TableResult:
     """A segment's result with its incomplete rows under the columns that the table has when the batch ends."""
-    former = next(one for one in segment if one.table_id == table.table_id)
+    former = next(candidate for candidate in segment if candidate.table_id == table.table_id)
     if result.incomplete is None or former.columns == table.columns:
         return result
     return replace(result, incomplete=adapted(result.incomplete, former, table))

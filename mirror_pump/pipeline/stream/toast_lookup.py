@@ -114,15 +114,15 @@ def complete_rows(
     Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
     """
     schema = LakeSchema.of_table(table)
-    incomplete = {segment: _with_sidecars(one, schema) for segment, one in incomplete.items()}
+    incomplete = {segment: _with_sidecars(rows, schema) for segment, rows in incomplete.items()}
     columns = _missing_columns(schema, incomplete.values())
     versions = _Versions(table.key, columns)
     _search(table, incomplete, columns, files, runner, storage, versions)
     completed: dict[int, pa.Table] = {}
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
-        one = incomplete[segment]
-        former, own = keys_of(one.lookup_keys, table.key), keys_of(one.rows, table.key)
+        rows = incomplete[segment]
+        former, own = keys_of(rows.lookup_keys, table.key), keys_of(rows.rows, table.key)
         sources = [
             None
             if heap_filled is not None and before != now and heap_filled.doubtful(before)
@@ -138,12 +138,12 @@ def complete_rows(
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
             wanted = [column for column in table.columns if column.name in columns]
-            heap, heap_read_at = _read_heap(connect, table, wanted, one.rows.take(pa.array(absent)), xids)
+            heap, heap_read_at = _read_heap(connect, table, wanted, rows.rows.take(pa.array(absent)), xids)
             versions.add(-1, heap)
             for row in absent:
                 sources[row] = versions.at(own[row], order=-1)
             heap_filled.add(heap_read_at, (own[row] for row in absent))
-        rows = versions.fill(one, sources)
+        rows = versions.fill(rows, sources)
         completed[segment] = rows
         versions.add(segment, rows)
     return Completed(completed, heap_read_at)
@@ -213,7 +213,7 @@ def _missing_columns(schema: LakeSchema, incomplete: Iterable[IncompleteRows]) -
     return tuple(
         field.name
         for field in every_raw_text(schema).fields
-        if any(pc.any(one.missing.column(field.name)).as_py() for one in found)
+        if any(pc.any(rows.missing.column(field.name)).as_py() for rows in found)
     )
 
 
@@ -243,7 +243,7 @@ def _search(
     Rows that change now have mostly changed lately, and a table has many files: those are opened newest first, in
     waves that double, until every row is found.
     """
-    keys = pa.concat_tables([one.lookup_keys.select(table.key) for one in incomplete.values()])
+    keys = pa.concat_tables([rows.lookup_keys.select(table.key) for rows in incomplete.values()])
     schema = every_raw_text(LakeSchema.of_table(table))
 
     def find(wave: Sequence[VersionedFile]) -> set[Key]:
@@ -265,8 +265,8 @@ def _search(
         ]
         seen: set[Key] = set()
         for (group, _), future in zip(groups, futures, strict=True):
-            for file, one in zip(group, future.result(), strict=True):
-                rows = rows_of(one, storage)
+            for file, lookup in zip(group, future.result(), strict=True):
+                rows = rows_of(lookup, storage)
                 found = keys_of(rows, table.key)
                 seen.update(found)
                 if file.deletes:
@@ -290,11 +290,11 @@ def _unknown(table: MirroredTable, incomplete: Mapping[int, IncompleteRows], ver
     unknown: set[Key] = set()
     completed: set[Key] = set()
     for segment in sorted(incomplete):
-        one = incomplete[segment]
-        keys = keys_of(one.lookup_keys, table.key)
+        rows = incomplete[segment]
+        keys = keys_of(rows.lookup_keys, table.key)
         unknown.update(key for key in keys if key not in completed and versions.newest(key, before=segment) is None)
         # Once they are complete, these rows are versions that later segments find.
-        completed.update(keys_of(one.rows, table.key))
+        completed.update(keys_of(rows.rows, table.key))
     return unknown
 
 

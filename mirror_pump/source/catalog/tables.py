@@ -188,7 +188,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
 
 def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:
     """What mirror_tables.excluded holds."""
-    return [{"attnum": one.attnum, "name": one.name} for one in excluded]
+    return [{"attnum": column.attnum, "name": column.name} for column in excluded]
 
 
 def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
@@ -214,8 +214,8 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
         next_field_id=next_field_id,
         shape=shape,
         awaiting_description=awaiting_description,
-        excluded=tuple(ExcludedColumn(**one) for one in excluded),
-        dropped_rows=tuple(json.dumps(one) for one in dropped_rows),
+        excluded=tuple(ExcludedColumn(**column) for column in excluded),
+        dropped_rows=tuple(json.dumps(bounds) for bounds in dropped_rows),
         tier=tier_of(*tier),
     )
 

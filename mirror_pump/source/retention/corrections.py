@@ -112,10 +112,10 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     columns = connection.execute(_SQL["columns"], who).fetchall()
     present = {row[0]: tuple(row[1:4]) for row in columns}
     documents = {row[0]: str(row[4]) for row in columns if row[5]}
-    known = {one.attnum: (one.name, one.type_oid, one.type_modifier) for one in table.columns}
+    known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
     if any(present.get(number) != column for number, column in known.items()):
         return None
-    if any(number not in known and not _left_out(table, number, one[0]) for number, one in present.items()):
+    if any(number not in known and not _left_out(table, number, described[0]) for number, described in present.items()):
         return None
     names = [identifier(column.name) for column in table.columns]
     texts = in_query(
@@ -139,17 +139,18 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     rows = connection.execute(query.encode(), (table.table_id, table.tier.cut, limit)).fetchall()
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     found = tuple(Correction(row[0], row[1], row[2] == TOMBSTONE, tuple(row[3:])) for row in rows)
-    for one in found:
-        if any(one.values[place] is None for place in places):
+    for correction in found:
+        if any(correction.values[place] is None for place in places):
             raise TableError(
-                f"the correction {one.pk!r} of {table.name} in modak.delta lacks a part of its key", "mend or delete it"
+                f"the correction {correction.pk!r} of {table.name} in modak.delta lacks a part of its key",
+                "mend or delete it",
             )
     return found
 
 
 def _left_out(table: MirroredTable, attnum: int, name: str) -> bool:
     """Whether a column is known not to be mirrored."""
-    return any(one.attnum == attnum and one.name == name for one in table.excluded)
+    return any(column.attnum == attnum and column.name == name for column in table.excluded)
 
 
 def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callable[[str], Mapping[int, int]]) -> int:

@@ -245,16 +245,16 @@ def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any])
         return connection.execute(_SQL[statement], parameters).rowcount
 
 
-def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str, reason: str | None) -> str:
+def enter(connection: PgConnection, table_id: TableId, partition: Attached, state: str, reason: str | None) -> str:
     """Adds a partition to the catalog; returns its partition_id."""
     row = connection.execute(
         _SQL["enter"],
         {
             "table_id": table_id,
-            "name": str(one.name),
-            "relation_id": one.relation_id,
-            "lo": one.lo,
-            "hi": one.hi,
+            "name": str(partition.name),
+            "relation_id": partition.relation_id,
+            "lo": partition.lo,
+            "hi": partition.hi,
             "state": state,
             "reason": reason,
         },
@@ -304,7 +304,9 @@ def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> b
 def written(connection: PgConnection, attached: Sequence[Attached]) -> tuple[tuple[int, int], ...]:
     """The partitions' OIDs and how many rows the server has counted as inserted there or updated, which it does within
     seconds. Where they are equal to those of another time nothing was written in between."""
-    rows = connection.execute(_SQL["written"], {"relation_ids": [one.relation_id for one in attached]}).fetchall()
+    rows = connection.execute(
+        _SQL["written"], {"relation_ids": [partition.relation_id for partition in attached]}
+    ).fetchall()
     return tuple((row[0], row[1]) for row in rows)
 
 
@@ -312,8 +314,8 @@ def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached
     """The largest tier key in the heap; None if it holds no row. Reads partitions from the top until one has a row. The
     connection has no transaction open: a partition may be dropped meanwhile."""
     column = identifier(tier.column)
-    for one in reversed([one for one in attached if not one.is_default]):
-        query = f"SELECT modak.tier_value(max({column})) FROM ONLY {one.name.quoted}"
+    for partition in reversed([partition for partition in attached if not partition.is_default]):
+        query = f"SELECT modak.tier_value(max({column})) FROM ONLY {partition.name.quoted}"
         try:
             row = connection.execute(query.encode()).fetchone()
         except psycopg.errors.UndefinedTable:
@@ -413,4 +415,4 @@ def holds_rows(connection: PgConnection, name: TableName) -> bool:
 
 def lowest_bound(attached: Sequence[Attached]) -> int:
     """No partition but DEFAULT holds a key below it."""
-    return min((one.lo for one in attached if not one.is_default), default=EVERYTHING_IN_HEAP)
+    return min((partition.lo for partition in attached if not partition.is_default), default=EVERYTHING_IN_HEAP)

@@ -299,7 +299,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
         )
-    if state is not None and state.startswith(_ROW_SQLSTATES) and any(one in context for one in _IN_A_CHANGE):
+    if state is not None and state.startswith(_ROW_SQLSTATES) and any(callback in context for callback in _IN_A_CHANGE):
         primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         refused = UnsendableRow(
             f"the server cannot send a change: {primary}",
