@@ -121,8 +121,8 @@ def complete_rows(
     completed: dict[int, pa.Table] = {}
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
-        rows = incomplete[segment]
-        former, own = keys_of(rows.lookup_keys, table.key), keys_of(rows.rows, table.key)
+        unfinished = incomplete[segment]
+        former, own = keys_of(unfinished.lookup_keys, table.key), keys_of(unfinished.rows, table.key)
         sources = [
             None
             if heap_filled is not None and before != now and heap_filled.doubtful(before)
@@ -138,12 +138,12 @@ def complete_rows(
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
             wanted = [column for column in table.columns if column.name in columns]
-            heap, heap_read_at = _read_heap(connect, table, wanted, rows.rows.take(pa.array(absent)), xids)
+            heap, heap_read_at = _read_heap(connect, table, wanted, unfinished.rows.take(pa.array(absent)), xids)
             versions.add(-1, heap)
             for row in absent:
                 sources[row] = versions.at(own[row], order=-1)
             heap_filled.add(heap_read_at, (own[row] for row in absent))
-        rows = versions.fill(rows, sources)
+        rows = versions.fill(unfinished, sources)
         completed[segment] = rows
         versions.add(segment, rows)
     return Completed(completed, heap_read_at)

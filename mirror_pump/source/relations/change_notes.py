@@ -329,8 +329,8 @@ def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str
         found = [Waiting(*row) for row in connection.execute(_SQL["waiting"], {"slot": slot}).fetchall()]
         # In this order: whoever wrote before the last note, and is not among these, has ended.
         return {
-            row: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": row.table_id}).fetchall()}
-            for row in found
+            waiting: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": waiting.table_id}).fetchall()}
+            for waiting in found
         }
 
 
