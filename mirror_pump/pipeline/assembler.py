@@ -367,7 +367,7 @@ class Assembler:
             return
         verdict = self._judge(table, note)
         course = verdict.course
-        if table.stalled and course is not Course.SET_ASIDE:
+        if table.stalled and course not in (Course.SET_ASIDE, Course.DROPPED):
             course = Course.COPY_AGAIN if note.settled and course is not Course.WAIT else Course.WAIT
         if course is Course.FOLLOW:
             self._change(verdict.table, table, verdict.reason)
@@ -381,8 +381,8 @@ class Assembler:
                 self._set_active({**self._active, relation_id: again})
         elif course is Course.WAIT and not table.stalled:
             self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
-        elif course is Course.SET_ASIDE:
-            self._fail(table, verdict.reason)
+        elif course in (Course.SET_ASIDE, Course.DROPPED):
+            self._fail(table, verdict.reason, dropped=course is Course.DROPPED)
 
     def _change(
         self,
@@ -409,14 +409,14 @@ class Assembler:
         self._replace(table)
 
     def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
-        waiting = replace(self._copied_again(table), stalled=True)
+        waiting = replace(self._copied_again(table), state=TableState.WAITING)
         self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
-    def _fail(self, table: MirroredTable, reason: str) -> None:
+    def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:
         self._ignore(table.table_id)
         self._set_aside[table.table_id] = table.start_lsn
-        self._batch.failures.append(Failure(table, about(str(table.name), reason)))
+        self._batch.failures.append(Failure(table, about(str(table.name), reason), dropped))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
         return replace(
@@ -425,7 +425,6 @@ class Assembler:
             # Its own number, also when it is copied again twice in one transaction.
             start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
             live_after_lsn=None,
-            stalled=False,
         )
 
     def _replace(self, table: MirroredTable) -> None:

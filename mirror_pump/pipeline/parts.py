@@ -12,7 +12,7 @@ from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.apply import BatchApplier
 from mirror_pump.pipeline.copy import Copier, CopySettings
 from mirror_pump.pipeline.filling import FillJob
@@ -189,7 +189,7 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
 
 def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
     table = load_table(connection, TableId(relation_id))
-    return None if table is None or table.state is TableState.FAILED else table
+    return None if table is None or table.state.has_ended else table
 
 
 def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:

@@ -30,7 +30,7 @@ from mirror_pump.pipeline.parts import retain_live, start_parts
 from mirror_pump.pipeline.publish import LandedPublish
 from mirror_pump.pipeline.requests import CopiedChunk, PublishRequest, TableDelta
 from mirror_pump.pipeline.staging import AdvanceRefused
-from mirror_pump.pipeline.steps import Observer, Step
+from mirror_pump.pipeline.steps import Observer, Step, tell_of_failure
 from mirror_pump.pipeline.work import (
     AdvanceWanted,
     Batch,
@@ -71,6 +71,8 @@ _STOP_GRACE = 3.0
 
 
 def _step_of(change: TableChange) -> Step:
+    if change.waits_for_owner:
+        return Step.TABLE_WAITING
     if change.copy_again:
         return Step.TABLE_COPIED_AGAIN
     return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
@@ -429,7 +431,7 @@ class PumpSession:
         for failure in landed.failures:
             self._parts.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
-            self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
+            tell_of_failure(self._observer, failure)
         if landed.failures:
             self._unpublish_failed()
         if landed.dropped:

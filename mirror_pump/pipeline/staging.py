@@ -153,7 +153,7 @@ class Stager:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
                 former = known_as(delta)
-                if row is None or row.start_lsn != former or row.state is TableState.FAILED:
+                if row is None or row.start_lsn != former or row.state.has_ended:
                     staged.dropped.append(delta.table.table_id)
                 elif row.lost:
                     known = replace(delta.table, start_lsn=row.start_lsn)
@@ -365,7 +365,7 @@ def _frontier_summary(
     """What the snapshot says of F (see Stager.stage)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
-    if delta.copies or row.state is TableState.COPYING:
+    if delta.copies or row.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
     if delta.fills or row.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}

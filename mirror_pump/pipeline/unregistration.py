@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from psycopg import errors as pg_errors
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.catalog import delete_pointer
-from mirror_pump.lake.storage import StorageOptions, delete_tree
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableName
+from mirror_pump.pipeline.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.former_locations import (
+    EndedBy,
+    FormerLocation,
+    former_locations,
+    record_former_location,
+)
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.retainable import leave_partitions, sheds
 from mirror_pump.source.slot import published_tables, remove_from_publication
@@ -25,12 +35,24 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
     """Take a table out of the mirror; with `drop_lake` its Iceberg table and files too. Returns what was done.
 
     A table that was dropped in Postgres is found under the name that it was registered with. One that has rows nowhere
-    but in the lake needs either `drop_lake` or `keep_lake`: TableError.
+    but in the lake needs either `drop_lake` or `keep_lake`: TableError. Files that stay are a former location. With
+    `drop_lake` a name that only former registrations had has their files removed.
     """
+    if drop_lake and keep_lake:
+        raise UsageError("--drop-lake and --keep-lake exclude each other")
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        table = _registered_table(connection, name)
-        if drop_lake and keep_lake:
-            raise UsageError("--drop-lake and --keep-lake exclude each other")
+        try:
+            table = _registered_table(connection, name)
+        except MirrorPumpError as error:
+            former = _former_of(connection, name)
+            if not former:
+                raise
+            if not drop_lake:
+                raise TableError(
+                    f"{former[0].table} is not registered any more; files of it are still there",
+                    f"To remove these: mirror-pump unregister --former {shlex.quote(name)}",
+                ) from error
+            return _remove_former(connection, settings, former)
         if sheds(connection, table) and not (drop_lake or keep_lake):
             raise TableError(
                 f"{table.name} has rows that its heap does not hold any more: the lake has the only copy",
@@ -52,16 +74,66 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
                 present = load_table(connection, table.table_id)
                 if present is None or present.location != table.location:
                     raise TableError(f"{table.name} was unregistered by somebody else meanwhile")
+                record_former_location(connection, table.table_id, EndedBy.UNREGISTER)
                 delete_table(connection, table.table_id)
                 if drop_lake:
                     # As the catalog names it now: a publish before us may have renamed it.
                     delete_pointer(connection, present.name.schema, present.lake_table)
 
         with_lock_retries(settings, table.name, take_out)
-    if not drop_lake:
-        return f"{table.name} is no longer mirrored; its lake table stays as of its last F at {table.location}"
-    delete_tree(table.location, StorageOptions(settings.storage_properties, settings.storage_fsync))
-    return f"{table.name} is no longer mirrored; its lake table and its files were removed"
+        if not drop_lake:
+            return f"{table.name} is no longer mirrored; its lake table stays as of its last F at {table.location}"
+        every = former_locations(connection)
+        own = [one for one in every if one.location == table.location]
+        remove_former_files(connection, settings.slot, own, _storage(settings))
+        left = sum(one.table == own[0].table for one in every) - 1 if own else 0
+    removed = f"{table.name} is no longer mirrored; its lake table and its files were removed"
+    return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
+
+
+def unregister_former(settings: Settings, name: str) -> str:
+    """Remove the files of all registrations of this name that have ended; a table that has the name now is left alone.
+    Returns what was done. Raises TableError if there are none, or somebody needs them."""
+    with connect(settings.require_dsn(), autocommit=True) as connection:
+        former = _former_of(connection, name)
+        if not former:
+            raise TableError(
+                f"no former registration of {name} has left files",
+                "`mirror-pump unregister --list` shows those that have.",
+            )
+        return _remove_former(connection, settings, former)
+
+
+def list_former(settings: Settings) -> tuple[FormerFiles, ...]:
+    """Where files of registrations that have ended are, and how many. Takes completed settings."""
+    with connect(settings.require_dsn(), autocommit=True) as connection:
+        return list_former_files(connection, _storage(settings))
+
+
+def _remove_former(connection: PgConnection, settings: Settings, former: Sequence[FormerLocation]) -> str:
+    remove_former_files(connection, settings.slot, former, _storage(settings))
+    registrations = "a former registration" if len(former) == 1 else f"{len(former)} former registrations"
+    return f"{former[0].table}: the files of {registrations} were removed"
+
+
+def _storage(settings: Settings) -> StorageOptions:
+    return StorageOptions(settings.storage_properties, settings.storage_fsync)
+
+
+def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
+    """The former locations of the table that `text` names, as SQL or without its quotes, with or without its schema.
+    UsageError if several tables have had the name."""
+    parts = _parts(connection, text)
+    every = former_locations(connection)
+    as_sql = [former for former in every if parts in ([former.table.schema, former.table.name], [former.table.name])]
+    plain = [former for former in every if text in (f"{former.table.schema}.{former.table.name}", former.table.name)]
+    for found in (as_sql, plain):
+        names = sorted({str(former.table) for former in found})
+        if len(names) > 1:
+            raise UsageError(f"{text} is the name of several former tables", f"name one: {', '.join(names)}")
+        if found:
+            return found
+    return []
 
 
 def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
@@ -91,15 +163,21 @@ def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | 
     return None if row is None else load_table(connection, TableId(row[0]))
 
 
-def _formerly_registered(connection: PgConnection, text: str) -> MirroredTable | None:
-    """The table that was registered under the name `text`, as SQL or without its quotes, with or without its schema."""
-    with source_errors("looking for a registered table"):
+def _parts(connection: PgConnection, text: str) -> list[str]:
+    """The parts of a name as Postgres reads it; none if it is no name."""
+    with source_errors("reading a table's name"):
         try:
             with connection.transaction():
                 row = connection.execute("SELECT parse_ident(%s)", (text,)).fetchone()
-            parts = row[0] if row is not None else []
         except pg_errors.InvalidParameterValue:
-            parts = []
+            return []
+    return list(row[0]) if row is not None else []
+
+
+def _formerly_registered(connection: PgConnection, text: str) -> MirroredTable | None:
+    """The table that was registered under the name `text`, as SQL or without its quotes, with or without its schema."""
+    parts = _parts(connection, text)
+    with source_errors("looking for a registered table"):
         found = connection.execute(
             "SELECT table_id FROM modak.tables, LATERAL (VALUES"
             " (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),"

@@ -22,7 +22,7 @@ from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.listing import Listing
 from mirror_pump.lake.storage import StorageOptions, delete, discard
-from mirror_pump.model import TableId, TableState
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import FileTasks, Job
 from mirror_pump.pipeline.steps import Observer
@@ -215,7 +215,7 @@ class Upkeep:
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 table = load_table(connection, table_id)
                 row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
-            if table is None or table.state is TableState.FAILED:
+            if table is None or table.state.has_ended:
                 with self._changed:
                     del self._tables[table_id]
                 return

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from mirror_pump.errors import about
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.evolution import Course, Verdict, follow
+from mirror_pump.pipeline.evolution import DROPPED, Course, Verdict, follow
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import CopyFailed, Work
 from mirror_pump.source.connect import PgConnection
@@ -25,6 +25,9 @@ from mirror_pump.source.shape import (
     watch_partitions,
 )
 from mirror_pump.source.tables import load_table
+from sql import queries
+
+_SQL = queries("pump")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
@@ -74,6 +77,7 @@ class Watcher:
                 began = time.monotonic()
                 # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
                 refuse_changed(connection.cursor(), self._slot)
+                connection.execute(_SQL["failed_and_dropped"], {"slot": self._slot, "error": DROPPED})
                 note_changes(connection, self._slot, self._settled(connection), partial(self._set_aside, connection))
                 watch_partitions(connection)
                 self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
