@@ -41,12 +41,12 @@ from mirror_pump.pipeline.publish import lake_props
 from mirror_pump.pipeline.pump import Pump
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
-from mirror_pump.pipeline.unregistration import registered_as
 from mirror_pump.source.choices import NO_CHOICES, Choices, chosen, describe_choices, same_choices
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.leader import is_led
 from mirror_pump.source.publication import how_to_publish, not_whole
+from mirror_pump.source.registered_names import registered_as
 from mirror_pump.source.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.retainable import (
     RetentionPlan,

@@ -83,6 +83,11 @@ _DESCRIBED = "a change that was found before made it necessary, and what the tab
 _REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
 
 
+def _cause(reason: str) -> str:
+    """Without what its owner has to do about it."""
+    return reason.partition(". ")[0]
+
+
 class Abandoned(Exception):
     """The stop was requested and the batch under way did not finish in time. It will be received again."""
 
@@ -159,6 +164,9 @@ class PumpSession:
             self.close()
             raise
         self._parts = parts
+        # Of those that a former session told of.
+        waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
+        self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
         self._frontier = totals.frontier = parts.applied
         self._demand = Demand(goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval)
         self._began = self._retained_at = time.monotonic()
@@ -313,7 +321,7 @@ class PumpSession:
             former = self._awaiting_copy.pop(table.table_id, "")
             reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
             if table.stalled:
-                self._awaiting_copy[table.table_id] = reason
+                self._awaiting_copy[table.table_id] = _cause(reason)
         self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:

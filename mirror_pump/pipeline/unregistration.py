@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from psycopg import errors as pg_errors
-
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableId, TableName
+from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -21,6 +19,7 @@ from mirror_pump.source.former_locations import (
     former_locations,
     record_former_location,
 )
+from mirror_pump.source.registered_names import formerly_registered, name_parts, registered_as
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.retainable import leave_partitions, sheds
 from mirror_pump.source.slot import published_tables, remove_from_publication
@@ -123,7 +122,7 @@ def _storage(settings: Settings) -> StorageOptions:
 def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
     """The former locations of the table that `text` names, as SQL or without its quotes, with or without its schema.
     UsageError if several tables have had the name."""
-    parts = _parts(connection, text)
+    parts = name_parts(connection, text)
     every = former_locations(connection)
     as_sql = [former for former in every if parts in ([former.table.schema, former.table.name], [former.table.name])]
     plain = [former for former in every if text in (f"{former.table.schema}.{former.table.name}", former.table.name)]
@@ -146,43 +145,9 @@ def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
         table_name, table_id = resolve_name(connection, name)
     except MirrorPumpError as error:
         unknown = error
-        table = _formerly_registered(connection, name)
+        table = formerly_registered(connection, name)
     else:
         table = load_table(connection, table_id) or registered_as(connection, table_name)
     if table is None:
         raise unknown
     return table
-
-
-def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:
-    """The table that was registered under this name, whatever it is called now."""
-    with source_errors("looking for a registered table"):
-        row = connection.execute(
-            "SELECT table_id FROM modak.tables WHERE schema_name = %s AND table_name = %s", (name.schema, name.name)
-        ).fetchone()
-    return None if row is None else load_table(connection, TableId(row[0]))
-
-
-def _parts(connection: PgConnection, text: str) -> list[str]:
-    """The parts of a name as Postgres reads it; none if it is no name."""
-    with source_errors("reading a table's name"):
-        try:
-            with connection.transaction():
-                row = connection.execute("SELECT parse_ident(%s)", (text,)).fetchone()
-        except pg_errors.InvalidParameterValue:
-            return []
-    return list(row[0]) if row is not None else []
-
-
-def _formerly_registered(connection: PgConnection, text: str) -> MirroredTable | None:
-    """The table that was registered under the name `text`, as SQL or without its quotes, with or without its schema."""
-    parts = _parts(connection, text)
-    with source_errors("looking for a registered table"):
-        found = connection.execute(
-            "SELECT table_id FROM modak.tables, LATERAL (VALUES"
-            " (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),"
-            " (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)"
-            " WHERE fits ORDER BY preference LIMIT 1",
-            {"parts": parts, "text": text},
-        ).fetchone()
-    return None if found is None else load_table(connection, TableId(found[0]))

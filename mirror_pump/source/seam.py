@@ -28,9 +28,10 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from mirror_pump.errors import SourceError, TableError
-from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId
+from mirror_pump.errors import SourceError, TableError, UsageError
+from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.registered_names import formerly_registered, registered_as
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.tables import load_table
 from mirror_pump.telemetry import get_logger
@@ -302,7 +303,18 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
     that is not mirrored."""
     found = []
     for name in names:
-        _, table_id = resolve_name(connection, name)
+        try:
+            table_name, table_id = resolve_name(connection, name)
+        except UsageError:
+            # It may have been dropped: the lake has it still.
+            dropped = formerly_registered(connection, name)
+            if dropped is None:
+                raise
+            table_id = dropped.table_id
+        else:
+            dropped = registered_as(connection, table_name)
+            if dropped is not None and dropped.state is TableState.DROPPED:
+                table_id = dropped.table_id
         if load_table(connection, table_id) is None:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are")
         found.append(table_id)

@@ -49,6 +49,11 @@ SELECT m.table_id, p.pubname
   JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = m.table_id::oid
  WHERE m.slot_name = %(slot)s AND m.state = 'failed';
 
+-- name: waiting
+-- Tables that wait for their owner before they are copied again, and why.
+SELECT table_id, error FROM modak.mirror_tables
+ WHERE slot_name = %(slot)s AND state = 'waiting' AND error IS NOT NULL;
+
 -- name: failed_and_dropped
 -- Of tables that failed, those that were dropped since: no change of theirs is looked at any more.
 UPDATE modak.mirror_tables m SET state = 'dropped', error = %(error)s, updated_at = now()

@@ -2,7 +2,7 @@
 
 -- name: tables
 SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL
+ WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL AND m.state <> 'dropped'
    AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
  ORDER BY m.table_id;
 

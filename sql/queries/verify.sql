@@ -1,7 +1,8 @@
 -- What `verify` reads (mirror_pump/ops/verify.py).
 
 -- name: live
-SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY table_id;
+-- All that have a heap to be compared with.
+SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'dropped' ORDER BY table_id;
 
 -- name: bytes
 -- Of heaps, with their TOAST; nothing of those that are gone.
