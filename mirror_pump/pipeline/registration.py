@@ -266,6 +266,8 @@ def _retire(connection: PgConnection, settings: Settings, former: MirroredTable)
     present = load_table(connection, former.table_id)
     if present is None or present.location != former.location:
         raise TableError(f"{former.name} was unregistered by somebody else meanwhile", "Register it again.")
+    # T may have moved since that was looked at.
+    _refuse_to_retire(connection, present)
     record_former_location(connection, former.table_id, EndedBy.REGISTER)
     delete_table(connection, former.table_id)
 

@@ -178,7 +178,11 @@ def test_rows_that_were_shed_before_the_drop_stay_readable(
     assert "unregister public.events --keep-lake" in refused.value.remedy
     with pytest.raises(TableError, match="only copy"):
         mirror.unregister("events")
-    mirror.unregister("events", drop_lake=True)
+    mirror.unregister("events", keep_lake=True)
+    with pytest.raises(TableError, match="holds rows that the heap had shed") as refused:
+        mirror.register("events")
+    assert "unregister --former public.events" in refused.value.remedy
+    assert run("unregister", "--former", "events").exit_code == 0
     mirror.register("events")
     mirror.catch_up()
     mirror.assert_equal("public.events")
