@@ -96,6 +96,20 @@ def test_dropped_tables_stay_readable_and_alarm_nobody(
     assert mirror.state("public.a") == mirror.state("public.f") == "dropped"
 
 
+def test_without_event_triggers_a_drop_is_found_as_well(mirror: Mirror) -> None:
+    for name in ("ddl", "drop", "rewrite"):
+        mirror.database.execute(f"DROP EVENT TRIGGER mirror_pump_{name}")
+    with mirror.pumping() as pump:
+        mirror.register("a", "b")
+        mirror.await_live("public.a", "public.b")
+        mirror.await_frontier()
+        held = mirror.heap("a")
+        mirror.database.execute("DROP TABLE a")
+        await_true(lambda: mirror.state("public.a") == "dropped", 30, "a is dropped")
+        assert mirror.lake("public.a") == held
+        assert pump.steps.count(Step.TABLE_FAILED) == 0
+
+
 def test_a_table_of_a_dropped_ones_name_is_registered(
     mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
