@@ -763,7 +763,7 @@ def test_a_type_changes_under_transactions_that_have_written_to_the_table(
             database.execute("UPDATE t SET m = 'bad' WHERE id < 10")
         for writer in writers:
             mirror.await_frontier()
-            assert mirror.state("public.t") in ("waiting", "copying"), "not live before all have ended that wrote before"
+            assert mirror.state("public.t") in ("waiting", "copying"), "all that wrote before have to end"
             writer.commit()
         mirror.await_live("public.t")
         mirror.await_frontier()
