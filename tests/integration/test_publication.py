@@ -134,7 +134,9 @@ def test_a_table_that_is_not_published_whole_waits_at_its_last_f(two: Mirror, ch
         # Over a restart, and without a pump that waits for it.
         pump.stop()
     two.catch_up()
-    assert two.lake("public.t") == heap
+    assert (two.state("public.t"), two.lake("public.t")) == ("waiting", heap)
+    assert pump.steps.details(Step.TABLE_WAITING, "table") == ["public.t"]
+    assert not _copied_again(pump)
     with two.pumping():
         if "SET TABLE" in change:
             _alter(two, "ALTER PUBLICATION {} DROP TABLE t")
