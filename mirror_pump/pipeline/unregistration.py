@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from datetime import timedelta
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
@@ -19,12 +20,16 @@ from mirror_pump.source.former_locations import (
     former_locations,
     record_former_location,
 )
+from mirror_pump.source.leader import is_led
 from mirror_pump.source.registered_names import formerly_registered, name_parts, registered_as
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.retainable import leave_partitions, sheds
 from mirror_pump.source.slot import published_tables, remove_from_publication
 from mirror_pump.source.tables import delete_table, load_table
 from sql import queries
+
+_TASKS_PATIENCE = timedelta(seconds=30)
+"""How long the pump's tasks are waited for before the files of a table go."""
 
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
@@ -84,6 +89,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
             return f"{table.name} is no longer mirrored; its lake table stays as of its last F at {table.location}"
         every = former_locations(connection)
         own = [one for one in every if one.location == table.location]
+        _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
         left = sum(one.table == own[0].table for one in every) - 1 if own else 0
     removed = f"{table.name} is no longer mirrored; its lake table and its files were removed"
@@ -107,6 +113,14 @@ def list_former(settings: Settings) -> tuple[FormerFiles, ...]:
     """Where files of registrations that have ended are, and how many. Takes completed settings."""
     with connect(settings.require_dsn(), autocommit=True) as connection:
         return list_former_files(connection, _storage(settings))
+
+
+def _await_tasks(connection: PgConnection, settings: Settings) -> None:
+    """Tasks of the pump may be writing files of the table yet. Once F has passed the end of its registration, what it
+    received before has been written; what is written still later, by a pump that is long busy, stays."""
+    if is_led(connection, settings.slot):
+        with source_errors("waiting for the pump"):
+            connection.execute("SELECT modak.wait_for(NULL, %s)", (_TASKS_PATIENCE,))
 
 
 def _remove_former(connection: PgConnection, settings: Settings, former: Sequence[FormerLocation]) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mirror_pump.engine.tasks import apply_segment
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, lake_rows
-from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.integration.cli_support import Run, no_settings, run
 
 __all__ = ["no_settings", "run"]
@@ -116,6 +118,28 @@ def test_a_removal_that_was_cut_off_goes_on(mirror: Mirror, run: Run, monkeypatc
     assert run("unregister", "--drop-lake", "a").exit_code == 0
     assert not place.exists()
     assert _listed(run) == []
+    mirror.assert_equal("public.b")
+
+
+def test_what_a_pump_was_about_to_write_goes_too(mirror: Mirror) -> None:
+    gate = GatedCopies(mirror.runner, apply_segment)
+    place = _place(mirror, "a")
+    with Mirror(mirror.database, mirror.settings, gate).pumping() as pump:
+        mirror.await_frontier()
+        gate.hold()
+        mirror.database.execute("INSERT INTO a VALUES (100, 'late')", "INSERT INTO b VALUES (100, 'late')")
+        await_true(lambda: gate.waiting, 30, "a task is about to write files of a")
+        ending = threading.Thread(target=mirror.unregister, args=("a",), kwargs={"drop_lake": True})
+        ending.start()
+        await_true(lambda: not mirror.state("public.a"), 30, "a is not registered any more")
+        # Long enough for its files to be gone, if they were not kept for the pump's sake.
+        ending.join(0.5)
+        gate.let_go()
+        ending.join(60)
+        assert not ending.is_alive()
+        mirror.await_frontier()
+        pump.stop()
+    assert not place.exists()
     mirror.assert_equal("public.b")
 
 
