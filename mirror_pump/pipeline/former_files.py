@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirror_pump.errors import TableError
-from mirror_pump.lake.catalog import delete_pointer, load_pointer
+from mirror_pump.lake.commit.catalog import delete_pointer, load_pointer
 from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.former_locations import (

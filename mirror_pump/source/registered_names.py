@@ -5,8 +5,8 @@ from __future__ import annotations
 from psycopg import errors as pg_errors
 
 from mirror_pump.model import MirroredTable, TableId, TableName
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.tables import load_table
 
 
 def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:

@@ -1,4 +1,4 @@
--- What `verify` reads (mirror_pump/ops/verify.py).
+-- What `verify` reads (mirror_pump/ops/verify/verification.py).
 
 -- name: live
 -- All that have a heap to be compared with.

@@ -10,12 +10,12 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import TRANSITIONS, TableState
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.integration.cli_support import Run, no_settings, run
-from tests.integration.retention_support import Shedding
+from tests.support.cli import Run, no_settings, run
+from tests.support.retention import Shedding
 
 __all__ = ["no_settings", "run"]
 

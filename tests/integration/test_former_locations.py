@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.engine.tasks import apply_segment
+from mirror_pump.engine.segment_tasks import apply_segment
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.integration.cli_support import Run, no_settings, run
+from tests.support.cli import Run, no_settings, run
 
 __all__ = ["no_settings", "run"]
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables, other_tables
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import bytes_text, count_text, remark, report_error, say, write_json
-from mirror_pump.cli.progress import copy_progress
+from mirror_pump.cli.arguments.completion import mirrored_tables, other_tables
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
+from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.preview import TablePreview
+    from mirror_pump.ops.register.preview import TablePreview
 
 Tables = Annotated[
     list[str],
@@ -85,11 +85,11 @@ def add(app: typer.Typer) -> None:
         docs/retention.md says how their rows are read and corrected then. What leaves, and when, is said first, and has
         to be confirmed.
         """
-        from mirror_pump.ops.preview import preview
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.registration import register as put_under_mirror
-        from mirror_pump.source.choices import parse_choices
-        from mirror_pump.source.retainable import RetentionWish
+        from mirror_pump.ops.register.preview import preview
+        from mirror_pump.ops.register.registration import register as put_under_mirror
+        from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.source.relations.column_choices import parse_choices
+        from mirror_pump.source.retention.retention_plan import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
         if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
@@ -158,9 +158,9 @@ def add(app: typer.Typer) -> None:
         listed by --list until --former, or --drop-lake if no table of that name is registered, deletes them. One
         table's refusal does not stop the others; exit 1 reports it.
         """
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.unregistration import unregister as take_out
-        from mirror_pump.pipeline.unregistration import unregister_former
+        from mirror_pump.ops.register.unregistration import unregister as take_out
+        from mirror_pump.ops.register.unregistration import unregister_former
+        from mirror_pump.ops.setup.stored_settings import complete
 
         if sum((drop_lake, keep_lake, former, show)) > 1:
             raise UsageError("--drop-lake, --keep-lake, --former and --list exclude each other")
@@ -193,7 +193,7 @@ def add(app: typer.Typer) -> None:
 
 
 def _list_former(settings: Settings, *, as_json: bool) -> int:
-    from mirror_pump.pipeline.unregistration import list_former
+    from mirror_pump.ops.register.unregistration import list_former
 
     found = list_former(settings)
     if as_json:
