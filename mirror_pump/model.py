@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -53,10 +54,19 @@ class TableName:
 
 
 class TableState(StrEnum):
-    """Where a mirrored table stands (modak.mirror_tables.state)."""
+    """Where a mirrored table stands (modak.mirror_tables.state).
 
+    Only the publish transaction changes it, but for the first row (registration.py, which enters COPYING), the last
+    (unregistering deletes the row, from any state) and FAILED to DROPPED (watching.py). TRANSITIONS has all of them.
+    """
+
+    WAITING = "waiting"
+    """It has to be copied again, and cannot be yet: for want of a key or of being published whole, which its owner has
+    to mend (`error` says so), or because transactions that wrote to it before are still open. No change is applied;
+    readable as of its last frontier. It goes on by itself."""
     COPYING = "copying"
-    """Its stream changes are applied, its initial copy is not complete: readers are promised nothing yet."""
+    """Its stream changes are applied, its copy is not complete: readers are promised nothing yet, or what they were
+    promised before, if it is copied again."""
     FILLING = "filling"
     """Every row is in the lake, but rows from before a column was added still lack its value. Readers see the table as
     it was before."""
@@ -64,12 +74,38 @@ class TableState(StrEnum):
     """Everything at or below the frontier is in the lake."""
     FAILED = "failed"
     """Set aside with an error; readable as of its last frontier; other tables go on."""
+    DROPPED = "dropped"
+    """Dropped in Postgres. Readable as of its last frontier until it is unregistered, or another table of its name is
+    registered."""
 
     @property
     def has_all_rows(self) -> bool:
         """Whether the lake table that commits build on holds every row as of the frontier: no row is still to be
         copied."""
         return self in (TableState.LIVE, TableState.FILLING)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no change of the table is applied any more, whatever comes: FAILED or DROPPED."""
+        return self in (TableState.FAILED, TableState.DROPPED)
+
+
+TRANSITIONS: Mapping[TableState, frozenset[TableState]] = {
+    # Described behind every transaction that wrote to it; set aside; dropped.
+    TableState.WAITING: frozenset({TableState.COPYING, TableState.FAILED, TableState.DROPPED}),
+    # Complete; altered or published otherwise; set aside; dropped. It also begins again: COPYING to COPYING.
+    TableState.COPYING: frozenset({TableState.LIVE, TableState.WAITING, TableState.FAILED, TableState.DROPPED}),
+    # Filled; altered so that it has to be copied again, now or later; set aside; dropped. More may come to be filled.
+    TableState.FILLING: frozenset(
+        {TableState.LIVE, TableState.COPYING, TableState.WAITING, TableState.FAILED, TableState.DROPPED}
+    ),
+    TableState.LIVE: frozenset(
+        {TableState.FILLING, TableState.COPYING, TableState.WAITING, TableState.FAILED, TableState.DROPPED}
+    ),
+    TableState.FAILED: frozenset({TableState.DROPPED}),
+    TableState.DROPPED: frozenset(),
+}
+"""What follows each state of one registration; a registration begins as COPYING, and may end from any state."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +212,6 @@ class MirroredTable:
     shape: str = ""
     """What the table is like as of the frontier (modak.mirror_shape(), JSON); empty for one that was registered
     without."""
-    awaiting_description: bool = False
-    """It has to be copied again, and cannot be before the stream says what it is like: until then it is not applied."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
     dropped_rows: tuple[str, ...] = ()
@@ -185,6 +219,12 @@ class MirroredTable:
     JSON."""
     tier: Tier | None = None
     """Heap retention; None: a plain mirror, all of whose rows are in the heap."""
+
+    @property
+    def awaiting_description(self) -> bool:
+        """It has to be copied again, and cannot be before the stream says what it is like: until then it is not
+        applied."""
+        return self.state is TableState.WAITING
 
     @property
     def excluded_places(self) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ UPDATE modak.mirror_tables
        born_sequence = coalesce(%(born_sequence)s, born_sequence),
        key_index = coalesce(key_index, '{}') || %(key_index)s,
        updated_at = now()
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state <> 'failed'
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state NOT IN ('failed', 'dropped')
    AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
    AND clock_timestamp() - %(read_at)s < interval '20 min';
 
@@ -111,7 +111,7 @@ UPDATE modak.mirror_tables
                     WHERE table_id = %(table_id)s AND generation = %(generation)s AND done_at IS NULL);
 
 -- name: fail
-UPDATE modak.mirror_tables SET state = 'failed', error = %(error)s, updated_at = now()
+UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s;
 
 -- name: advance

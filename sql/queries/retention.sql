@@ -2,12 +2,12 @@
 
 -- name: tables
 SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL
+ WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL AND m.state <> 'dropped'
    AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
  ORDER BY m.table_id;
 
 -- name: choices
-SELECT m.retention, m.state = 'live' AND NOT m.stalled, t.heap_retention_lag, c.tier_key_hi, s.applied_lsn
+SELECT m.retention, m.state = 'live', t.heap_retention_lag, c.tier_key_hi, s.applied_lsn
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;

@@ -126,7 +126,7 @@ def _await_settled(mirror: Mirror, writer: Writer) -> None:
             problems = _differences(writer, {(one, end, location) for one, (_, location) in live.items()})
         if not problems:
             return
-        states = mirror.database.rows("SELECT table_id, state, stalled, live_after_lsn, error FROM modak.mirror_tables")
+        states = mirror.database.rows("SELECT table_id, state, live_after_lsn, error FROM modak.mirror_tables")
         assert time.monotonic() < deadline, f"not within {_SETTLE} s: {problems}; {states}"
 
 

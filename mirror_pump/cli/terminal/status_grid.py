@@ -13,7 +13,14 @@ from mirror_pump.cli.terminal.output import bytes_text, count_text, seconds_text
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import TableStatus
 
-_STYLES = {TableState.LIVE: "green", TableState.COPYING: "yellow", TableState.FAILED: "red"}
+_STYLES = {
+    TableState.LIVE: "green",
+    TableState.WAITING: "yellow",
+    TableState.COPYING: "yellow",
+    TableState.FILLING: "yellow",
+    TableState.FAILED: "red",
+    TableState.DROPPED: "dim",
+}
 _GAP = "  "
 """Between two columns."""
 _NAME_HEADING = "table"

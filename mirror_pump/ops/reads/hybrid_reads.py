@@ -85,6 +85,9 @@ def hybrid_reads(
     present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.DIVIDED, stopped=stopped))
     divided = [seam for seam in present.seams.values() if seam.divided]
     whole = [seam.table.table_id for seam in present.seams.values() if not seam.divided]
+    for seam in present.seams.values():
+        if seam.dropped:
+            raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     reads = [seam_read(present, seam, storage) for seam in divided]
     if not whole:
         return reads

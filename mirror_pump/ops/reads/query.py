@@ -25,7 +25,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, TableId, TableName, format_lsn
+from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.table_reads import (
@@ -33,6 +33,7 @@ from mirror_pump.ops.reads.table_reads import (
     ReadMode,
     TableRead,
     Warn,
+    dropped_read,
     heap_read,
     lake_read,
     main_head,
@@ -227,15 +228,28 @@ def plain_reads(
         )
     reads = []
     for seam in seams:
-        if seam not in of_lake:
+        if seam not in of_lake and seam.dropped:
+            reads.append(dropped_read(moment, seam, storage))
+        elif seam not in of_lake:
             reads.append(seam_read(moment, seam, storage))
         else:
             lake = main_head(moment, seam, storage) if seam.divided else published(seam)
             reads.append(lake_read(seam, lake, storage))
-        if seam.table.state.value == "failed":
+        if (state := _not_followed(seam)) is not None:
             since = "" if seam.frontier is None else f"; its lake ends at frontier {format_lsn(seam.frontier)}"
-            warn(f"{seam.table.name} was set aside by the mirror{since}")
+            warn(f"{seam.table.name} {state}{since}")
     return reads
+
+
+def _not_followed(seam: TableCutline) -> str | None:
+    """What keeps the table from being brought up to date; None if nothing does."""
+    if seam.dropped:
+        return "was dropped in Postgres"
+    states = {
+        TableState.FAILED: "was set aside by the mirror",
+        TableState.WAITING: "waits to be copied again",
+    }
+    return states.get(seam.table.state)
 
 
 def _await(settings: Settings, query: Query) -> None:

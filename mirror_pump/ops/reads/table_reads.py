@@ -140,8 +140,18 @@ def lake_read(seam: TableCutline, lake: LakeSide, storage: StorageOptions) -> Ta
     return assemble(seam.table, ReadMode.LAKE, lake, None, storage, (), of_lake=True, frontier=promised(seam))
 
 
+def dropped_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
+    """A table with heap retention that was dropped: all that was in the lake at the frontier, and the corrections of
+    old rows that are not folded yet. There is no heap any more."""
+    lake = main_head(moment, seam, storage)
+    frontier = promised(seam)
+    return assemble(seam.table, ReadMode.LAKE, lake, None, storage, moment.delta(seam), of_lake=True, frontier=frontier)
+
+
 def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """The heap alone. The lake's schema says which sidecars there are."""
+    """The heap alone. The lake's schema says which sidecars there are. TableError for a table that was dropped."""
+    if seam.dropped:
+        raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     heap = heap_side(moment.connection, moment.snapshot, seam.table, "")
     schema = LakeSide(seam.main_location, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
@@ -174,12 +184,14 @@ def promised(seam: TableCutline) -> Lsn:
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
     """The frontier that the tables share; None for no table. TableError if one of them was left behind by the
     others."""
-    found = {promised(seam): seam.table for seam in seams}
+    found = {promised(seam): seam for seam in seams}
     if len(found) > 1:
         oldest = found[min(found)]
-        state = "was set aside" if oldest.state is TableState.FAILED else "is behind"
+        state = "was set aside" if oldest.table.state is TableState.FAILED else "is behind"
+        if oldest.dropped:
+            state = "was dropped in Postgres"
         raise TableError(
-            f"{oldest.name} {state}: the tables of this statement cannot be read at one frontier",
+            f"{oldest.table.name} {state}: the tables of this statement cannot be read at one frontier",
             "see `mirror-pump status`, or read the tables one by one",
         )
     return next(iter(found), None)

@@ -59,7 +59,7 @@ SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
        m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
        array_agg(a.attname::text ORDER BY a.attnum)
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
- WHERE t.publication_name = %s AND m.state <> 'failed' AND a.attgenerated = 's' AND NOT a.attisdropped
+ WHERE t.publication_name = %s AND m.state NOT IN ('failed', 'dropped') AND a.attgenerated = 's' AND NOT a.attisdropped
  GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1
 """
 

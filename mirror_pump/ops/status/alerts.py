@@ -112,6 +112,9 @@ def _table(table: TableStatus) -> list[Alert]:
         found.append(Alert(Severity.CRITICAL, table.error, table=table.table))
     elif table.state is TableState.FAILED:
         found.append(Alert(Severity.CRITICAL, "set aside, without a reason", table=table.table))
+    if table.state is TableState.DROPPED:
+        # It was somebody's will: nothing stops, and nobody has to come.
+        return found
     if table.retention is not None and table.retention.stopped is not None:
         found.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))
     if table.retention is not None and table.retention.not_made is not None:

@@ -22,6 +22,7 @@ from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.catalog.tables import GENERATED_LEFT_OUT
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.former_locations import former_locations
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
@@ -43,9 +44,10 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_databa
 _TABLES = f"""
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}, h.shape IS NULL OR modak.mirror_has_key(h.shape)
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.mirror_shapes h USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
@@ -56,6 +58,11 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
  WHERE m.slot_name = %s
  ORDER BY t.schema_name, t.table_name
 """
+
+
+_WAITS = "it is copied again once the transactions that wrote to it before have ended"
+
+_KEYLESS = "it has no key: give it one, and it is copied again by itself"
 
 
 class StatusReader:
@@ -116,7 +123,11 @@ class StatusReader:
         )
         with source_errors("reading the mirror's status"):
             backlog = maintenance_due(self._connection, self._settings.slot, self._contents, at)
-            status = replace(status, served=is_served(self._connection, self._settings.slot))
+            status = replace(
+                status,
+                served=is_served(self._connection, self._settings.slot),
+                former_locations=former_locations(self._connection),
+            )
         shown = (
             replace(
                 _table(table, status, contents, unpublished),
@@ -173,17 +184,25 @@ def _table(
     row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
     table_id, schema, table_name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
-    total, done, rows, index, left_out = rest
+    total, done, rows, index, left_out, has_key = rest
     name = TableName(schema, table_name)
+    note = None
+    if state == TableState.DROPPED:
+        note, error = error, None
+    elif state == TableState.WAITING and has_key:
+        # What it waited for has been done.
+        note, error = _WAITS, None
+    elif state == TableState.WAITING:
+        error = error or _KEYLESS
     if table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name)
-        error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
+        note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
     # All live tables share one frontier: what holds of the mirror holds of them. A table set aside stays where it
     # stopped.
     live = state == TableState.LIVE and frontier is not None
     behind = mirror.lag_bytes if live else None
-    if state == TableState.FAILED and frontier is not None:
+    if state in (TableState.FAILED, TableState.WAITING) and frontier is not None:
         behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
         table=str(name),
@@ -201,6 +220,7 @@ def _table(
         rows_copied=rows,
         deletes=DeleteMode(**(index or {})),
         error=error or (content if isinstance(content, str) else None),
+        note=note,
         generated_left_out=tuple(left_out),
     )
 

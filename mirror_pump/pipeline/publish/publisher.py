@@ -460,8 +460,9 @@ class Publisher:
 def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> bool:
     """False if the registration that failed is no more."""
     table = failure.table
-    where = {"table_id": table.table_id, "start_lsn": table.start_lsn, "error": failure.error}
-    return cursor.execute(_SQL["fail"], where).rowcount == 1
+    where = {"table_id": table.table_id, "start_lsn": table.start_lsn}
+    said = {"error": failure.error, "state": failure.state.value}
+    return cursor.execute(_SQL["fail"], where | said).rowcount == 1
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:

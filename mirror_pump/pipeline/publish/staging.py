@@ -164,7 +164,7 @@ class Stager:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
                 former = registered_start(delta)
-                if row is None or row.start_lsn != former or row.state is TableState.FAILED:
+                if row is None or row.start_lsn != former or row.state.has_ended:
                     staged.dropped.append(delta.table.table_id)
                 elif row.lake_table_missing:
                     known = replace(delta.table, start_lsn=row.start_lsn)
@@ -387,7 +387,7 @@ def _frontier_summary(
     """What the snapshot says of the frontier (see Stager.stage)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
-    if delta.copies or row.state is TableState.COPYING:
+    if delta.copies or row.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
     if delta.fills or row.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}

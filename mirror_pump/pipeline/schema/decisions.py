@@ -67,6 +67,8 @@ class Action(Enum):
     WAIT = auto()
     """As COPY_AGAIN, but not yet: the table has no key at the moment, or rows from before the change are to come."""
     SET_ASIDE = auto()
+    DROPPED = auto()
+    """It is gone: as SET_ASIDE, but nobody has to mend anything."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +92,18 @@ class SchemaChangeDecision:
     """WAIT: until the table's owner does what the reason says."""
 
 
+DROPPED = (
+    "it was dropped in Postgres. Its lake table stays readable as of its last F until it is unregistered, or another"
+    " table of this name is registered"
+)
+"""What is said of a table that is gone."""
 _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
 def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -> SchemaChangeDecision:
     """What to do about a table after a note; `seen` is what the note describes, None if it describes nothing."""
     if note.gone:
-        return SchemaChangeDecision(
-            Action.SET_ASIDE,
-            table,
-            "it was dropped. The lake keeps what it held; unregister it, and register the table that has its name now,"
-            " if there is one",
-        )
+        return SchemaChangeDecision(Action.DROPPED, table, DROPPED)
     if seen is None or note.shape is None:
         # A rewrite was announced and what came of it was not told.
         return SchemaChangeDecision(Action.WAIT, table, "its rows were rewritten")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
@@ -153,7 +153,7 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
 
 def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
     table = load_table(connection, TableId(relation_id))
-    return None if table is None or table.state is TableState.FAILED else table
+    return None if table is None or table.state.has_ended else table
 
 
 def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:

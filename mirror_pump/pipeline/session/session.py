@@ -42,7 +42,7 @@ from mirror_pump.pipeline.flow.events import (
 )
 from mirror_pump.pipeline.flow.requests import CopiedChunk, PublishRequest, TableDelta
 from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.flow.steps import Step, tell_of_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.publish.staging import AdvanceRefused
@@ -70,6 +70,8 @@ _STOP_GRACE = 3.0
 
 
 def _step_of(change: TableChange) -> Step:
+    if change.waits_for_owner:
+        return Step.TABLE_WAITING
     if change.copy_again:
         return Step.TABLE_COPIED_AGAIN
     return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
@@ -78,6 +80,11 @@ def _step_of(change: TableChange) -> Step:
 _DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
 """Why a table is copied again, where a former session knew more."""
 _REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
+
+
+def _cause(reason: str) -> str:
+    """Without what its owner has to do about it."""
+    return reason.partition(". ")[0]
 
 
 class Abandoned(Exception):
@@ -149,6 +156,9 @@ class PumpSession:
             self.close()
             raise
         self._parts = parts
+        # Of those that a former session told of.
+        waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
+        self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
         self._frontier = totals.frontier = parts.applied
         self._demand = FrontierScheduler(
             goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval
@@ -305,7 +315,7 @@ class PumpSession:
             former = self._awaiting_copy.pop(table.table_id, "")
             reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
             if table.awaiting_description:
-                self._awaiting_copy[table.table_id] = reason
+                self._awaiting_copy[table.table_id] = _cause(reason)
         self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
@@ -423,7 +433,7 @@ class PumpSession:
         for failure in landed.failures:
             self._parts.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
-            self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
+            tell_of_failure(self._observer, failure)
         if landed.failures:
             self._unpublish_failed()
         if landed.dropped:

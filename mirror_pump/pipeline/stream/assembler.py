@@ -370,7 +370,7 @@ class Assembler:
             return
         verdict = self._judge(table, note)
         course = verdict.course
-        if table.awaiting_description and course is not Action.SET_ASIDE:
+        if table.awaiting_description and course not in (Action.SET_ASIDE, Action.DROPPED):
             course = Action.COPY_AGAIN if note.settled and course is not Action.WAIT else Action.WAIT
         if course is Action.FOLLOW:
             self._change(verdict.table, table, verdict.reason)
@@ -384,8 +384,8 @@ class Assembler:
                 self._set_active({**self._active, relation_id: again})
         elif course is Action.WAIT and not table.awaiting_description:
             self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
-        elif course is Action.SET_ASIDE:
-            self._fail(table, verdict.reason)
+        elif course in (Action.SET_ASIDE, Action.DROPPED):
+            self._fail(table, verdict.reason, dropped=course is Action.DROPPED)
 
     def _change(
         self,
@@ -412,14 +412,14 @@ class Assembler:
         self._replace(table)
 
     def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
-        waiting = replace(self._copied_again(table), awaiting_description=True)
+        waiting = replace(self._copied_again(table), state=TableState.WAITING)
         self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
-    def _fail(self, table: MirroredTable, reason: str) -> None:
+    def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:
         self._ignore(table.table_id)
         self._set_aside[table.table_id] = table.start_lsn
-        self._batch.failures.append(Failure(table, about(str(table.name), reason)))
+        self._batch.failures.append(Failure(table, about(str(table.name), reason), dropped))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
         return replace(
@@ -428,7 +428,6 @@ class Assembler:
             # Its own number, also when it is copied again twice in one transaction.
             start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
             live_after_lsn=None,
-            awaiting_description=False,
         )
 
     def _replace(self, table: MirroredTable) -> None:

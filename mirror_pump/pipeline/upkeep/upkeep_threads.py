@@ -22,7 +22,7 @@ from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
-from mirror_pump.model import TableId, TableState
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import FileRewriteReady
 from mirror_pump.pipeline.flow.session_context import SessionContext
@@ -215,7 +215,7 @@ class Upkeep:
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 table = load_table(connection, table_id)
                 row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
-            if table is None or table.state is TableState.FAILED:
+            if table is None or table.state.has_ended:
                 with self._changed:
                     del self._tables[table_id]
                 return

@@ -33,11 +33,12 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from mirror_pump.errors import SourceError, TableError
-from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId
+from mirror_pump.errors import SourceError, TableError, UsageError
+from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
 from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.registered_names import formerly_registered, registered_as
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.telemetry import get_logger
 from sql import queries
@@ -73,6 +74,8 @@ class TableCutline:
     """The frontier; None while the table is being copied."""
     main_location: str
     """The metadata file that the catalog names: its current snapshot is `main`'s head."""
+    dropped: bool = False
+    """The table is gone from Postgres, whether the pump has come to that or not."""
 
     @property
     def divided(self) -> bool:
@@ -175,7 +178,7 @@ class ConsistentSnapshot:
             if table is None:
                 raise SourceError(f"table {row[0]} left the mirror while it was being pinned", "try again")
             seams[table.table_id] = TableCutline(
-                table, row[1], SnapshotId(row[2]), row[3], None if row[4] is None else Lsn(row[4]), row[5]
+                table, row[1], SnapshotId(row[2]), row[3], None if row[4] is None else Lsn(row[4]), row[5], row[7]
             )
         if missing := sorted(set(table_ids) - set(seams)):
             raise TableError(
@@ -303,7 +306,18 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
     that is not mirrored."""
     found = []
     for name in names:
-        _, table_id = resolve_name(connection, name)
+        try:
+            table_name, table_id = resolve_name(connection, name)
+        except UsageError:
+            # It may have been dropped: the lake has it still.
+            dropped = formerly_registered(connection, name)
+            if dropped is None:
+                raise
+            table_id = dropped.table_id
+        else:
+            dropped = registered_as(connection, table_name)
+            if dropped is not None and dropped.state is TableState.DROPPED:
+                table_id = dropped.table_id
         if load_table(connection, table_id) is None:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are")
         found.append(table_id)
@@ -312,6 +326,8 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
 
 def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
     table = seam.table
+    if seam.dropped:
+        return _read_delta_of_dropped(connection, seam)
     described = connection.execute(_SQL["attributes"], {"table_id": table.table_id}).fetchall()
     types = {name: type_sql for name, type_sql, _ in described}
     if missing := [column.name for column in table.columns if column.name not in types]:
@@ -319,16 +335,34 @@ def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
             f"{table.name} has no column {missing[0]} any more, and the pump has not got there yet",
             "try again in a few seconds; see `mirror-pump status`",
         )
+    record = sql.SQL("jsonb_populate_record(NULL::{}, j.content) p").format(sql.SQL(described[0][2]))
+    return _delta_rows(connection, seam, types, record)
+
+
+def _read_delta_of_dropped(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
+    """As the table's row type is gone with it, by the types that its columns had."""
+    types = {column.name: column.type_sql for column in seam.table.columns}
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_sql)) for name, type_sql in types.items()
+    )
+    return _delta_rows(connection, seam, types, sql.SQL("jsonb_to_record(j.content) AS p({})").format(columns))
+
+
+def _delta_rows(
+    connection: PgConnection, seam: TableCutline, types: Mapping[str, str], record: sql.Composed
+) -> list[DeltaRow]:
+    """`record`: the item of FROM that makes a record of a payload's values, but for strings."""
+    table = seam.table
     query = sql.SQL(
         "SELECT d.op, {values} FROM modak.delta d"
         # A string is not for jsonb_populate_record: it refuses one for an array, which the cast below reads.
         " CROSS JOIN LATERAL (SELECT coalesce(jsonb_object_agg(e.key, e.value) FILTER"
         " (WHERE jsonb_typeof(e.value) <> 'string'), '{{}}') AS content FROM jsonb_each(d.payload) e) j"
-        " CROSS JOIN LATERAL jsonb_populate_record(NULL::{relation}, j.content) p"
+        " CROSS JOIN LATERAL {record}"
         " WHERE d.table_id = {table_id} AND d.tier_key < {cut}"
     ).format(
         values=sql.SQL(", ").join(_delta_value(column, types[column.name]) for column in table.columns),
-        relation=sql.SQL(described[0][2]),
+        record=record,
         table_id=sql.Literal(int(table.table_id)),
         cut=sql.Literal(seam.cut),
     )

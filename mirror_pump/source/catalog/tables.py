@@ -40,7 +40,7 @@ _TIER_KEY_TYPES = {
 
 _SELECT = """
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
-       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.stalled, m.excluded,
+       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.excluded,
        coalesce(m.dropped_rows, '[]'),
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
@@ -198,7 +198,7 @@ def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
 
 def _table(row: tuple[Any, ...]) -> MirroredTable:
     table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, *rest = row
-    live_after, next_field_id, shape, awaiting_description, excluded, dropped_rows, *tier = rest
+    live_after, next_field_id, shape, excluded, dropped_rows, *tier = rest
     return MirroredTable(
         table_id=TableId(table_id),
         name=TableName(schema, name),
@@ -213,9 +213,8 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
         live_after_lsn=Lsn(live_after) if live_after is not None else None,
         next_field_id=next_field_id,
         shape=shape,
-        awaiting_description=awaiting_description,
-        excluded=tuple(ExcludedColumn(**column) for column in excluded),
-        dropped_rows=tuple(json.dumps(bounds) for bounds in dropped_rows),
+        excluded=tuple(ExcludedColumn(**one) for one in excluded),
+        dropped_rows=tuple(json.dumps(one) for one in dropped_rows),
         tier=tier_of(*tier),
     )
 

@@ -229,10 +229,10 @@ def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str
     assert _judged({**SHAPE, "types": after}, table).course is waits, "what was written before is to come"
 
 
-def test_a_dropped_table_is_set_aside_with_what_to_do() -> None:
+def test_a_dropped_table_is_no_failed_one() -> None:
     verdict = decide(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
-    assert verdict.course is Action.SET_ASIDE
-    assert "unregister" in verdict.reason
+    assert verdict.course is Action.DROPPED
+    assert "readable as of its last F" in verdict.reason
 
 
 def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
