@@ -40,7 +40,7 @@ from mirror_pump.lake.position_deletes import write_position_deletes
 from mirror_pump.lake.resolution import Resolution, deletes_moved
 from mirror_pump.lake.rewrites import anchor_number, needed_manifests, needed_snapshots
 from mirror_pump.lake.schema import LakeSchema
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
 from mirror_pump.lake.summary import REPLACE, Tally, ledger, live_rows, pending_after, pending_since, summarise
 from mirror_pump.model import SequenceNumber, SnapshotId
 
@@ -128,9 +128,13 @@ class LakeTable:
         """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is s0.
 
         `divided`: of a table with heap retention. The start snapshot is what it has below T so far, nothing, and hence
-        the head of the branch `cold` too. Raises LakeError if the storage fails.
+        the head of the branch `cold` too. Makes the directories of the table's files: nobody does later. Raises
+        LakeError if the storage fails.
         """
-        empty = cls(new_metadata(schema, location.rstrip("/"), properties, now_ms), "", storage, ())
+        root = location.rstrip("/")
+        for name in ("metadata", "data", *(("seam",) if divided else ())):
+            make_directory(join(root, name), storage)
+        empty = cls(new_metadata(schema, root, properties, now_ms), "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
 
     @classmethod
@@ -277,6 +281,9 @@ class LakeTable:
             metadata = with_branch(metadata, COLD, snapshot_id)
         new_location = next_location(self.metadata, old_location)
         files = [*writer.files, (new_location, orjson.dumps(metadata))]
+        if old_location is not None and not old_location.startswith(f"{metadata_directory(self.metadata)}/"):
+            # Another engine has just chosen another one.
+            make_directory(metadata_directory(self.metadata), self.storage)
         write_all(files, self.storage)
         return StagedCommit(
             table=LakeTable(metadata, new_location, self.storage, manifests, self.retention),

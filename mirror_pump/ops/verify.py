@@ -35,6 +35,7 @@ from mirror_pump.ops.catchup import await_copies, reach
 from mirror_pump.ops.comparison import Comparison
 from mirror_pump.ops.comparison_engines import SMALL_BYTES, Engine, Engines, EnginesBySize, OneEngine
 from mirror_pump.ops.heap_copy import Disturbed, NotReadable, laid_over, read_heap
+from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.overlay import TableOverlay, read_overlay
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.copyread import plan_chunks
@@ -284,11 +285,14 @@ class _Verification:
             for table_id, table in present.items():
                 line = CutLine.of(table, cuts[table_id])
                 try:
+                    refuse_missing(self._connection, table, self._storage)
                     found = self._compare_table(
                         heaps[table_id], overlay.tables[table_id], reader, locations[table_id], line
                     )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
+                except TableError as error:
+                    outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
                 else:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import ForeignTable, TableError, about
+from mirror_pump.errors import FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import write_data_file
 from mirror_pump.lake.packed_keys import KeyPacking
@@ -20,6 +20,7 @@ from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.adapting import adapted
 from mirror_pump.pipeline.batches import BatchEnd, Failure, TableChange
 from mirror_pump.pipeline.completing import Completer
+from mirror_pump.pipeline.missing_files import MissingFiles
 from mirror_pump.pipeline.requests import SegmentChange, TableDelta
 from mirror_pump.pipeline.toast import VersionedFile
 from mirror_pump.source.connect import PgConnection
@@ -42,10 +43,12 @@ class BatchApplier:
         storage: StorageOptions,
         connect: Callable[[], PgConnection],
         lake_table: Callable[[MirroredTable], LakeTable],
+        missing: MissingFiles,
     ) -> None:
         self._storage = storage
         self._completer = Completer(runner, storage, connect)
         self._lake_table = lake_table
+        self._missing = missing
         self._written: list[str] = []
         """URIs of files with completed rows, of the batch under way."""
         self._frontier = Lsn(0)
@@ -55,7 +58,7 @@ class BatchApplier:
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
         """`results[i]` is what segment i came to, `tables[i]` the tables that it was decoded for. Leaves no file of its
-        own behind when it raises."""
+        own behind when it raises: LakeError if the storage fails."""
         self._written = []
         try:
             applied = self._apply(end, tables, results)
@@ -83,9 +86,14 @@ class BatchApplier:
                 if one.table_id not in counted:
                     continue
                 by_table.setdefault(one.table_id, {})[number] = one
-                if one.error is not None and one.table_id not in failures:
-                    table = present[one.table_id]
+                if one.table_id in failures:
+                    continue
+                table = present[one.table_id]
+                if one.error is not None:
                     failures[one.table_id] = Failure(table, about(str(table.name), one.error))
+                elif one.missing is not None:
+                    missing = FileMissing(f"{one.missing} could not be written", "", one.missing)
+                    failures[one.table_id] = self._missing.failure(table, missing)
         truncated = {
             truncation.table_id: truncation.before
             for truncation in end.truncations
@@ -102,6 +110,8 @@ class BatchApplier:
                 delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
             except TableError as error:
                 failures[table_id] = Failure.of(present[table_id], error)
+            except FileMissing as error:
+                failures[table_id] = self._missing.failure(present[table_id], error)
             else:
                 deltas.append(delta)
         return AppliedBatch(tuple(deltas), tuple(_as_published(failure, changes) for failure in failures.values()))

@@ -22,13 +22,21 @@ import psycopg
 
 from mirror_pump.engine.copying import ChunkResult, ChunkTask, copy_chunk
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableId, TableState
 from mirror_pump.pipeline.requests import CopiedChunk
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import reporting
-from mirror_pump.pipeline.work import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed, Work
+from mirror_pump.pipeline.work import (
+    ChunkCopied,
+    CopyFailed,
+    CopyInvalid,
+    CopyPlanned,
+    LakeFileMissing,
+    ThreadFailed,
+    Work,
+)
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.copyread import Chunk, plan_chunks
 from mirror_pump.source.leader import check_epoch
@@ -204,6 +212,9 @@ class Copier:
         if self._stopping.is_set():
             file = None if error is not None else future.result().file
             discard([] if file is None else [file.path], self._storage)
+            return
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location, copying=True))
             return
         if error is not None:
             self._inbox.put(ThreadFailed(error))

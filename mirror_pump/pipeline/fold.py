@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.engine.tasks import row_keys
-from mirror_pump.errors import ConnectionLost, LakeError, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.index_plan import SegmentKeys
@@ -41,7 +41,7 @@ from mirror_pump.pipeline.requests import DeltaFold, SegmentChange
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.table_index import Phase
 from mirror_pump.pipeline.threads import Stopped, reporting
-from mirror_pump.pipeline.work import ColdStale, FoldReady, IndexWanted, Work
+from mirror_pump.pipeline.work import ColdStale, FoldReady, IndexWanted, LakeFileMissing, Work
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.corrections import Backlog, Correction, clear, read_backlog, read_corrections
 from mirror_pump.source.tables import load_table, load_tables
@@ -145,7 +145,7 @@ class Folder:
             raise
         except (LakeError, TableError, SourceError, ValueError) as error:
             turn.put_off()
-            self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+            self._failed(table, error)
             return False
         turn.pause = 0.0
         return folded and backlog.rows >= self._settings.rows
@@ -207,7 +207,12 @@ class Folder:
                     if cold_is_stale(LakeTable.load(location, self._storage), self._storage, _STALE_AGE):
                         self._inbox.put(ColdStale(table))
             except LakeError as error:
-                self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+                self._failed(table, error)
+
+    def _failed(self, table: MirroredTable, error: Exception) -> None:
+        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
     def _sequence_numbers(self, turn: _Turn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mirror_pump.engine.index_keys import FileKeys, KeysTask, read_keys
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.files import FileContent
 from mirror_pump.lake.index_plan import FileNumbers
@@ -25,7 +25,7 @@ from mirror_pump.lake.position_deletes import PATH_ID
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.jobs import Tasks
 from mirror_pump.pipeline.threads import reporting
-from mirror_pump.pipeline.work import IndexRead, Work
+from mirror_pump.pipeline.work import IndexRead, LakeFileMissing, Work
 
 _TASK_ROWS = 2_000_000
 """Rows whose keys one task reads: 16 to 32 MB of them."""
@@ -98,6 +98,8 @@ class IndexBuilder:
                 try:
                     answer = self._build(job) if job.known is None else self._follow(job, job.known)
                 except (LakeError, TaskFailed) as error:
+                    if isinstance(error, FileMissing):
+                        self._inbox.put(LakeFileMissing(job.table_id, error.location))
                     told = f"{error}. {error.remedy}" if error.remedy else str(error)
                     self._inbox.put(IndexRead(job.table_id, job.job, None, told))
                 else:

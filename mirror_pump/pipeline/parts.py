@@ -20,6 +20,7 @@ from mirror_pump.pipeline.fold import Folder, FoldSettings
 from mirror_pump.pipeline.index_builder import IndexBuilder
 from mirror_pump.pipeline.jobs import MergeJob, RenewJob, ResolveJob
 from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.lake_watch import LakeWatch
 from mirror_pump.pipeline.leftovers import Leftovers
 from mirror_pump.pipeline.listener import Listener
 from mirror_pump.pipeline.publish import Publisher, RetryPolicy
@@ -162,8 +163,9 @@ def start_parts(
     watcher = Watcher(connected, inbox, settings.slot)
     retention = Retention(connected, runner, storage, inbox, settings.slot, dsn, observer, settings.retention_interval)
     listener = Listener(connected, inbox, copier.wake, retention.wake)
-    applier = BatchApplier(runner, storage, connected, publisher.load)
-    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener):
+    applier = BatchApplier(runner, storage, connected, publisher.load, publisher.missing)
+    lake_watch = LakeWatch(connected, inbox, storage)
+    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
         closing.callback(thread.stop)
     return Parts(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)

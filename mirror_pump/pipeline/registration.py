@@ -21,6 +21,7 @@ from functools import partial
 from mirror_pump.config import Settings
 from mirror_pump.errors import (
     ConnectionLost,
+    FileMissing,
     Interrupted,
     MirrorPumpError,
     NotLeader,
@@ -33,10 +34,12 @@ from mirror_pump.lake.catalog import ENGINE_PROPERTIES, delete_pointer, ensure_n
 from mirror_pump.lake.commit import LakeTable, StagedCommit
 from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.metadata import cold_snapshot, read_document
+from mirror_pump.lake.presence import require_any
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.pipeline.listener import CHANNEL
+from mirror_pump.pipeline.missing_files import stored_tables
 from mirror_pump.pipeline.publish import lake_props
 from mirror_pump.pipeline.pump import Pump
 from mirror_pump.pipeline.steps import Observer, Step, unobserved
@@ -214,6 +217,7 @@ def _register_one(
     if retention is not None:
         plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
+    _refuse_missing_warehouse(connection, settings, storage)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
 
@@ -235,12 +239,24 @@ def _register_one(
         raise
 
 
+def _refuse_missing_warehouse(connection: PgConnection, settings: Settings, storage: StorageOptions) -> None:
+    """LakeError if tables that are registered show that the warehouse is not there now: the new table would be written
+    to the disk below it."""
+    with source_errors("reading where the tables' files are"):
+        tables = stored_tables(connection)
+    require_any(settings.require_warehouse(), tables, storage)
+
+
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach."""
+    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach. One whose
+    metadata is gone holds nothing."""
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
-    cold = cold_snapshot(read_document(pointer, storage))
+    try:
+        cold = cold_snapshot(read_document(pointer, storage))
+    except FileMissing:
+        return
     if cold is not None and int(cold["summary"].get("total-records", 0)):
         raise TableError(
             f"the lake table {name} of a former registration holds rows that the heap had shed",

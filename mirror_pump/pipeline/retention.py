@@ -23,7 +23,16 @@ from queue import SimpleQueue
 import psycopg
 
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
+from mirror_pump.errors import (
+    ConnectionLost,
+    FileMissing,
+    LakeError,
+    MirrorPumpError,
+    SourceError,
+    TableError,
+    TaskFailed,
+)
+from mirror_pump.lake.presence import require_all
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.backoff import Backoff
@@ -35,7 +44,7 @@ from mirror_pump.pipeline.reconciling import reconcile
 from mirror_pump.pipeline.requests import TierAdvance
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import Stopped, reporting
-from mirror_pump.pipeline.work import AdvanceWanted, FrontierWanted, Work
+from mirror_pump.pipeline.work import AdvanceWanted, FrontierWanted, LakeFileMissing, Work
 from mirror_pump.source import retention as source
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import HOT, SEALING, TIERED, TIERING, Choices, Partition
@@ -71,6 +80,7 @@ class Retention:
         self._changed = threading.Event()
         self._awaits_frontier = False
         self._stopping = threading.Event()
+        self._storage = storage
         self._prover = Prover(connect, Tasks(runner, self._stopping.is_set), storage, dsn)
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
         """By table and partition."""
@@ -224,11 +234,28 @@ class Retention:
                 return ""
             return self._prove(connection, table, one)
         if one.state == TIERED:
+            if (lacking := self._lacking(connection, table)) is not None:
+                return lacking
             refused = source.attempt(connection, "drop", {**where, "detach": choices.detach})
             if refused is None:
                 self._done(connection, table, one, "detach" if choices.detach else "drop")
             return refused
         return ""
+
+    def _lacking(self, connection: PgConnection, table: MirroredTable) -> str | None:
+        """Why the lake may not have any more what was proven to be in it, if files of it are gone."""
+        try:
+            for location in source.lake_locations(connection, table.table_id):
+                require_all(location, self._storage)
+        except LakeError as error:
+            self._report_missing(table, error)
+            return f"it stays, since the lake's files cannot all be found: {error}"
+        return None
+
+    def _report_missing(self, table: MirroredTable, error: Exception) -> None:
+        """Has the loop set the table aside if it needs the file that was missed."""
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
     @staticmethod
     def _leaves(
@@ -298,6 +325,7 @@ class Retention:
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:
+            self._report_missing(table, error)
             return f"it could not be compared with the lake: {error}"
         seconds = round(time.monotonic() - began, 3)
         if proof.differing:

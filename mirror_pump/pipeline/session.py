@@ -19,9 +19,9 @@ from psycopg.types.json import Jsonb
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.errors import RowNotSent, SourceError, TableError
+from mirror_pump.errors import LakeError, RowNotSent, SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.batches import Failure, TableChange
 from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
@@ -45,6 +45,7 @@ from mirror_pump.pipeline.work import (
     FrontierWanted,
     IndexRead,
     IndexWanted,
+    LakeFileMissing,
     SegmentInFlight,
     StopRequested,
     ThreadFailed,
@@ -255,6 +256,8 @@ class PumpSession:
                 self._parts.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
+            case LakeFileMissing():
+                self._fail_if_missing(work)
             case IndexRead():
                 self._indexes.read(work)
             case IndexWanted():
@@ -397,6 +400,18 @@ class PumpSession:
             self._observer(Step.FOLDED, table=str(work.table.name), rows=len(work.fold.versions))
         work.answer.set_result(done)
 
+    def _fail_if_missing(self, work: LakeFileMissing) -> None:
+        """Set the table aside if its present state needs the file that somebody missed. Raises LakeError while the
+        storage as a whole does not answer."""
+        table = load_table(self._parts.connection, work.table_id)
+        if table is None or table.state is TableState.FAILED:
+            return
+        failure = self._parts.publisher.missing.confirmed(table, work.location)
+        if failure is not None:
+            self._publish(PublishRequest(failures=(failure,)))
+        elif work.copying and work.location.startswith(f"{table.location}/"):
+            raise LakeError(f"{work.location} could not be written for a moment", "the copy goes on by itself")
+
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
         """The deltas, and with them the chunks that were copied meanwhile."""
         by_table = {delta.table.table_id: delta for delta in deltas}
@@ -431,6 +446,9 @@ class PumpSession:
             self._indexes.forget(failure.table.table_id)
             self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
         if landed.failures:
+            failed = {failure.table.table_id for failure in landed.failures}.difference(landed.tables)
+            left_out = tuple(delta for delta in request.deltas if delta.table.table_id in failed)
+            discard(files_of(PublishRequest(deltas=left_out)), self._storage)
             self._unpublish_failed()
         if landed.dropped:
             self._retain_indexes()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ForeignTable, LakeError, TableError, about
+from mirror_pump.errors import FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.dropped_rows import DroppedRows
@@ -24,6 +24,7 @@ from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, Table
 from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.missing_files import MissingFiles
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.standing import Standing
 from mirror_pump.pipeline.swapping import DueTable, Swap
@@ -116,12 +117,17 @@ class Stager:
     """Stages commits. One thread at a time; keeps the tables' metadata in memory."""
 
     def __init__(
-        self, storage: StorageOptions, indexes: KeyIndexes, left_to_the_lake: Callable[[TableId], str | None]
+        self,
+        storage: StorageOptions,
+        indexes: KeyIndexes,
+        left_to_the_lake: Callable[[TableId], str | None],
+        missing: MissingFiles,
     ) -> None:
         """`left_to_the_lake` says which rows of a table only the lake has, if there are any."""
         self._storage = storage
         self._indexes = indexes
         self._left_to_the_lake = left_to_the_lake
+        self._missing = missing
         self._tables: dict[TableId, LakeTable] = {}
         self._cold = ColdBranches(storage)
 
@@ -149,6 +155,7 @@ class Stager:
         staged = Staged()
         live_at = {(one.table.table_id, one.table.start_lsn): one.frontier for one in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
+        missing = self._missing_in_heads(request, registered)
         try:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
@@ -161,7 +168,7 @@ class Stager:
                 elif (delta.table.table_id, former) not in failing:
                     _refuse_swept(delta, row, request)
                     live = live_at.get((delta.table.table_id, former))
-                    self._stage_or_fail(delta, row, request.frontier, live, staged)
+                    self._stage_or_fail(delta, row, request.frontier, live, staged, missing.get(delta.table.table_id))
         except BaseException:
             self.discard(staged)
             raise
@@ -187,6 +194,8 @@ class Stager:
                 staged.swaps[one.table.table_id] = Swap.of(commit.table, one.seen)
             except ForeignTable as error:
                 staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
+            except FileMissing as error:
+                staged.failures.append(self._missing.failure(one.table, error))
 
     def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
@@ -212,10 +221,35 @@ class Stager:
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
 
+    def _missing_in_heads(
+        self, request: PublishRequest, registered: Mapping[TableId, Standing]
+    ) -> dict[TableId, FileMissing]:
+        """The tables of the request that lack what a commit builds on, which memory would make up for."""
+        missing, heads = {}, {}
+        for table_id in {delta.table.table_id for delta in request.deltas}:
+            row = registered.get(table_id)
+            if row is None or row.lost or row.state is TableState.FAILED:
+                continue
+            try:
+                heads[table_id] = self.known(table_id, row.metadata_location)
+            except FileMissing as error:
+                missing[table_id] = error
+            except ForeignTable:
+                # Staging it says so.
+                continue
+        return missing | self._missing.in_heads(heads)
+
     def _stage_or_fail(
-        self, delta: TableDelta, row: Standing, frontier: Lsn | None, live: Lsn | None, staged: Staged
+        self,
+        delta: TableDelta,
+        row: Standing,
+        frontier: Lsn | None,
+        live: Lsn | None,
+        staged: Staged,
+        missing: FileMissing | None,
     ) -> None:
-        """One table's part, without what does not fit its state. `live`: the F at which the table is due to go live."""
+        """One table's part, without what does not fit its state. `live`: the F at which the table is due to go live;
+        `missing`: a file that is gone on which it would build."""
         current = _of_generation(delta, row.generation)
         if current.resolution is not None and not row.resolvable:
             current = _without_resolution(current, staged.refused)
@@ -229,12 +263,16 @@ class Stager:
             staged.failures.append(Failure(known, reason))
             return
         try:
+            if missing is not None:
+                raise missing
             try:
                 one = self._stage(current, row, frontier, live)
             except Superseded:
                 one = self._stage(_without_resolution(current, staged.refused), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
+        except FileMissing as error:
+            staged.failures.append(self._missing.failure(known, error))
         else:
             staged.accepted.append(one)
 

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 
 from mirror_pump.engine.resolve_plan import listing_for
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit import LakeTable
 from mirror_pump.lake.listing import Listing
 from mirror_pump.lake.storage import StorageOptions, delete, discard
@@ -27,7 +27,7 @@ from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import FileTasks, Job
 from mirror_pump.pipeline.steps import Observer
 from mirror_pump.pipeline.threads import reporting
-from mirror_pump.pipeline.work import Exchange, Work
+from mirror_pump.pipeline.work import Exchange, LakeFileMissing, Work
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.tables import load_table
 from sql import queries
@@ -234,6 +234,8 @@ class Upkeep:
                 turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
         except (LakeError, TaskFailed) as error:
             self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
+            if isinstance(error, FileMissing):
+                self._inbox.put(LakeFileMissing(table_id, error.location))
             turn.put_off()
         finally:
             if exchange is None:

@@ -26,6 +26,8 @@ class S3Server(ThreadingHTTPServer):
         self.parts: dict[str, dict[int, bytes]] = {}
         self.keys: set[str] = set()
         """Access keys of the requests."""
+        self.forbidden = False
+        """Answer 403 to everything."""
 
     @property
     def endpoint(self) -> str:
@@ -46,6 +48,14 @@ def s3_server() -> Iterator[S3Server]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: S3Server
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.server.forbidden:
+            self._body()
+            self._answer(403, _error("AccessDenied"))
+        return not self.server.forbidden
 
     def do_GET(self) -> None:
         path, query = self._target()
