@@ -8,8 +8,8 @@ What an unmounted disk and a removed directory have in common is the answer of o
 The file counts as the table's own trouble only if the warehouse provably answers at the same time, which is shown by a
 file of the mirror in it, before and after another look at the missing one:
 
-- any other file of the same table, or
-- the metadata file of any other mirrored table in the same warehouse (tables may have been registered in several), or,
+- the metadata file of any mirrored table in the same warehouse, this one too unless that is what is missing (other
+  files may be the pump's own, of the batch that it is about to publish, and show nothing), or,
 - where no other table in it could show anything, a warehouse that is there: a directory that is not empty, as a mount
   point is, or a bucket.
 
@@ -34,7 +34,6 @@ from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
     exists,
-    list_files,
     local_path,
     missing_files,
 )
@@ -101,11 +100,11 @@ def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> 
     require_files([path for path in _readers_files(lake) if path == suspect], storage)
 
 
-def require_warehouse(missing: str, table: StoredTable, others: Sequence[StoredTable], storage: StorageOptions) -> None:
+def require_warehouse(missing: str, table: StoredTable, stored: Sequence[StoredTable], storage: StorageOptions) -> None:
     """Returns if the missing file is the trouble of this table alone (see the module's text); else raises LakeError,
-    also if the file is there again."""
+    also if the file is there again. `stored`: all mirrored tables."""
     for _ in range(2):
-        if not _answers(table, others, storage):
+        if not _answers(missing, table, stored, storage):
             raise LakeError(
                 f"{missing} is missing, and so is every other file of the mirror that was looked for in"
                 f" {table.warehouse}: it is not mounted, or not the one that it was",
@@ -145,14 +144,13 @@ def vanished(name: str, error: FileMissing, *, only_copy: bool = False) -> tuple
     )
 
 
-def _answers(table: StoredTable, others: Iterable[StoredTable], storage: StorageOptions) -> bool:
-    if next(iter(list_files(table.location, storage)), None) is not None:
-        return True
-    witnesses = [one for one in others if one.warehouse == table.warehouse and one.metadata_location and one != table]
-    if any(exists(str(one.metadata_location), storage) for one in witnesses):
+def _answers(missing: str, table: StoredTable, stored: Iterable[StoredTable], storage: StorageOptions) -> bool:
+    in_warehouse = [one for one in stored if one.warehouse == table.warehouse and one.metadata_location]
+    if any(exists(str(one.metadata_location), storage) for one in in_warehouse if one.metadata_location != missing):
         return True
     # Tables that were set aside may be so for the same reason.
-    return all(one.failed for one in witnesses) and directory_answers(table.warehouse, storage)
+    alone = all(one.failed for one in in_warehouse if one.table_id != table.table_id)
+    return alone and directory_answers(table.warehouse, storage)
 
 
 def _gone_directory(location: str) -> str | None:

@@ -108,7 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.keys.add(found[1])
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
-        return unquote(url.path).strip("/"), query
+        # An object's name may end with a slash: clients make such ones, empty, for directories.
+        path = unquote(url.path).lstrip("/")
+        return path.rstrip("/") if path.count("/") <= 1 else path, query
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
