@@ -19,13 +19,14 @@ from psycopg.types.json import Jsonb
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.tasks import SegmentResult
-from mirror_pump.errors import LakeError, RowNotSent, SourceError, TableError
+from mirror_pump.errors import FileMissing, LakeError, RowNotSent, SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.batches import Failure, TableChange
 from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.leftovers import Leftovers, files_of
+from mirror_pump.pipeline.missing_files import stored_tables
 from mirror_pump.pipeline.parts import retain_live, start_parts
 from mirror_pump.pipeline.publish import LandedPublish
 from mirror_pump.pipeline.requests import CopiedChunk, PublishRequest, TableDelta
@@ -216,7 +217,11 @@ class PumpSession:
                 self._look_around()
                 self._tell_of_indexes()
                 continue
-            self._take(work)
+            try:
+                self._take(work)
+            except FileMissing as error:
+                self._fail_owner(error)
+                raise
             self._tell_of_indexes()
             if self._begin_again:
                 return True
@@ -399,6 +404,12 @@ class PumpSession:
         if done:
             self._observer(Step.FOLDED, table=str(work.table.name), rows=len(work.fold.versions))
         work.answer.set_result(done)
+
+    def _fail_owner(self, error: FileMissing) -> None:
+        """Set the table aside whose missing file ends the session: the next one would meet it again."""
+        for stored in stored_tables(self._parts.connection):
+            if error.location.startswith(f"{stored.location}/"):
+                self._fail_if_missing(LakeFileMissing(stored.table_id, error.location))
 
     def _fail_if_missing(self, work: LakeFileMissing) -> None:
         """Set the table aside if its present state needs the file that somebody missed. Raises LakeError while the
