@@ -51,7 +51,14 @@ class StoredTable:
     """Root URI of its files."""
     metadata_location: str | None
     """The metadata file that the next commit builds on; None if another engine dropped the table."""
+    readers_location: str | None
+    """The one that readers see: another one while the table is copied again or filled."""
     failed: bool
+
+    @property
+    def metadata_files(self) -> frozenset[str]:
+        """Both."""
+        return frozenset(one for one in (self.metadata_location, self.readers_location) if one is not None)
 
     @property
     def warehouse(self) -> str:
@@ -89,15 +96,14 @@ def require_all(location: str, storage: StorageOptions) -> None:
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:
-    """Nothing is missing that the table's metadata file names, as far as `suspect` is concerned, a file that somebody
+    """Nothing is missing that the table's metadata names, as far as `suspect` is concerned, a file that somebody
     missed: the head, the file's directory, and the file itself if readers need it; one that was exchanged for another
     meanwhile is missed by nobody. Raises FileMissing, and LakeError."""
-    if table.metadata_location is None:
-        return
-    lake = require_head(table.metadata_location, storage)
-    if local_path(suspect) is not None and missing_files([_directory(suspect)], storage):
-        raise FileMissing(f"{_directory(suspect)} is missing", _REMEDY, suspect)
-    require_files([path for path in _readers_files(lake) if path == suspect], storage)
+    if local_path(suspect) is not None:
+        require_files([_directory(suspect)], storage)
+    for location in sorted(table.metadata_files):
+        lake = require_head(location, storage)
+        require_files([path for path in _readers_files(lake) if path == suspect], storage)
 
 
 def require_warehouse(missing: str, table: StoredTable, stored: Sequence[StoredTable], storage: StorageOptions) -> None:
@@ -112,7 +118,12 @@ def require_warehouse(missing: str, table: StoredTable, stored: Sequence[StoredT
                 " and register them again",
             )
         if exists(missing, storage):
-            raise LakeError(f"{missing} was missing for a moment", "the pump goes on by itself")
+            raise missed_once(missing)
+
+
+def missed_once(location: str) -> LakeError:
+    """For a file that is there again, or that nobody needs any more."""
+    return LakeError(f"{location} was missing for a moment", "try again; a pump does so by itself")
 
 
 def require_any(warehouse: str, tables: Iterable[StoredTable], storage: StorageOptions) -> None:
@@ -155,7 +166,7 @@ def _answers(missing: str, table: StoredTable, stored: Iterable[StoredTable], st
 
 def _gone_directory(location: str) -> str | None:
     """The topmost local directory above the file that is not there, if one is not."""
-    gone = None
+    gone: str | None = None
     while (path := local_path(location := _directory(location))) is not None and not path.exists():
         gone = location
     return gone

@@ -46,7 +46,7 @@ class LakeWatch:
                 self._stopping.wait(_LOCAL_INTERVAL if local else _REMOTE_INTERVAL)
 
     def _look(self, tables: list[StoredTable]) -> None:
-        named = {str(one.metadata_location): one for one in tables if one.metadata_location and not one.failed}
+        named = {location: one for one in tables if not one.failed for location in one.metadata_files}
         try:
             missing = missing_files(named, self._storage)
         except LakeError:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mirror_pump.errors import FileMissing, TableError
 from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.presence import StoredTable, head_files, require_known, require_warehouse, vanished
+from mirror_pump.lake.presence import (
+    StoredTable,
+    head_files,
+    missed_once,
+    require_known,
+    require_warehouse,
+    vanished,
+)
 from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.batches import Failure
@@ -63,24 +70,43 @@ class MissingFiles:
         """Why the table is set aside. Raises as `error_of`."""
         return Failure.of(table, self.error_of(table, error))
 
-    def error_of(self, table: MirroredTable, error: FileMissing) -> TableError:
-        """What a missing file means for the table. Raises LakeError if the whole storage may be what is missing."""
-        stored = self._stored()
-        own = next((one for one in stored if one.table_id == table.table_id), None)
-        if own is not None and own.location == table.location:
-            require_warehouse(error.location, own, stored, self._storage)
-        # Else it was unregistered meanwhile, maybe with its files: this registration cannot fail any more.
-        only_copy = table.tier is not None and table.tier.moved
-        return TableError(*vanished(str(table.name), error, only_copy=only_copy))
-
     def confirmed(self, table: MirroredTable, suspect: str) -> Failure | None:
         """As `failure`, for a file that somebody missed at some state of the table; None if the present one does not
         need it."""
-        own = next((one for one in self._stored() if one.table_id == table.table_id), None)
-        if own is None or own.failed or own.location != table.location:
-            return None
+        stored = self._stored()
+        own = _of(table, stored)
+        missing = None if own is None or own.failed else self._missing_of(own, suspect)
+        return None if own is None or missing is None else Failure.of(table, self._lacking(table, own, missing, stored))
+
+    def error_of(self, table: MirroredTable, error: FileMissing) -> TableError:
+        """What a missing file means for the table. Raises LakeError if it is there again, not needed any more, or if
+        the whole storage may be what is missing."""
+        stored = self._stored()
+        own = _of(table, stored)
+        if own is None:
+            # It was unregistered meanwhile, maybe with its files: this registration cannot fail any more.
+            return TableError(*vanished(str(table.name), error))
+        missing = self._missing_of(own, error.location)
+        if missing is None:
+            raise missed_once(error.location)
+        return self._lacking(table, own, missing, stored)
+
+    def _missing_of(self, own: StoredTable, suspect: str) -> FileMissing | None:
+        """What was missed may have come back, as a disk that is mounted again: so it is looked for once more."""
         try:
             require_known(own, suspect, self._storage)
         except FileMissing as error:
-            return self.failure(table, error)
+            return error
         return None
+
+    def _lacking(
+        self, table: MirroredTable, own: StoredTable, missing: FileMissing, stored: Sequence[StoredTable]
+    ) -> TableError:
+        require_warehouse(missing.location, own, stored, self._storage)
+        only_copy = table.tier is not None and table.tier.moved
+        return TableError(*vanished(str(table.name), missing, only_copy=only_copy))
+
+
+def _of(table: MirroredTable, stored: Sequence[StoredTable]) -> StoredTable | None:
+    """The table's row, unless that is another registration's."""
+    return next((one for one in stored if one.table_id == table.table_id and one.location == table.location), None)

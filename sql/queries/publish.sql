@@ -37,8 +37,8 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn);
 
 -- name: stored
--- Where the files of all mirrored tables are, and which metadata file the next commit builds on.
-SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), m.state = 'failed'
+-- Where the files of all mirrored tables are, which metadata file the next commit builds on, and which one readers see.
+SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), i.metadata_location, m.state = 'failed'
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.iceberg_tables i
