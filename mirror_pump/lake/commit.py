@@ -132,7 +132,7 @@ class LakeTable:
         LakeError if the storage fails.
         """
         root = location.rstrip("/")
-        for name in ("metadata", "data", *(("seam",) if divided else ())):
+        for name in ("metadata", "data"):
             make_directory(join(root, name), storage)
         empty = cls(new_metadata(schema, root, properties, now_ms), "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
