@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirror_pump.errors import FileMissing, LakeError
-from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.listing import Listing
-from mirror_pump.lake.manifest_list import read_list
-from mirror_pump.lake.metadata import SEAM_METADATA, cold_snapshot, current_snapshot
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.format.manifest_list import read_list
+from mirror_pump.lake.format.metadata import SEAM_METADATA, archive_snapshot, current_snapshot
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
@@ -178,7 +178,7 @@ def _directory(location: str) -> str:
 
 def _heads(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The snapshots that readers are given: main's, and S of a table with heap retention."""
-    for snapshot in (current_snapshot(metadata), cold_snapshot(metadata)):
+    for snapshot in (current_snapshot(metadata), archive_snapshot(metadata)):
         if snapshot is not None:
             yield snapshot
 

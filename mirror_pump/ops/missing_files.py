@@ -10,9 +10,9 @@ from mirror_pump.lake.presence import require_all
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.missing_files import MissingFiles, stored_tables
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.retention import lake_locations
-from mirror_pump.source.tables import load_table
+from mirror_pump.source.retention.partitions import lake_locations
 
 
 def refuse_missing(connection: PgConnection, table: MirroredTable, storage: StorageOptions) -> None:

@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.presence import StoredTable
 from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
+from mirror_pump.pipeline.flow.events import Event, LakeFileMissing
+from mirror_pump.pipeline.flow.thread_end import reporting
 from mirror_pump.pipeline.missing_files import stored_tables
-from mirror_pump.pipeline.threads import reporting
-from mirror_pump.pipeline.work import LakeFileMissing, Work
 from mirror_pump.source.connect import PgConnection
 
 _LOCAL_INTERVAL = 5.0
@@ -23,7 +23,7 @@ _REMOTE_INTERVAL = 60.0
 class LakeWatch:
     """A thread. What it misses it reports to the loop, which looks again, and knows what it means."""
 
-    def __init__(self, connect: Callable[[], PgConnection], inbox: SimpleQueue[Work], storage: StorageOptions) -> None:
+    def __init__(self, connect: Callable[[], PgConnection], inbox: SimpleQueue[Event], storage: StorageOptions) -> None:
         self._connect = connect
         self._inbox = inbox
         self._storage = storage

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import mirror_pump.pipeline.lake_watch
-from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
-from mirror_pump.pipeline.steps import Step
-from mirror_pump.source.retainable import RetentionWish
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.integration.cli_support import Run, no_settings, run
-from tests.integration.retention_support import Shedding
-from tests.integration.s3_server import S3Server, s3_server
+from tests.support.cli import Run, no_settings, run
+from tests.support.retention import Shedding
+from tests.support.s3_server import S3Server, s3_server
 
 __all__ = ["no_settings", "run"]
 
