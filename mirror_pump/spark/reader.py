@@ -18,9 +18,10 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from mirror_pump.config import Settings, load_settings
 from mirror_pump.engine.session import CATALOG
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import FileMissing, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TierKind, parse_lsn
+from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import Split, hybrid_reads
 from mirror_pump.ops.reads.query import Query, plain_reads
 from mirror_pump.ops.reads.table_reads import LakeSide, Point, ReadMode, TableRead
@@ -113,11 +114,15 @@ def read(
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
         least = None if lsn is None else Lsn(lsn)
-        if wanted is ReadMode.HYBRID:
-            (one,) = hybrid_reads(given, ids, least, max_wait, split, storage, enter, warn, stopped)
-        else:
-            query = Query("", wanted, min_lsn=least, max_wait=max_wait)
-            (one,) = plain_reads(given, query, ids, storage, enter, warn, stopped)
+        try:
+            if wanted is ReadMode.HYBRID:
+                (one,) = hybrid_reads(given, ids, least, max_wait, split, storage, enter, warn, stopped)
+            else:
+                query = Query("", wanted, min_lsn=least, max_wait=max_wait)
+                (one,) = plain_reads(given, query, ids, storage, enter, warn, stopped)
+        except FileMissing:
+            explain_failed_read(given.require_dsn(), ids, storage)
+            raise
         frame = _frame(spark, given, one, partitions or context.defaultParallelism)
         pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
         pinned.read = one

@@ -36,6 +36,15 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
  WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn);
 
+-- name: stored
+-- Where the files of all mirrored tables are, which metadata file the next commit builds on, and which one readers see.
+SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), i.metadata_location, m.state = 'failed'
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ ORDER BY m.table_id;
+
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)

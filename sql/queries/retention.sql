@@ -148,6 +148,14 @@ SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', 
        modak.watch_mark(%(relation_id)s::bigint::oid)
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
+-- name: lake_locations
+-- The metadata files of S and of the lake table.
+SELECT c.lake_props ->> 'metadata_location', i.metadata_location
+  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE c.table_id = %(table_id)s;
+
 -- name: pin
 INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
 VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s), true) RETURNING pin_id;

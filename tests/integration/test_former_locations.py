@@ -110,7 +110,7 @@ def test_a_removal_that_was_cut_off_goes_on(mirror: Mirror, run: Run, monkeypatc
         raise LakeError("planted: the storage went away")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mirror_pump.pipeline.former_files.delete_tree", cut_off)
+        patched.setattr("mirror_pump.ops.register.former_files.delete_tree", cut_off)
         assert run("unregister", "--drop-lake", "a").exit_code == 1
     assert mirror.state("public.a") == ""
     assert place.exists()

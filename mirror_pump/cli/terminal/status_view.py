@@ -12,7 +12,7 @@ from mirror_pump.cli.terminal.status_grid import TableGrid
 from mirror_pump.errors import about
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
-from mirror_pump.source.former_locations import FormerLocation
+from mirror_pump.source.catalog.former_locations import FormerLocation
 
 _ALERT_STYLES = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
 _NAMED = 3

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import FileMissing, TableError, UsageError
 from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
+from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.table_reads import (
     LakeSide,
@@ -88,16 +89,29 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
             return
         reach_storage(connection, settings)
         moments: list[ConsistentSnapshot] = []
-        reads = _reads(settings, query, list(names), stack, moments, warn)
-        for read in reads:
-            made = create_view(connection, read)
-            for name in names[read.table.table_id]:
-                _schema(connection, name)
-                connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-        fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
-        yield connection
+        with _explained_failures(settings, list(names)):
+            reads = _reads(settings, query, list(names), stack, moments, warn)
+            for read in reads:
+                made = create_view(connection, read)
+                for name in names[read.table.table_id]:
+                    _schema(connection, name)
+                    connection.execute(f"CREATE VIEW {name} AS FROM {made}")
+            fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
+            yield connection
         for moment in moments:
             moment.check()
+
+
+@contextmanager
+def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Iterator[None]:
+    """Where the block fails to read a file, TableError says so if files of one of the tables are gone."""
+    import duckdb
+
+    try:
+        yield
+    except (FileMissing, duckdb.IOException, duckdb.HTTPException):
+        explain_failed_read(settings.require_dsn(), table_ids, StorageOptions(settings.storage_properties, fsync=False))
+        raise
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:

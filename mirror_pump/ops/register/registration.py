@@ -21,6 +21,7 @@ from functools import partial
 from mirror_pump.config import Settings
 from mirror_pump.errors import (
     ConnectionLost,
+    FileMissing,
     Interrupted,
     MirrorPumpError,
     NotLeader,
@@ -36,6 +37,7 @@ from mirror_pump.lake.commit.catalog import (
     insert_pointer,
     load_pointer,
 )
+from mirror_pump.lake.commit.presence import require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.metadata import archive_snapshot, read_document
@@ -44,13 +46,14 @@ from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
 from mirror_pump.pipeline.session.listener import CHANNEL
 from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
+from mirror_pump.source.catalog.registered_names import registered_as
 from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
-from mirror_pump.source.former_locations import EndedBy, note_newest_metadata, record_former_location
-from mirror_pump.source.registered_names import registered_as
 from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
     ColumnChoices,
@@ -234,6 +237,7 @@ def _register_one(
     if retention is not None:
         plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
+    _refuse_missing_warehouse(connection, settings, storage)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
 
@@ -284,12 +288,24 @@ def _retire(connection: PgConnection, settings: Settings, former: MirroredTable)
     delete_table(connection, former.table_id)
 
 
+def _refuse_missing_warehouse(connection: PgConnection, settings: Settings, storage: StorageOptions) -> None:
+    """LakeError if tables that are registered show that the warehouse is not there now: the new table would be written
+    to the disk below it."""
+    with source_errors("reading where the tables' files are"):
+        tables = stored_tables(connection)
+    require_any(settings.require_warehouse(), tables, storage)
+
+
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach."""
+    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach. One whose
+    metadata is gone holds nothing."""
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
-    cold = archive_snapshot(read_document(pointer, storage))
+    try:
+        cold = archive_snapshot(read_document(pointer, storage))
+    except FileMissing:
+        return
     if cold is not None and int(cold["summary"].get("total-records", 0)):
         raise TableError(
             f"the lake table {name} of a former registration holds rows that the heap had shed",

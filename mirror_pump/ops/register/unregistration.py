@@ -11,17 +11,17 @@ from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
+from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
-from mirror_pump.pipeline.former_files import FormerFiles, list_former_files, remove_former_files
-from mirror_pump.source.catalog.tables import delete_table, load_table
-from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.former_locations import (
+from mirror_pump.source.catalog.former_locations import (
     EndedBy,
     FormerLocation,
     former_locations,
     record_former_location,
 )
-from mirror_pump.source.registered_names import formerly_registered, name_parts, registered_as
+from mirror_pump.source.catalog.registered_names import formerly_registered, name_parts, registered_as
+from mirror_pump.source.catalog.tables import delete_table, load_table
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.retention.retention_plan import leave_partitions, sheds
 from mirror_pump.source.stream.leader import is_led

@@ -18,11 +18,11 @@ from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, TableStatus
+from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.catalog.tables import GENERATED_LEFT_OUT
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.former_locations import former_locations
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys

@@ -12,8 +12,8 @@ from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.retention_state import RetentionState
+from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.pump_error import PumpError
-from mirror_pump.source.former_locations import FormerLocation
 from mirror_pump.source.stream.standby import StandbyProcess
 
 

@@ -33,6 +33,7 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import SMALL_BYTES, ComparisonEngine, Engines, EnginesBySize, OneEngine
@@ -288,11 +289,14 @@ class _Verification:
             for table_id, table in present.items():
                 line = CutLine.of(table, cuts[table_id])
                 try:
+                    refuse_missing(self._connection, table, self._storage)
                     found = self._compare_table(
                         heaps[table_id], overlay.tables[table_id], reader, locations[table_id], line
                     )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
+                except TableError as error:
+                    outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
                 else:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes

@@ -19,10 +19,17 @@ from functools import partial
 import psycopg
 
 from mirror_pump.engine.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.events import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed
+from mirror_pump.pipeline.flow.events import (
+    ChunkCopied,
+    CopyFailed,
+    CopyInvalid,
+    CopyPlanned,
+    LakeFileMissing,
+    ThreadFailed,
+)
 from mirror_pump.pipeline.flow.requests import CopiedChunk
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
@@ -177,6 +184,9 @@ class Copier:
         if self._thread.stopping():
             file = None if error is not None else future.result().file
             discard([] if file is None else [file.path], self._context.storage)
+            return
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location, copying=True))
             return
         if error is not None:
             self._inbox.put(ThreadFailed(error))

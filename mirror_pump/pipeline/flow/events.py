@@ -82,6 +82,17 @@ class CopyFailed:
 
 
 @dataclass(frozen=True)
+class LakeFileMissing:
+    """Somebody missed a file of the table, at whatever state of it."""
+
+    table_id: TableId
+    location: str
+    """URI of the file."""
+    copying: bool = False
+    """A chunk of the table's copy could not be written: it is read again by another session only."""
+
+
+@dataclass(frozen=True)
 class FileRewriteReady:
     """Files are in storage that may take the place of others of a table, without a change of rows."""
 
@@ -169,6 +180,7 @@ Event: TypeAlias = (
     | CopyPlanned
     | CopyInvalid
     | CopyFailed
+    | LakeFileMissing
     | FileRewriteReady
     | IndexRead
     | IndexWanted

@@ -26,6 +26,7 @@ from mirror_pump.errors import (
     TableError,
 )
 from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.lake.commit.presence import StoredTable
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import (
@@ -38,6 +39,7 @@ from mirror_pump.model import (
 from mirror_pump.pipeline.flow.batches import Failure
 from mirror_pump.pipeline.flow.requests import PublishRequest, TierAdvance
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.publish.catalog_changes import rename, store_change
 from mirror_pump.pipeline.publish.registrations import Registration, registration_of
 from mirror_pump.pipeline.publish.staging import (
@@ -51,7 +53,7 @@ from mirror_pump.pipeline.publish.staging import (
 )
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.stream.publication import record_published, refuse_changed
 from sql import queries
 
@@ -128,7 +130,9 @@ class Publisher:
         self._retry = retry
         self._indexes = indexes
         self._staged = staged
-        self._stager = Stager(storage, indexes, self._left_to_the_lake)
+        self.missing = MissingFiles(storage, self._stored_tables)
+        """Judges files of the lake that are gone."""
+        self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing)
         self._applied = Lsn(0)
         self._publish_id = 0
         self.may_have_landed = False
@@ -207,6 +211,10 @@ class Publisher:
         """Which of the table's rows only the lake has; None if there are none."""
         found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
         return str(found[0][0]) if found and found[0][0] is not None else None
+
+    def _stored_tables(self) -> list[StoredTable]:
+        with source_errors("reading where the tables' files are"):
+            return stored_tables(self._open())
 
     def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
         """The tables that go live at this frontier, or at the present one."""

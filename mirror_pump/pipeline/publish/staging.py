@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ForeignTable, LakeError, TableError, about
+from mirror_pump.errors import FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -25,6 +25,7 @@ from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, Table
 from mirror_pump.pipeline.flow.batches import Failure
 from mirror_pump.pipeline.flow.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.publish.archive_refresh import (
     ArchiveBranches,
     archive_refresh_due,
@@ -124,12 +125,17 @@ class Stager:
     """Stages commits. One thread at a time; keeps the tables' metadata in memory."""
 
     def __init__(
-        self, storage: StorageOptions, indexes: KeyIndexes, left_to_the_lake: Callable[[TableId], str | None]
+        self,
+        storage: StorageOptions,
+        indexes: KeyIndexes,
+        left_to_the_lake: Callable[[TableId], str | None],
+        missing: MissingFiles,
     ) -> None:
         """`left_to_the_lake` says which rows of a table only the lake has, if there are any."""
         self._storage = storage
         self._indexes = indexes
         self._left_to_the_lake = left_to_the_lake
+        self._missing = missing
         self._tables: dict[TableId, LakeTable] = {}
         self._archive = ArchiveBranches(storage)
 
@@ -160,6 +166,7 @@ class Stager:
         staged = Staged()
         live_at = {(one.table.table_id, one.table.start_lsn): one.frontier for one in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
+        missing = self._missing_in_heads(request, registered)
         try:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
@@ -172,7 +179,7 @@ class Stager:
                 elif (delta.table.table_id, former) not in failing:
                     _refuse_swept(delta, row, request)
                     live = live_at.get((delta.table.table_id, former))
-                    self._stage_or_fail(delta, row, request.frontier, live, staged)
+                    self._stage_or_fail(delta, row, request.frontier, live, staged, missing.get(delta.table.table_id))
         except BaseException:
             self.discard(staged)
             raise
@@ -198,6 +205,8 @@ class Stager:
                 staged.swaps[one.table.table_id] = Swap.of(commit.table, one.seen)
             except ForeignTable as error:
                 staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
+            except FileMissing as error:
+                staged.failures.append(self._missing.failure(one.table, error))
 
     def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
@@ -223,11 +232,35 @@ class Stager:
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
 
+    def _missing_in_heads(
+        self, request: PublishRequest, registered: Mapping[TableId, Registration]
+    ) -> dict[TableId, FileMissing]:
+        """The tables of the request that lack what a commit builds on, which memory would make up for."""
+        missing, heads = {}, {}
+        for table_id in {delta.table.table_id for delta in request.deltas}:
+            row = registered.get(table_id)
+            if row is None or row.lake_table_missing or row.state is TableState.FAILED:
+                continue
+            try:
+                heads[table_id] = self.known(table_id, row.metadata_location)
+            except FileMissing as error:
+                missing[table_id] = error
+            except ForeignTable:
+                # Staging it says so.
+                continue
+        return missing | self._missing.in_heads(heads)
+
     def _stage_or_fail(
-        self, delta: TableDelta, row: Registration, frontier: Lsn | None, live: Lsn | None, staged: Staged
+        self,
+        delta: TableDelta,
+        row: Registration,
+        frontier: Lsn | None,
+        live: Lsn | None,
+        staged: Staged,
+        missing: FileMissing | None,
     ) -> None:
         """One table's part, without what does not fit its state. `live`: the frontier at which the table is due to go
-        live."""
+        live; `missing`: a file that is gone on which it would build."""
         current = _of_generation(delta, row.generation)
         if current.resolution is not None and not row.files_may_be_rewritten:
             current = _without_resolution(current, staged.refused)
@@ -243,12 +276,16 @@ class Stager:
             staged.failures.append(Failure(known, reason))
             return
         try:
+            if missing is not None:
+                raise missing
             try:
                 one = self._stage(current, row, frontier, live)
             except FileRewriteSuperseded:
                 one = self._stage(_without_resolution(current, staged.refused), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
+        except FileMissing as error:
+            staged.failures.append(self._missing.failure(known, error))
         else:
             staged.accepted.append(one)
 

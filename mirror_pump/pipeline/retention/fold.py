@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.engine.segment_tasks import row_keys
-from mirror_pump.errors import ConnectionLost, LakeError, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
@@ -35,7 +35,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted
+from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.requests import DeltaFold, SegmentChange
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
@@ -136,7 +136,7 @@ class Folder:
             raise
         except (LakeError, TableError, SourceError, ValueError) as error:
             turn.put_off()
-            self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+            self._failed(table, error)
             return False
         turn.pause = 0.0
         return folded and backlog.rows >= self._rows
@@ -198,7 +198,12 @@ class Folder:
                     if archive_is_outdated(LakeTable.load(location, self._storage), self._storage, _STALE_AGE):
                         self._inbox.put(ArchiveBranchOutdated(table))
             except LakeError as error:
-                self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+                self._failed(table, error)
+
+    def _failed(self, table: MirroredTable, error: Exception) -> None:
+        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:

@@ -21,10 +21,19 @@ from datetime import timedelta
 
 import psycopg
 
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
+from mirror_pump.errors import (
+    ConnectionLost,
+    FileMissing,
+    LakeError,
+    MirrorPumpError,
+    SourceError,
+    TableError,
+    TaskFailed,
+)
+from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted
+from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.requests import TierAdvance
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
@@ -214,11 +223,28 @@ class PartitionShedding:
                 return ""
             return self._prove(connection, table, partition)
         if partition.state == TIERED:
+            if (lacking := self._lacking(connection, table)) is not None:
+                return lacking
             refused = source.attempt(connection, "drop", {**where, "detach": choices.detach})
             if refused is None:
                 self._done(connection, table, partition, "detach" if choices.detach else "drop")
             return refused
         return ""
+
+    def _lacking(self, connection: PgConnection, table: MirroredTable) -> str | None:
+        """Why the lake may not have any more what was proven to be in it, if files of it are gone."""
+        try:
+            for location in source.lake_locations(connection, table.table_id):
+                require_all(location, self._context.storage)
+        except LakeError as error:
+            self._report_missing(table, error)
+            return f"it stays, since the lake's files cannot all be found: {error}"
+        return None
+
+    def _report_missing(self, table: MirroredTable, error: Exception) -> None:
+        """Has the loop set the table aside if it needs the file that was missed."""
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
     @staticmethod
     def _leaves(
@@ -290,6 +316,7 @@ class PartitionShedding:
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:
+            self._report_missing(table, error)
             return f"it could not be compared with the lake: {error}"
         seconds = round(time.monotonic() - began, 3)
         if proof.differing:

@@ -151,7 +151,9 @@ class Pump:
     def _lead(self, leader: Leader, goal: Goal, totals: RunState) -> None:
         """Lead until the goal is reached or the stop requested; lets go of the lead. Raises NotLeader once another pump
         has it."""
-        storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
+        storage = StorageOptions(
+            self._settings.storage_properties, self._settings.storage_fsync, make_directories=False
+        )
         try:
             with self._while_leading():
                 if self._runner is not None:

@@ -14,6 +14,7 @@ from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
@@ -103,8 +104,9 @@ def start_services(
     watcher = Watcher(context)
     retention = PartitionShedding(context)
     listener = Listener(context, copier.wake, retention.wake)
-    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load)
-    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener):
+    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load, publisher.missing)
+    lake_watch = LakeWatch(context)
+    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
         closing.callback(thread.stop)
     return SessionServices(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)

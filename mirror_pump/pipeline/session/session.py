@@ -17,9 +17,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.engine.segment_tasks import SegmentResult
-from mirror_pump.errors import SourceError, TableError, UnsendableRow
+from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import Failure, TableChange
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
@@ -36,6 +36,7 @@ from mirror_pump.pipeline.flow.events import (
     FrontierWanted,
     IndexRead,
     IndexWanted,
+    LakeFileMissing,
     PendingSegment,
     StopRequested,
     ThreadFailed,
@@ -44,6 +45,7 @@ from mirror_pump.pipeline.flow.requests import CopiedChunk, PublishRequest, Tabl
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step, tell_of_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.publish.staging import AdvanceRefused
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
@@ -219,7 +221,11 @@ class PumpSession:
                 self._look_around()
                 self._tell_of_indexes()
                 continue
-            self._take(work)
+            try:
+                self._take(work)
+            except FileMissing as error:
+                self._fail_owner(error)
+                raise
             self._tell_of_indexes()
             if self._begin_again:
                 return True
@@ -259,6 +265,8 @@ class PumpSession:
                 self._parts.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
+            case LakeFileMissing():
+                self._fail_if_missing(work)
             case IndexRead():
                 self._indexes.read(work)
             case IndexWanted():
@@ -401,6 +409,24 @@ class PumpSession:
             self._observer(Step.FOLDED, table=str(work.table.name), rows=len(work.fold.versions))
         work.answer.set_result(done)
 
+    def _fail_owner(self, error: FileMissing) -> None:
+        """Set the table aside whose missing file ends the session: the next one would meet it again."""
+        for stored in stored_tables(self._parts.connection):
+            if error.location.startswith(f"{stored.location}/"):
+                self._fail_if_missing(LakeFileMissing(stored.table_id, error.location))
+
+    def _fail_if_missing(self, work: LakeFileMissing) -> None:
+        """Set the table aside if its present state needs the file that somebody missed. Raises LakeError while the
+        storage as a whole does not answer."""
+        table = load_table(self._parts.connection, work.table_id)
+        if table is None or table.state is TableState.FAILED:
+            return
+        failure = self._parts.publisher.missing.confirmed(table, work.location)
+        if failure is not None:
+            self._publish(PublishRequest(failures=(failure,)))
+        elif work.copying and work.location.startswith(f"{table.location}/"):
+            raise LakeError(f"{work.location} could not be written for a moment", "the copy goes on by itself")
+
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
         """The deltas, and with them the chunks that were copied meanwhile."""
         by_table = {delta.table.table_id: delta for delta in deltas}
@@ -435,6 +461,9 @@ class PumpSession:
             self._indexes.forget(failure.table.table_id)
             tell_of_failure(self._observer, failure)
         if landed.failures:
+            failed = {failure.table.table_id for failure in landed.failures}.difference(landed.tables)
+            left_out = tuple(delta for delta in request.deltas if delta.table.table_id in failed)
+            discard(files_of(PublishRequest(deltas=left_out)), self._storage)
             self._unpublish_failed()
         if landed.dropped:
             self._retain_indexes()

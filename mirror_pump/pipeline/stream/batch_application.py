@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.segment_tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import ForeignTable, TableError, about
+from mirror_pump.errors import FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
@@ -19,6 +19,7 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, Failure, TableChange
 from mirror_pump.pipeline.flow.requests import SegmentChange, TableDelta
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.stream.schema_projection import adapted
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import VersionedFile
@@ -42,10 +43,12 @@ class BatchApplier:
         storage: StorageOptions,
         connect: Callable[[], PgConnection],
         lake_table: Callable[[MirroredTable], LakeTable],
+        missing: MissingFiles,
     ) -> None:
         self._storage = storage
         self._completer = Completer(runner, storage, connect)
         self._lake_table = lake_table
+        self._missing = missing
         self._written: list[str] = []
         """URIs of files with completed rows, of the batch under way."""
         self._frontier = Lsn(0)
@@ -55,7 +58,7 @@ class BatchApplier:
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
         """`results[i]` is what segment i came to, `tables[i]` the tables that it was decoded for. Leaves no file of its
-        own behind when it raises."""
+        own behind when it raises: LakeError if the storage fails."""
         self._written = []
         try:
             applied = self._apply(end, tables, results)
@@ -83,9 +86,14 @@ class BatchApplier:
                 if table_result.table_id not in counted:
                     continue
                 by_table.setdefault(table_result.table_id, {})[number] = table_result
-                if table_result.error is not None and table_result.table_id not in failures:
-                    table = present[table_result.table_id]
+                if table_result.table_id in failures:
+                    continue
+                table = present[table_result.table_id]
+                if table_result.error is not None:
                     failures[table_result.table_id] = Failure(table, about(str(table.name), table_result.error))
+                elif table_result.missing is not None:
+                    missing = FileMissing(f"{table_result.missing} could not be written", "", table_result.missing)
+                    failures[table_result.table_id] = self._missing.failure(table, missing)
         truncated = {
             truncation.table_id: truncation.before
             for truncation in end.truncations
@@ -102,6 +110,8 @@ class BatchApplier:
                 delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
             except TableError as error:
                 failures[table_id] = Failure.of(present[table_id], error)
+            except FileMissing as error:
+                failures[table_id] = self._missing.failure(present[table_id], error)
             else:
                 deltas.append(delta)
         return AppliedBatch(tuple(deltas), tuple(_as_published(failure, changes) for failure in failures.values()))

@@ -36,9 +36,9 @@ from psycopg import sql
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
 from mirror_pump.service_thread import ServiceThread
+from mirror_pump.source.catalog.registered_names import formerly_registered, registered_as
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.registered_names import formerly_registered, registered_as
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.telemetry import get_logger
 from sql import queries

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
+from mirror_pump.errors import TableError
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
@@ -268,6 +269,15 @@ def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> 
     None if it can."""
     row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
     return None if row is None or row[0] is None else str(row[0])
+
+
+def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str]:
+    """The metadata files of the published snapshot and of the lake table, one file or two. TableError if the catalog
+    lacks one of them."""
+    row = connection.execute(_SQL["lake_locations"], {"table_id": table_id}).fetchone()
+    if row is None or None in row:
+        raise TableError("its lake table is not in the Iceberg catalog any more", "unregister and register the table")
+    return frozenset(str(location) for location in row)
 
 
 def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.catalog import delete_pointer, load_pointer
 from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files
-from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.former_locations import (
+from mirror_pump.source.catalog.former_locations import (
     FormerLocation,
     forget_former_location,
     former_locations,
     users_of,
 )
+from mirror_pump.source.connect import PgConnection, source_errors
 from sql import queries
 
 _PUBLISH_SQL = queries("publish")
