@@ -12,8 +12,9 @@ from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.metadata import cold_snapshot
 from mirror_pump.lake.rewrites import needed_snapshots
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableId, Tier
+from mirror_pump.model import MirroredTable, TableId, TableState, Tier
 from mirror_pump.pipeline.requests import DeltaFold, TableDelta
+from mirror_pump.pipeline.standing import Standing
 
 
 class ColdBranches:
@@ -74,9 +75,16 @@ def resolved_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
     )
 
 
-def may_fold(fold: DeltaFold, tier: Tier | None, *, calm: bool) -> bool:
-    """Whether corrections may come in now: T only grows, so what was below it is."""
-    return calm and tier is not None and fold.cut <= tier.cut
+def may_fold(delta: TableDelta, fold: DeltaFold, row: Standing) -> bool:
+    """Whether corrections may come in now: T only grows, so what was below it is. A fold that was written before a
+    column was filled comes too late: its file lacks the value."""
+    written = {column.field_id for column in delta.table.columns}
+    return row.calm and row.tier is not None and fold.cut <= row.tier.cut and row.initial_fields <= written
+
+
+def completes_fill(row: Standing, *, goes_live: bool) -> bool:
+    """Whether a publish ends a fill of a table with rows below T: S shows the old content until then."""
+    return goes_live and row.state is TableState.FILLING and row.tier is not None and row.tier.moved
 
 
 def would_lose(delta: TableDelta, partitions: str) -> str:

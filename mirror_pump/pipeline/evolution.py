@@ -26,9 +26,13 @@ Whatever is not proven is copied again. A change of the key is: the lake's pendi
 former key's, and beginning anew needs no proof.
 
 A table with heap retention has rows below T that only the lake has, and copying it again concerns those at or above T.
-So what would make the former wrong or unreadable sets it aside: a new column with values in rows that exist, a type
-that theirs does not read on as, another key, texts that are printed differently. And a partition that goes, whoever
-dropped it, takes no row out of the lake.
+So what would make the former wrong or unreadable sets it aside: a new column whose values in rows that exist nobody
+knows, a type that theirs does not read on as, another key, texts that are printed differently. And a partition that
+goes, whoever dropped it, takes no row out of the lake.
+
+A constant default is no such thing: rows below T have the value that was told, whatever else happened in the same
+transaction, since none of it reached them. So the column keeps that value when the table is copied again for another
+reason, and its files are filled behind the copy (mirror_pump.pipeline.filling).
 """
 
 from __future__ import annotations
@@ -89,6 +93,10 @@ class Verdict:
     """WAIT: until the table's owner does what the reason says."""
 
 
+_ADD_OTHERWISE = (
+    ". Unregister the table with --keep-lake. Another time, add such a column without a default, give it the default"
+    " afterwards (ALTER COLUMN ... SET DEFAULT), and fill rows by UPDATE and, below T, by modak.upsert"
+)
 _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
@@ -137,15 +145,18 @@ def follow(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     dropped = _dropped(note, former, table)
     reasons += _other_reasons(note, former, table, gone_known=dropped is not None)
     everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
-    if everywhere and table.tier is not None and table.tier.moved:
+    if everywhere and _old_rows_left(table):
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
+        if any(column.attnum not in {one.attnum for one in table.columns} for column in columns):
+            said += _ADD_OTHERWISE
         return Verdict(Course.SET_ASIDE, table, said)
     if not note.settled and _printed_otherwise(former, note):
         # Of transactions that were writing to the table, rows follow as they were printed before.
         return Verdict(Course.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
-        # No file from before stays, and their values may be none of the columns' types any more.
-        present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
+        if not _old_rows_left(table):
+            # No file from before stays, and their values may be none of the columns' types any more.
+            present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
         return Verdict(Course.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
     if fills or dropped:
         why = "a partition is gone" if dropped else "a column is new, with one value in all rows that exist"
@@ -176,7 +187,8 @@ def _columns(
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
-            initial = note.missing.get(column.attnum) if provable and column.attnum not in existed else None
+            told = provable or (note.exact and bool(former) and _old_rows_left(table))
+            initial = note.missing.get(column.attnum) if told and column.attnum not in existed else None
             if initial is not None and _may_fill(table) and holds_text(column.type, initial):
                 columns.append(replace(column, field_id=next_field_id, initial=initial))
                 next_field_id += 1
@@ -223,8 +235,13 @@ def _columns(
 
 
 def _may_fill(table: MirroredTable) -> bool:
-    """Not while rows are still to be copied; nor where S has rows below T, which no fill reaches."""
-    return table.state.has_all_rows and (table.tier is None or not table.tier.moved)
+    """Not while rows are still to be copied, unless it has others, which will not be: then it is filled afterwards."""
+    return table.state.has_all_rows or _old_rows_left(table)
+
+
+def _old_rows_left(table: MirroredTable) -> bool:
+    """Whether rows may be below T, which the lake alone has."""
+    return table.tier is not None and table.tier.moved
 
 
 def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:

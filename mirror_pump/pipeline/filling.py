@@ -40,14 +40,18 @@ from mirror_pump.lake.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, open_input
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.jobs import FileTasks
-from mirror_pump.pipeline.staging import FILLING_PROPERTY
+from mirror_pump.pipeline.staging import COPYING_PROPERTY
 from mirror_pump.pipeline.steps import Observer, Step
-from mirror_pump.pipeline.work import CopyPlanned, Exchange, Work
+from mirror_pump.pipeline.work import CopyFailed, CopyPlanned, Exchange, Work
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.tables import columns_to_json
 from sql import queries
 
 _SQL = queries("upkeep")
+
+_KEEP_LAKE = (
+    "Its old rows are in the lake alone, as they were before the column came: unregister the table with --keep-lake"
+)
 
 _TRIES = 3
 """Failures, one after the other, after which a table is copied again instead."""
@@ -79,16 +83,21 @@ class FillJob:
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """The smallest table first."""
-        return lake.records if left is not lake and lake.summary.get(FILLING_PROPERTY) == "true" else None
+        # One that is copied from T on is filled behind the copy, without a commit in between.
+        return lake.records if left is not lake and lake.summary.get(COPYING_PROPERTY) == "true" else None
 
     def compute(self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks) -> Exchange | None:
         """Some of the files; None, and the table may go live, if none is left. A table whose files cannot be filled is
-        copied again by the next session."""
+        copied again by the next session; one with rows below T is filled until that succeeds, or set aside where it
+        never can."""
         try:
             exchange = self._next(table, lake, listing, tasks)
         except (LakeError, TaskFailed) as error:
             self._failures[table.table_id] += 1
-            if isinstance(error, NotFillable) or self._failures[table.table_id] >= _TRIES:
+            if table.tier is not None and table.tier.moved:
+                if isinstance(error, NotFillable):
+                    self.inbox.put(CopyFailed(table, f"{error}. {_KEEP_LAKE}"))
+            elif isinstance(error, NotFillable) or self._failures[table.table_id] >= _TRIES:
                 del self._failures[table.table_id]
                 self._execute("not_fillable", table)
             raise

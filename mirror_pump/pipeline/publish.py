@@ -26,6 +26,7 @@ from mirror_pump.errors import (
     TableError,
 )
 from mirror_pump.lake.catalog import swap_pointer
+from mirror_pump.lake.cold import StagedCold
 from mirror_pump.lake.commit import LakeTable, StagedCommit
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import (
@@ -49,7 +50,7 @@ from mirror_pump.pipeline.staging import (
     with_due_tables,
 )
 from mirror_pump.pipeline.standing import Standing, standing_of
-from mirror_pump.pipeline.swapping import DueTable, Swap
+from mirror_pump.pipeline.swapping import DueTable
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.publication import record_published, refuse_changed
 from mirror_pump.source.tables import load_table
@@ -69,6 +70,8 @@ class LandedPublish:
     """Everything that ends at or below it is in the lake."""
     live: tuple[TableId, ...] = ()
     """Tables that became live with this publish."""
+    filling: tuple[TableId, ...] = ()
+    """Tables whose copy was completed with this publish, and whose files are filled from here on."""
     dropped: tuple[TableId, ...] = ()
     """Tables whose changes were left out: unregistered, registered anew, or failed meanwhile."""
     refused: tuple[TableId, ...] = ()
@@ -102,6 +105,7 @@ class _Landed:
 
     live: tuple[TableId, ...]
     failures: tuple[Failure, ...]
+    filling: tuple[TableId, ...] = ()
 
 
 class Publisher:
@@ -194,6 +198,7 @@ class Publisher:
         return LandedPublish(
             frontier=self._applied,
             live=landed.live,
+            filling=landed.filling,
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
             failures=landed.failures,
@@ -253,13 +258,14 @@ class Publisher:
                 },
             )
             rename(cursor, [one.delta for one in staged.accepted])
-            self._swap_in(cursor, staged.swaps)
+            filling = self._fill_next(cursor)
+            self._swap_in(cursor, staged)
             live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             # The last thing that is looked at: the later, the less can have come behind its commit record unseen.
             refuse_changed(cursor, self._slot)
             self.may_have_landed = True
-        return _Landed(live, failures)
+        return _Landed(live, failures, filling)
 
     def _apply(
         self,
@@ -301,7 +307,7 @@ class Publisher:
                 {
                     "table_id": table.table_id,
                     "old": row.metadata_location if row.staged else None,
-                    "new": staged.new_location,
+                    "new": accepted.table.metadata_location if accepted.table is not None else staged.new_location,
                     "snapshot_id": staged.snapshot_id,
                 },
             )
@@ -310,8 +316,7 @@ class Publisher:
             if not swap_pointer(cursor, row.namespace, row.lake_table, row.metadata_location, new):
                 raise CommitConflict(f"another writer committed to {table.name} in the lake")
             if cold is not None:
-                props = {"metadata_location": cold.seam_location, "snapshot_id": str(cold.snapshot_id)}
-                self._publish_snapshot(cursor, table, cold.snapshot_id, props)
+                self._publish_cold(cursor, table, cold)
             elif staged is not None and row.tier is None:
                 self._publish_snapshot(cursor, table, staged.snapshot_id, lake_props(staged))
         if delta.fold is not None and cold is not None:
@@ -347,8 +352,15 @@ class Publisher:
                 )
             cursor.execute(_SQL["copy_progress"], {"table_id": table.table_id, "generation": row.generation})
 
-    def _swap_in(self, cursor: psycopg.Cursor[tuple[Any, ...]], swaps: Mapping[TableId, Swap]) -> None:
-        """What was copied again becomes what readers see. CommitConflict: another engine committed meanwhile."""
+    def _fill_next(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[TableId, ...]:
+        """Tables whose copy from T on is complete, and whose files are filled now."""
+        cursor.execute(_SQL["fill_next"], {"slot": self._slot, "frontier": self._applied})
+        return tuple(TableId(row[0]) for row in cursor.fetchall())
+
+    def _swap_in(self, cursor: psycopg.Cursor[tuple[Any, ...]], staged: Staged) -> None:
+        """What was copied again or filled becomes what readers see, with its S if that was made anew. CommitConflict:
+        another engine committed meanwhile."""
+        swaps = staged.swaps
         cursor.execute(
             _SQL["swap_in"],
             {
@@ -362,6 +374,9 @@ class Publisher:
         )
         if any(not swapped for (swapped,) in cursor.fetchall()):
             raise CommitConflict("another writer committed to a table in the lake that was copied again")
+        for one in staged.accepted:
+            if one.cold is not None and one.delta.table.table_id in swaps:
+                self._publish_cold(cursor, one.delta.table, one.cold)
 
     def _go_live(self, cursor: psycopg.Cursor[tuple[Any, ...]], expected: Collection[TableId]) -> tuple[TableId, ...]:
         """CommitConflict if other tables go live than those whose snapshots say so: a copy was completed, or given
@@ -376,6 +391,11 @@ class Publisher:
         """What `status` is told with a commit: the table's index, and how deletes were written if there were any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
         return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
+
+    def _publish_cold(self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, cold: StagedCold) -> None:
+        """S that was made anew becomes the one that readers pin."""
+        props = {"metadata_location": cold.seam_location, "snapshot_id": str(cold.snapshot_id)}
+        self._publish_snapshot(cursor, table, cold.snapshot_id, props)
 
     def _publish_snapshot(
         self,

@@ -22,7 +22,15 @@ from mirror_pump.lake.sidecars import sidecars, with_sidecars, without_sidecars
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
 from mirror_pump.pipeline.batches import Failure
-from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
+from mirror_pump.pipeline.dividing import (
+    ColdBranches,
+    cold_due,
+    completes_fill,
+    line_of,
+    may_fold,
+    resolved_meanwhile,
+    would_lose,
+)
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.standing import Standing
@@ -174,7 +182,7 @@ class Stager:
         Of a table that what is staged makes wait for longer, the exchange is left for a later publish.
         """
         commits = {
-            one.delta.table.table_id: one.staged for one in staged.accepted if one.goes_live and one.staged is not None
+            one.delta.table.table_id: one.table for one in staged.accepted if one.goes_live and one.table is not None
         }
         for one in due:
             commit = commits.get(one.table.table_id)
@@ -184,7 +192,7 @@ class Stager:
                 staged.failures.append(Failure.of(one.table, lake_table_gone(one.table)))
                 continue
             try:
-                staged.swaps[one.table.table_id] = Swap.of(commit.table, one.seen)
+                staged.swaps[one.table.table_id] = Swap.of(commit, one.seen)
             except ForeignTable as error:
                 staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
 
@@ -219,7 +227,7 @@ class Stager:
         current = _of_generation(delta, row.generation)
         if current.resolution is not None and not row.resolvable:
             current = _without_resolution(current, staged.refused)
-        if current.fold is not None and not may_fold(current.fold, row.tier, calm=row.calm):
+        if current.fold is not None and not may_fold(current, current.fold, row):
             current = replace(current, fold=None)
             staged.refused.append(current.table.table_id)
         if live is not None and _waits_longer(current, row, live):
@@ -268,9 +276,11 @@ class Stager:
             or live is not None
             or delta.fills
         )
-        renewing = row.calm and not delta.copies and cold_due(delta, row.tier, row.snapshot_id, known)
+        # Readers go on with the S that they have until a copy or a fill that begins here is complete.
+        shown = row.calm and not (delta.copies or delta.fills)
+        renewing = shown and cold_due(delta, row.tier, row.snapshot_id, known)
         if delta.advance is not None and not row.calm:
-            raise AdvanceRefused("the table is being copied")
+            raise AdvanceRefused("the table is being copied or filled")
         if not (work or renewing):
             return StagedDelta(delta, None, None)
         spare = line_of(delta.table, row.tier) if emptied else None
@@ -302,25 +312,20 @@ class Stager:
                 )
                 staged, born_sequence = _staged_on(known, change, row)
                 written.own(*staged.files)
-            cold = self._stage_cold(delta, row, staged, known, summary, renewing=renewing)
+            base = staged.table if staged is not None else known
+            cold = None
+            if (
+                renewing
+                or completes_fill(row, goes_live=live is not None)
+                or (staged is not None and shown and resolved_meanwhile(row.tier, base))
+            ):
+                cold = self._stage_cold(delta, row, base, summary)
         last = int(known.metadata["last-sequence-number"])
         gone = tuple(DroppedRows(last + segments_before, bounds) for segments_before, bounds in delta.dropped)
         return StagedDelta(delta, encoded, staged, cold, born_sequence, gone, goes_live=live is not None)
 
-    def _stage_cold(
-        self,
-        delta: TableDelta,
-        row: Standing,
-        staged: StagedCommit | None,
-        known: LakeTable,
-        summary: Mapping[str, str],
-        *,
-        renewing: bool,
-    ) -> StagedCold | None:
-        """S made anew on top of what is staged, if it has to be."""
-        base = staged.table if staged is not None else known
-        if not renewing and not (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
-            return None
+    def _stage_cold(self, delta: TableDelta, row: Standing, base: LakeTable, summary: Mapping[str, str]) -> StagedCold:
+        """S made anew on top of `base`."""
         cut = delta.advance.cut if delta.advance is not None else None
         try:
             line = line_of(delta.table, row.tier, cut)

@@ -51,6 +51,8 @@ class Standing:
     """S."""
     rows_dropped: bool
     """Rows of partitions that are gone may still be in the staged files."""
+    initial_fields: frozenset[int]
+    """Field IDs of the columns that rows from before them have a value in: no file may lack them any more."""
     tier: Tier | None
 
     @property
@@ -90,7 +92,7 @@ class Standing:
 def standing_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Standing:
     """From a row of the query `registrations`, without the table_id."""
     state, start, generation, namespace, name, location, staged, lost, pins, *others = row[:-_TIER]
-    rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id, rows_dropped = others
+    rewrite_since, swept_before, read_at, policy, born_sequence, snapshot_id, rows_dropped, initial_fields = others
     return Standing(
         state=TableState(state),
         start_lsn=Lsn(start),
@@ -109,5 +111,6 @@ def standing_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Standing:
         born_sequence=SequenceNumber(born_sequence),
         snapshot_id=snapshot_id,
         rows_dropped=rows_dropped,
+        initial_fields=frozenset(initial_fields),
         tier=tier_of(*row[-_TIER:]),
     )

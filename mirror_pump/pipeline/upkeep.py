@@ -131,6 +131,7 @@ class Upkeep:
                 if table_id in self._tables:
                     for turn in self._tables[table_id].turns.values():
                         turn.not_before = 0.0
+                        turn.left = None
             self._changed.notify_all()
 
     def finished(self, table_id: TableId, *, landed: bool) -> None:
