@@ -456,6 +456,7 @@ CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     former jsonb;
+    added jsonb;
     missing jsonb := '{}';
     one record;
 BEGIN
@@ -482,17 +483,22 @@ BEGIN
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
     IF present IS NOT NULL THEN
+        -- Columns that are new, and NULL in every row so far.
+        SELECT coalesce(jsonb_object_agg(p ->> 'attnum', NULL::text), '{}') INTO added
+          FROM jsonb_array_elements(nullif(present -> 'columns', 'null')) p
+          JOIN pg_type t ON t.oid = (p ->> 'type')::oid
+         WHERE former -> 'columns' <> 'null' AND NOT ((p ->> 'computed')::boolean OR (p ->> 'filled')::boolean)
+           AND t.typdefault IS NULL
+           AND NOT EXISTS (SELECT FROM jsonb_array_elements(former -> 'columns') f WHERE f -> 'attnum' = p -> 'attnum');
         IF exact THEN
-            missing := modak.mirror_missing(told_id::oid, former);
+            missing := added || modak.mirror_missing(told_id::oid, former);
         END IF;
-        -- ... and with new ones: what rows from before have there, where that is one value.
+        -- Corrections name new columns too, with what rows from before have there.
         PERFORM modak.complete_corrections(told_id, jsonb_agg(jsonb_build_object(
                     'attnum', p -> 'attnum', 'type', p -> 'type', 'modifier', p -> 'modifier',
                     'text', missing -> (p ->> 'attnum'))), true)
            FROM jsonb_array_elements(nullif(present -> 'columns', 'null')) p
-          WHERE former -> 'columns' <> 'null' AND NOT (p ->> 'computed')::boolean
-            AND (missing ? (p ->> 'attnum') OR NOT (p ->> 'filled')::boolean)
-            AND NOT EXISTS (SELECT FROM jsonb_array_elements(former -> 'columns') f WHERE f -> 'attnum' = p -> 'attnum')
+          WHERE (added || missing) ? (p ->> 'attnum')
             AND EXISTS (SELECT FROM modak.delta d WHERE d.table_id = told_id
                         UNION ALL SELECT FROM modak.mirror_captured c WHERE c.table_id = told_id)
          HAVING count(*) > 0;
@@ -959,6 +965,22 @@ ON CONFLICT (table_id, pk) DO UPDATE
        version = nextval('modak.delta_version'), payload = excluded.payload
 $$;
 
+-- A transaction whose snapshot is older than a column of the row would leave it out of the row's payload: catalogs are read by
+-- that snapshot, rows as they are.
+CREATE FUNCTION modak.refuse_outdated(leaf oid, given jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+       AND EXISTS (SELECT FROM jsonb_object_keys(given) AS k(name)
+                    WHERE NOT EXISTS (SELECT FROM pg_attribute a
+                                       WHERE a.attrelid = leaf AND a.attname = k.name AND a.attnum > 0
+                                         AND NOT a.attisdropped)) THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+            MESSAGE = 'could not serialize access due to concurrent ALTER TABLE',
+            HINT = 'The transaction might succeed if retried.';
+    END IF;
+END $$;
+
 -- The triggers' arguments: table_id, partition_id, and the partition's attribute numbers of tier key and key columns.
 -- Attribute numbers survive renames. A partition that was detached has no part in the table any more. Every value is printed
 -- under these settings, as the mirror's own connections do. Where row security would hide rows, they fail.
@@ -974,6 +996,7 @@ BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    PERFORM modak.refuse_outdated(TG_RELID, to_jsonb(coalesce(NEW, OLD)));
     held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
         EXECUTE held INTO one USING NEW;
@@ -1003,6 +1026,7 @@ BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    PERFORM modak.refuse_outdated(TG_RELID, to_jsonb(coalesce(NEW, OLD)));
     held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
         EXECUTE held INTO one USING NEW;
@@ -1069,6 +1093,7 @@ BEGIN
         -- By a trigger that the INSERT fired before this one, which is still to come.
         RETURN NULL;
     END IF;
+    PERFORM modak.refuse_outdated(TG_RELID, to_jsonb(NEW));
     EXECUTE format('WITH gone AS (DELETE FROM ONLY %s t WHERE %s RETURNING t.*)'
                    ' SELECT i.tier, i.pk, i.image FROM gone g CROSS JOIN LATERAL (%s) AS i(tier, pk, image)', TG_RELID::regclass,
                    matched, replace(modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true), '($1).*', 'g.*'))
@@ -1669,14 +1694,15 @@ SELECT pinned.pin_id, seam.tier_key_hi, seam.lake_snapshot_id, seam.lake_props -
 $$;
 
 -- What rows from before a column have in it (columns that are not here: NULL), as the column's type prints it: for readers of an S
--- that lacks columns which the table has by now. As of the caller's snapshot.
-CREATE FUNCTION modak.initial_values(relation regclass) RETURNS TABLE (column_name text, value text)
+-- that lacks columns which the table has by now, those of field IDs that it has not (NULL: of no ID yet). As of the caller's
+-- snapshot.
+CREATE FUNCTION modak.initial_values(relation regclass) RETURNS TABLE (column_name text, field_id int, value text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-SELECT a.attname::text, coalesce(c.initial, told.missing ->> a.attnum::text)
+SELECT a.attname::text, c.field_id, coalesce(c.initial, told.missing ->> a.attnum::text)
   FROM modak.mirror_tables m
  CROSS JOIN LATERAL (SELECT modak.mirror_missing(m.table_id::oid, m.shape) AS missing) told
   JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum > 0 AND NOT a.attisdropped
-  LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, initial text) ON c.attnum = a.attnum
+  LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, field_id int, initial text) ON c.attnum = a.attnum
  WHERE m.table_id = relation::oid::bigint AND coalesce(c.initial, told.missing ->> a.attnum::text) IS NOT NULL
 $$;
 

@@ -188,7 +188,8 @@ def _columns(
         before = known.get(column.attnum)
         if before is None:
             told = provable or (note.exact and bool(former) and _old_rows_left(table))
-            initial = note.missing.get(column.attnum) if told and column.attnum not in existed else None
+            told = told and column.attnum in note.missing and column.attnum not in existed
+            initial = note.missing[column.attnum] if told else None
             if initial is not None and _may_fill(table) and holds_text(column.type, initial):
                 columns.append(replace(column, field_id=next_field_id, initial=initial))
                 next_field_id += 1
@@ -196,9 +197,10 @@ def _columns(
                 continue
             columns.append(replace(column, field_id=next_field_id))
             next_field_id += 1
-            if not provable or column.attnum in filled or column.attnum in existed:
+            known_null = told and initial is None
+            if not provable or (column.attnum in filled and not known_null) or column.attnum in existed:
                 text = f"column {column.name} is new and may have values in rows that exist"
-                everywhere = rewritten or column.attnum in filled or column.attnum in existed
+                everywhere = not known_null and (rewritten or column.attnum in filled or column.attnum in existed)
                 reasons.append(_Reason(text, everywhere))
             continue
         same = (before.type_oid, before.type_modifier) == (column.type_oid, column.type_modifier)

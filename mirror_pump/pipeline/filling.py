@@ -11,6 +11,26 @@ segment never spans that place, and rows that wait for large values get the valu
 columns (mirror_pump.pipeline.adapting). What the stream changes meanwhile counts as it does for a merge
 (mirror_pump.lake.merging): a new file has its source's data sequence number, and position deletes that came since are
 carried over. Files that come later have every column, so no further one that lacks it appears once none is left.
+
+Rows below T of a table with heap retention are in the lake alone, and filled like any others. Why that is exact:
+
+- Every row below T that was there before the command has the value, and nothing else: the heap has none of them, so no
+  rewrite of the heap concerns them.
+- Corrections get the value in the transaction of the command (modak.complete_corrections), under the lock that keeps
+  writers out; later ones name every column. So at each moment modak.delta is as rows of the heap would be.
+- Below T main changes by folds only, and neither a fold nor an advance of T lands in a table that is not live. A fold
+  that was written before the command, and lands before its publish, brings a file that lacks the column, of rows from
+  before: it is filled. One that comes later is refused (may_fold), also when the fill is complete by then.
+- S stays as it is until the fill is complete, and lacks the column in every row. A read across the seam goes by the
+  heap's columns, and gives rows of such an S the value (Column.initial, modak.initial_values). The publish that makes
+  the table live makes S anew, of main's filled files. Pins of the former S keep that one.
+- A proof compares heap, S and delta in one snapshot, by the columns that the mirror has there, and none begins while
+  the table is filled. One from before the command does not count for a drop: that sees that the partition was altered.
+- Where rows from T on have to be copied again meanwhile, files are filled behind the copy (fill_next): they must not be
+  exchanged while older ones come in beside them. For that the columns keep their value (pipeline.evolution).
+
+A kill at any step leaves nothing but files: all that decides is in the catalog. Such a table has no copy to fall back
+on, so that filling it is tried until it succeeds.
 """
 
 from __future__ import annotations

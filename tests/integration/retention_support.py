@@ -205,13 +205,13 @@ class Shedding:
 
 
 def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckDBPyConnection | None) -> dict[Row, Row]:
-    """Rows of S by their first two columns, without a filter. What S does not have yet is `initial` (names and texts),
-    of int or text columns."""
+    """Rows of S by their first two columns, without a filter. What S does not have yet is `initial` (names, field IDs,
+    texts), of int or text columns."""
     if duckdb is None:
         table = read_duckdb(location)
     else:
         table = duckdb.execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()
-    values = {name: int(text) if text.lstrip("-").isdecimal() else text for name, text in initial}
+    values = {name: int(text) if text.lstrip("-").isdecimal() else text for name, _, text in initial}
     found = normalised(
         list(
             zip(

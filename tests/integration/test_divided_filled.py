@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyiceberg.table import StaticTable
 
 from mirror_pump.engine.merging import merge_files
 from mirror_pump.ops.query import Query, open_query
+from mirror_pump.pipeline.fold import write_fold
+from mirror_pump.pipeline.requests import DeltaFold
 from mirror_pump.pipeline.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
@@ -223,6 +227,36 @@ def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
     assert_verified(database)
 
 
+def test_a_fold_that_was_written_before_the_column_comes_too_late(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is handed over, the fill is complete: its file would lack the value, and no other fill would come."""
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, index_memory=0)
+    divided = Divided.create(mirror)
+    written, over = threading.Event(), threading.Event()
+
+    def held(*arguments: Any) -> DeltaFold:
+        fold = write_fold(*arguments)
+        written.set()
+        assert over.wait(60)
+        return fold
+
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        monkeypatch.setattr("mirror_pump.pipeline.fold.write_fold", held)
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 3, 3, "folded")
+        assert written.wait(30)
+        _both(database, "ALTER TABLE {} ADD COLUMN c int DEFAULT 7")
+        divided.columns += ", c"
+        mirror.await_frontier()
+        mirror.await_live(EVENTS)
+        over.set()
+        await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "the fold")
+        divided.assert_exact()
+
+
 def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: Path) -> None:
     """ALTER TABLE in a transaction whose snapshot is older than they are."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
@@ -242,6 +276,26 @@ def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: 
         assert [one["c"] for one in _payloads(database)] == ["2025-12-31T11:00:00+00:00"]
         divided.columns += ", c"
         assert_same(_model(divided), _read(divided), "completed by the pump")
+
+
+def test_a_row_of_a_transaction_that_does_not_know_the_column(database: Database, tmp_path: Path) -> None:
+    """It would be without the value that the statement gives it: catalogs are read by the transaction's snapshot."""
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        divided.seal()
+        for row in ("3, 3", f"{WIDTH + 3}, 3"):
+            with database.connect(autocommit=False) as session:
+                session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                session.execute("SELECT count(*) FROM modak.cutline")
+                _both(database, f"ALTER TABLE {{}} ADD COLUMN c{row[0]} int DEFAULT 7")
+                with pytest.raises(psycopg.errors.SerializationFailure):
+                    run(session, f"INSERT INTO events (at, id, c{row[0]}) VALUES ({row}, 8)")
+            divided.columns += f", c{row[0]}"
+        mirror.await_live(EVENTS)
+        divided.assert_exact()
 
 
 def test_beside_writers_and_partitions_that_leave(database: Database, tmp_path: Path) -> None:
