@@ -131,7 +131,6 @@ class Upkeep:
                 if table_id in self._tables:
                     for turn in self._tables[table_id].turns.values():
                         turn.not_before = 0.0
-                        turn.left = None
             self._changed.notify_all()
 
     def finished(self, table_id: TableId, *, landed: bool) -> None:
@@ -222,8 +221,8 @@ class Upkeep:
                 return
             if row is None:
                 turn.not_before = time.monotonic() + _LOOK_INTERVAL
-                if job.free == "free_to_fill":
-                    # The last snapshot of a fill is marked too.
+                if job.free == "free_to_fill" and table.state is not TableState.COPYING:
+                    # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
                     turn.left = seen
                 return
             lake = self._newest(watched, row[0])
