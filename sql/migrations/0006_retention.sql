@@ -1009,13 +1009,20 @@ $$;
 -- that lacks columns which the table has by now, those of field IDs that it has not (NULL: of no ID yet). As of the caller's
 -- snapshot.
 CREATE FUNCTION modak.initial_values(relation regclass) RETURNS TABLE (column_name text, field_id int, value text)
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-SELECT a.attname::text, c.field_id, coalesce(c.initial, told.missing ->> a.attnum::text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
+SELECT a.attname::text, c.field_id, coalesce(c.initial, told.text)
   FROM modak.mirror_tables m
- CROSS JOIN LATERAL (SELECT modak.mirror_missing(m.table_id::oid, m.shape) AS missing) told
   JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum > 0 AND NOT a.attisdropped
   LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, field_id int, initial text) ON c.attnum = a.attnum
- WHERE m.table_id = relation::oid::bigint AND coalesce(c.initial, told.missing ->> a.attnum::text) IS NOT NULL
+ -- Until the mirror has come to the column: partitions from before it have the value in the catalog.
+ LEFT JOIN LATERAL (
+       SELECT (min(l.attmissingval::text)::text[])[1] AS text
+         FROM modak.mirror_tree(m.table_id::oid) r
+         JOIN pg_attribute l ON l.attrelid = r.relation AND l.attname = a.attname AND l.atthasmissing AND NOT l.attisdropped
+        WHERE r.is_leaf AND c.attnum IS NULL
+       HAVING count(DISTINCT l.attmissingval::text) = 1) told ON true
+ WHERE m.table_id = relation::oid::bigint AND coalesce(c.initial, told.text) IS NOT NULL
 $$;
 
 CREATE FUNCTION modak.release(pin bigint) RETURNS boolean
