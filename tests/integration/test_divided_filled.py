@@ -11,20 +11,20 @@ import psycopg
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.engine.merging import merge_files
-from mirror_pump.ops.query import Query, open_query
-from mirror_pump.pipeline.fold import write_fold
-from mirror_pump.pipeline.requests import DeltaFold
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.engine.file_merge import merge_files
+from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.pipeline.flow.requests import DeltaFold
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.integration.divided_support import WIDTH, Divided, delete, run, upsert
-from tests.integration.pipeline_support import writing
-from tests.integration.retention_support import Shedding
-from tests.integration.test_filled import DEFAULTS
+from tests.integration.schema.test_filled import DEFAULTS
+from tests.support.cutline_tables import WIDTH, Divided, delete, run, upsert
+from tests.support.pipeline import writing
+from tests.support.retention import Shedding
 
 EVENTS = "public.events"
 
@@ -244,7 +244,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
-        monkeypatch.setattr("mirror_pump.pipeline.fold.write_fold", held)
+        monkeypatch.setattr("mirror_pump.pipeline.retention.fold.write_fold", held)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 3, 3, "folded")
         assert written.wait(30)
