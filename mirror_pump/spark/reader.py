@@ -172,13 +172,20 @@ def _lake(spark: SparkSession, read: TableRead, lake: LakeSide) -> DataFrame:
             ".".join(spark_identifier(part) for part in (CATALOG, read.table.name.schema, read.table.lake_table))
         )
     selected = []
+    initial = [] if read.initial is None else read.initial.column_names
     for column in read.columns:
+        if column.lake_name is None and column.name in initial:
+            continue
         value: Any = f.lit(None) if column.lake_name is None else f.col(spark_identifier(column.lake_name))
         wanted = spark_type(column.type)
         if column.lake_name is None or frame.schema[column.lake_name].dataType != wanted:
             value = value.cast(wanted)
         selected.append(value.alias(column.name))
     result = frame.select(selected)
+    if read.initial is not None:
+        columns = tuple(column for column in read.columns if column.name in initial)
+        result = result.crossJoin(f.broadcast(local_frame(spark, read.initial, columns)))
+        result = result.select([f.col(spark_identifier(column.name)) for column in read.columns])
     return result if lake.below is None else result.where(_below(lake.below))
 
 

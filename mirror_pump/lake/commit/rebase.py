@@ -16,7 +16,16 @@ import orjson
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.schema_evolution import properties_after
-from mirror_pump.lake.format.metadata import MAIN, current_schema, log_after, next_location, snapshot_of
+from mirror_pump.lake.format.metadata import (
+    COLD,
+    MAIN,
+    archive_snapshot,
+    current_schema,
+    is_archive_snapshot,
+    log_after,
+    next_location,
+    snapshot_of,
+)
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import write_all
 
@@ -49,7 +58,7 @@ def rebased(staged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
     known = {one["snapshot-id"] for one in staged["snapshots"]}
     brought: dict[int, Mapping[str, Any]] = {}
     for name, ref in theirs.items():
-        if name != MAIN:
+        if name != MAIN and not (name == COLD and _has_s(staged)):
             brought |= {one["snapshot-id"]: _readable(one, present, staged) for one in _unknown(present, ref, known)}
     result = {
         **present,
@@ -58,7 +67,12 @@ def rebased(staged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
         "properties": properties_after(
             present["properties"], _schema(present), LakeSchema.from_iceberg_json(current_schema(staged))
         ),
-        "refs": {**theirs, MAIN: {**theirs.get(MAIN, {"type": "branch"}), "snapshot-id": head}},
+        "refs": {
+            **theirs,
+            # S of a table with heap retention may have been made anew; of what readers see meanwhile none is made.
+            **({COLD: staged["refs"][COLD]} if _has_s(staged) else {}),
+            MAIN: {**theirs.get(MAIN, {"type": "branch"}), "snapshot-id": head},
+        },
         "snapshots": sorted([*staged["snapshots"], *brought.values()], key=_sequence_number),
     }
     retained = known | brought.keys()
@@ -66,6 +80,12 @@ def rebased(staged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
         if name in present:
             result[name] = [one for one in present[name] if one["snapshot-id"] in retained]
     return result
+
+
+def _has_s(document: Mapping[str, Any]) -> bool:
+    """Whether the branch `cold` is ours."""
+    head = archive_snapshot(document)
+    return head is not None and is_archive_snapshot(head)
 
 
 def _unknown(present: Mapping[str, Any], ref: Mapping[str, Any], known: set[int]) -> Iterator[Mapping[str, Any]]:
