@@ -1,4 +1,4 @@
-"""What a table's present files cost its readers, in figures: counted from its manifests, without Spark."""
+"""Measures what a table's current files cost its readers, from its manifests and without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirror_pump.lake.storage import StorageOptions
 
 @dataclass
 class _Counts:
-    """A manifest's live files, added up."""
+    """Sums over a manifest's live files."""
 
     sizes: list[int]
     records: int = 0
@@ -27,40 +27,40 @@ class _Counts:
 
 
 class Meter:
-    """Counts tables again and again; reads each manifest once, as manifests never change."""
+    """Measures tables repeatedly. Reads each manifest only once, as manifests never change."""
 
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
         self._counted: dict[str, _Counts] = {}
 
     def measure(self, table: LakeTable, target_bytes: int) -> Figures:
-        """The table's figures for a target file size. Raises LakeError if a manifest cannot be read."""
+        """The table's figures, for a target file size in bytes. Raises LakeError if a manifest cannot be read."""
         live = [manifest for manifest in table.manifests if manifest.live_files]
         counts = [self._count(manifest) for manifest in live]
-        sizes = [size for one in counts for size in one.sizes]
+        sizes = [size for count in counts for size in count.sizes]
         by_class = _by_class(sizes, class_bounds(target_bytes))
         snapshots = table.metadata["snapshots"]
         return Figures(
             data_files=len(sizes),
             small_files=sum(by_class),
             small_by_class=by_class,
-            records=sum(one.records for one in counts),
+            records=sum(count.records for count in counts),
             data_bytes=sum(sizes),
-            delete_files=sum(one.equality_files + one.position_files for one in counts),
-            equality_delete_files=sum(one.equality_files for one in counts),
-            equality_delete_rows=sum(one.equality_rows for one in counts),
-            position_delete_files=sum(one.position_files for one in counts),
-            position_delete_rows=sum(one.position_rows for one in counts),
-            delete_bytes=sum(one.delete_bytes for one in counts),
+            delete_files=sum(count.equality_files + count.position_files for count in counts),
+            equality_delete_files=sum(count.equality_files for count in counts),
+            equality_delete_rows=sum(count.equality_rows for count in counts),
+            position_delete_files=sum(count.position_files for count in counts),
+            position_delete_rows=sum(count.position_rows for count in counts),
+            delete_bytes=sum(count.delete_bytes for count in counts),
             manifests=len(live),
             snapshots=len(snapshots),
-            oldest_snapshot_ms=min((int(one["timestamp-ms"]) for one in snapshots), default=None),
+            oldest_snapshot_ms=min((int(snapshot["timestamp-ms"]) for snapshot in snapshots), default=None),
             metadata_bytes=metadata_length(table),
             sequence_number=int(table.metadata["last-sequence-number"]),
         )
 
     def forget_all_but(self, tables: Sequence[LakeTable]) -> None:
-        """Drops what is remembered of manifests that none of these tables names."""
+        """Forgets manifests that none of these tables names."""
         named = {manifest.path for table in tables for manifest in table.manifests}
         self._counted = {path: counts for path, counts in self._counted.items() if path in named}
 
@@ -85,7 +85,7 @@ class Meter:
 
 
 def metadata_length(table: LakeTable) -> int:
-    """Bytes of the table's metadata document."""
+    """Length of the table's metadata document in bytes."""
     import orjson
 
     return len(orjson.dumps(dict(table.metadata)))
