@@ -145,23 +145,23 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
 
 
 def _plan(table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], *, pile: bool) -> MergePlan | None:
-    gone = {file.path for file in sources}
+    replaced = {file.path for file in sources}
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
-    about = present.paths - gone
+    about = present.paths - replaced
     stay: set[str | None] = {None, *about}
     dangling = {file.path for file in present.positions if file.about not in stay}
-    left = [file for file in present.positions if file.path not in dangling]
+    remaining = [file for file in present.positions if file.path not in dangling]
     crowded = table.position_deletes > table.records
     # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
     # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
     # is negative.
-    piled = _piled(left, shared=bool(sources) or crowded) if pile else _shared(left)
+    piled = _piled(remaining, shared=bool(sources) or crowded) if pile else _shared(remaining)
     if not (sources or piled or (crowded and dangling)):
         return None
     return MergePlan(
         data=_merge(table, sources, present.positions) if sources else None,
         positions=PositionsTask(piled, about, table.location, table.storage) if piled else None,
-        removed=frozenset(chain(gone, dangling, piled)),
+        removed=frozenset(chain(replaced, dangling, piled)),
         seen=present.seen,
         sequence_number=table.sequence_number,
     )

@@ -226,13 +226,13 @@ def libpq_access(dsn: str) -> LibpqAccess:
     Raises UsageError for features that only libpq has: service files and Unix sockets.
     """
     try:
-        given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
+        explicit = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
     except psycopg.ProgrammingError as error:
         raise UsageError(f"not a connection string: {error}", "give a libpq URI: postgresql://user@host/db") from error
     defaults = {
         option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val is not None
     }
-    values = {**defaults, **given}
+    values = {**defaults, **explicit}
     if values.get("service"):
         raise UsageError(
             "connection services (service=...) only work with libpq", "give host, port, dbname and user in the DSN"
@@ -251,7 +251,7 @@ def libpq_access(dsn: str) -> LibpqAccess:
         database=values.get("dbname") or user,
         user=user,
         password=values.get("password"),
-        parameters={name: values[name] for name in _JDBC_PARAMETERS if name in given},
+        parameters={name: values[name] for name in _JDBC_PARAMETERS if name in explicit},
     )
 
 

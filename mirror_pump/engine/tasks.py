@@ -119,12 +119,12 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         changes = _not_below(changes, table.line)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
-    beside: frozenset[int] = frozenset()
+    sidecar_ids: frozenset[int] = frozenset()
     if changes.rows.num_rows:
         rows, schema = changes.rows, table.schema
         if changes.raw:
             rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
-            beside = sidecars(schema)
+            sidecar_ids = sidecars(schema)
         data = (write_data_file(rows, schema, table.location, storage),)
         written.own(data[0].path)
     if table.packing is not None:
@@ -136,12 +136,12 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
         )
         files = SegmentFiles(data, ())
-        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside, keys=keys)
+        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=sidecar_ids, keys=keys)
     if changes.deleted_keys.num_rows:
         deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
         written.own(deletes[0].path)
     files = SegmentFiles(data, deletes)
-    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside)
+    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=sidecar_ids)
 
 
 def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:

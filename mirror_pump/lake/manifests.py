@@ -177,14 +177,14 @@ class ManifestWriter:
         """
         kept: list[Manifest] = []
         for manifest in manifests:
-            gone = files.get(manifest.path, ())
+            excluded = files.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not gone:
+            if not excluded:
                 kept.append(manifest)
                 continue
             partition, present = _existing(manifest, storage)
-            entries = [entry for entry in present if entry.path not in gone]
+            entries = [entry for entry in present if entry.path not in excluded]
             if entries:
                 written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
                 kept.append(with_line(replace(written, partitions=manifest.partitions)))
@@ -206,12 +206,12 @@ class ManifestWriter:
         """One manifest of all live entries of several, which keep their sequence numbers, with status existing."""
         content, spec_id, deletes = group
         formats = formats_of(NO_PARTITION)
-        held: list[Entry] | None = []
+        cached: list[Entry] | None = []
         payloads: list[bytes] = []
         count = rows = 0
         for manifest in manifests:
             if manifest.entries is None:
-                held = None
+                cached = None
                 unchanged = manifest.files[0] == manifest.files[2] == 0
                 raw = raw_records(read_bytes(manifest.path, storage), formats.schema) if unchanged else None
                 if raw is None:
@@ -225,8 +225,8 @@ class ManifestWriter:
                 entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
                 payloads.extend(map(formats.entry, entries))
                 count += len(entries)
-                if held is not None:
-                    held.extend(entries)
+                if cached is not None:
+                    cached.extend(entries)
             rows += manifest.rows[0] + manifest.rows[1]
         minimum = min(manifest.min_sequence_number for manifest in manifests)
         location, length = self._encode(content, spec_id, NO_PARTITION, count, b"".join(payloads))
@@ -241,7 +241,7 @@ class ManifestWriter:
                 self._snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
-                entries=tuple(held) if held is not None and len(held) <= HELD else None,
+                entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
                 deletes=deletes,
             )
         )

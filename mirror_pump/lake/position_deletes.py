@@ -93,9 +93,9 @@ def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions]) -> Ite
     waiting: list[tuple[str, Positions]] = []
     rows = 0
     for path in paths:
-        left = positions[path]
-        while len(left):
-            part, left = left[: _ROW_GROUP_ROWS - rows], left[_ROW_GROUP_ROWS - rows :]
+        remaining = positions[path]
+        while len(remaining):
+            part, remaining = remaining[: _ROW_GROUP_ROWS - rows], remaining[_ROW_GROUP_ROWS - rows :]
             waiting.append((path, part))
             rows += len(part)
             if rows == _ROW_GROUP_ROWS:
