@@ -60,7 +60,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
         program.kill(pump)
     assert f"process id {pump.pid}" in (tmp_path / "run.log").read_text()
     said = (tmp_path / "pump.log").read_text()
-    assert re.search(r"stopped at F = [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
+    assert re.search(r"stopped at frontier [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
     assert "Traceback" not in said
 
 
@@ -80,7 +80,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
         program.kill(pump)
     lines = [orjson.loads(line) for line in (tmp_path / "pump.log").read_text().splitlines()]
     assert f"127.0.0.1:{port}" in next(line["error"] for line in lines if line["event"] == "waiting for the server")
-    assert lines[-1]["event"].startswith("stopped at F = ")
+    assert lines[-1]["event"].startswith("stopped at frontier ")
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path:
             os.killpg(shell.pid, signal.SIGKILL)
     assert shell.returncode == 0, out + err
     assert "public.orders: equal (heap 1,000 rows, lake 1,000 rows)" in out
-    assert "stopped at F = " in err
+    assert "stopped at frontier " in err

@@ -164,7 +164,7 @@ def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, databas
     finally:
         program.kill(process)
     said = (tmp_path / "pump.log").read_text()
-    stopped = re.search(r"stopped at F = ([0-9A-F]+/[0-9A-F]+)", said)
+    stopped = re.search(r"stopped at frontier ([0-9A-F]+/[0-9A-F]+)", said)
     assert stopped, said[-2000:]
     assert parse_lsn(stopped[1]) == mirror.frontier(), "it says where F stands"
     assert "Traceback" not in said
