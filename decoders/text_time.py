@@ -31,7 +31,7 @@ _DAYS_OF_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _DAY_US = 86_400_000_000
 
 INFINITE_MICROSECONDS = 2**63 - 1
-"""294247-01-10 04:00:54.775807. A valid moment in Postgres, Arrow and Spark, but infinity in DuckDB: not stored so."""
+"""294247-01-10 04:00:54.775807. A valid moment in Postgres, Arrow and Spark, but infinity in DuckDB: out of range."""
 
 _Result = tuple[pa.Array, pa.Array | None]
 

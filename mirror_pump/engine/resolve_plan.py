@@ -68,8 +68,8 @@ def plan_resolve(table: LakeTable, listing: Listing) -> ResolvePlan | None:
     if table.partitioned:
         return None
     unsupported = [_Ranged.of(file, schema) for file in others]
-    resolved = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
-    if not resolved:
+    convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
+    if not convertible:
         return None
     tasks = tuple(
         ResolveTask(
@@ -80,17 +80,17 @@ def plan_resolve(table: LakeTable, listing: Listing) -> ResolvePlan | None:
             location=table.location,
             storage=table.storage,
         )
-        for data_files, deletes in _groups(data, resolved, schema)
+        for data_files, deletes in _groups(data, convertible, schema)
     )
     pending = sum(file.content is FileContent.EQUALITY_DELETES for files in by_manifest.values() for file in files)
     return ResolvePlan(
         tasks=tasks,
-        deletes=sum(file.records for file in resolved),
-        removed=frozenset(file.path for file in resolved),
+        deletes=sum(file.records for file in convertible),
+        removed=frozenset(file.path for file in convertible),
         positions=frozenset(chain.from_iterable(task.positions for task in tasks)),
         seen=paths_of(by_manifest),
         sequence_number=table.sequence_number,
-        complete=len(resolved) == pending,
+        complete=len(convertible) == pending,
     )
 
 

@@ -166,7 +166,7 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
     except ValueError as error:
         raise ForeignTable(
             f"column {document['name']!r} of the Iceberg table has the type {described!r}, unknown to the mirror",
-            "drop the column with the engine that added it or, if the table is set aside, unregister and register it;"
+            "drop the column with the engine that added it or, if the table has failed, unregister and register it;"
             " the columns of a mirrored table may only come from Postgres",
         ) from error
     return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id)

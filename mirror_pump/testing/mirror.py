@@ -221,7 +221,7 @@ class Mirror:
         return self._mirror_table(table)[0]
 
     def error(self, table: str) -> str:
-        """Why a table was set aside."""
+        """Why a table has failed."""
         return self._mirror_table(table)[1]
 
     def location(self, table: str) -> str:

@@ -77,7 +77,8 @@ def add(app: typer.Typer) -> None:
         detach: Annotated[
             bool,
             typer.Option(
-                "--detach", help="With --heap-retention: detach partitions, which stay as tables, not drop them"
+                "--detach",
+                help="With --heap-retention: detach partitions, which stay as tables, instead of dropping them",
             ),
         ] = False,
         dry_run: Annotated[

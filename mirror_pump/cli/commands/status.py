@@ -44,7 +44,7 @@ def add(app: typer.Typer) -> None:
             ),
         ] = None,
     ) -> int:
-        """Show problems; each table's state, lag, rows and files; the slot; and the leading pump.
+        """Show problems, each table's state, lag, rows and files, the slot, and the leading pump.
 
         Lag in bytes is the WAL between the frontier and now. Lag in seconds is the age of the newest published commit,
         or 0 if nothing relevant to the mirror was committed since the frontier.
