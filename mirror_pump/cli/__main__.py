@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _print_error(text: str, error: BaseException | None = None) -> None:
-    """Like mirror_pump.cli.output.remark, but without imports, since these may be what fails."""
+    """Like mirror_pump.cli.terminal.output.remark, but without imports, since these may be what fails."""
     import json
     import traceback
 

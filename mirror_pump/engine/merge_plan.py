@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
-from mirror_pump.engine.merging import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
-from mirror_pump.engine.resolving import OrderedFile
+from mirror_pump.engine.delete_conversion import OrderedFile
+from mirror_pump.engine.file_merge import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.files import FileContent
-from mirror_pump.lake.listing import Listing, LiveFile, listed, paths_of
-from mirror_pump.lake.merging import MergedFile
-from mirror_pump.lake.resolution import Resolution
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.merged_files import MergedFile
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
+from mirror_pump.lake.format.data_files import FileContent
 
 FANOUT = 8
 """This many files of one size class are merged into one. So a row is rewritten once per power of eight, and at most
@@ -57,7 +57,7 @@ def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePl
 
     `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
     current, unpartitioned spec are merged, whichever engine wrote them. Reads the manifests that the listing
-    (`mirror_pump.engine.resolve_plan.listing_for`) does not know yet. Raises LakeError.
+    (`mirror_pump.engine.conversion_plan.listing_for`) does not know yet. Raises LakeError.
     """
     present = _present(table, listing)
     if present is None:
@@ -66,7 +66,7 @@ def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePl
     return _plan(table, present, small, pile=True)
 
 
-def plan_renewal(table: LakeTable, listing: Listing) -> MergePlan | None:
+def plan_rewrite(table: LakeTable, listing: Listing) -> MergePlan | None:
     """Plans to rewrite the data file with the largest share of deleted rows, whatever its size, without these rows.
 
     None if no file reaches `WORN_SHARE`. Otherwise like `plan_merge`.
@@ -181,12 +181,14 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
     )
 
 
-def merge_resolution(plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None) -> Resolution:
+def merged_file_rewrite(
+    plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
+) -> FileRewrite:
     """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
     relied_on = set() if plan.data is None else set(plan.data.positions)
     if positions is not None:
         relied_on.update(positions.data)
-    return Resolution(
+    return FileRewrite(
         added=() if positions is None else positions.files,
         removed=plan.removed,
         relied_on=frozenset(relied_on),
@@ -201,7 +203,8 @@ def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) 
     """The data files to merge into one, oldest first; none if no size class is full.
 
     `pending`: the sequence numbers of all equality deletes, ascending. None of them lies between the numbers of two
-    chosen files, or equals one of them (mirror_pump.lake.merging explains why). Chosen are files of the largest class
+    chosen files, or equals one of them (mirror_pump.lake.commit.merged_files explains why). Chosen are files of the
+    largest class
     that has at least `FANOUT` files, then those of all smaller classes, oldest first, until they make up the target
     size. So a row is rewritten once per class, and once more each time that most of its neighbours have been deleted.
     """

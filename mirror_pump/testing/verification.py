@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.ops import compare_duckdb, compare_spark
-from mirror_pump.ops.comparison_engines import Engine
-from mirror_pump.ops.verify import verify
+from mirror_pump.ops.verify import compare_duckdb, compare_spark
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.verification import verify
 from mirror_pump.source.connect import connect
-from mirror_pump.source.leader import is_led
+from mirror_pump.source.stream.leader import is_led
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
@@ -38,7 +38,7 @@ def assert_verified(database: Database) -> int:
 def spark_report(settings: Settings, spark: SparkSession) -> dict[str, Any]:
     """The output of `mirror-pump verify --json`, computed in the same way, except that it uses a running Spark."""
     runner = SparkTaskRunner(spark, 2)
-    return verify(settings, engine=Engine(runner, partial(compare_spark.compare, spark))).to_json()
+    return verify(settings, engine=ComparisonEngine(runner, partial(compare_spark.compare, spark))).to_json()
 
 
 def _mirrors(database: Database) -> list[tuple[str, str, str]]:
@@ -62,7 +62,7 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
         with connect(database.dsn, autocommit=True) as connection:
             led = is_led(connection, slot)
         with nullcontext() if led else Mirror(database, settings, tasks).pumping(), duckdb_connection() as duckdb:
-            report = verify(settings, engine=Engine(tasks, partial(compare_duckdb.compare, duckdb)))
+            report = verify(settings, engine=ComparisonEngine(tasks, partial(compare_duckdb.compare, duckdb)))
     finally:
         tasks.close()
     # Nobody completes copies that are still running, so only tables that can be compared count.

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables, other_tables
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import count_text, remark, report_error, say
-from mirror_pump.cli.progress import copy_progress
+from mirror_pump.cli.arguments.completion import mirrored_tables, other_tables
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import count_text, remark, report_error, say
+from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.preview import TablePreview
+    from mirror_pump.ops.register.preview import TablePreview
 
 Tables = Annotated[
     list[str],
@@ -98,11 +98,11 @@ def add(app: typer.Typer) -> None:
         provably holds them. docs/retention.md explains how their rows are then read and corrected. The command first
         shows which partitions leave and when, and asks for confirmation.
         """
-        from mirror_pump.ops.preview import preview
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.registration import register as put_under_mirror
-        from mirror_pump.source.choices import parse_choices
-        from mirror_pump.source.retainable import RetentionWish
+        from mirror_pump.ops.register.preview import preview
+        from mirror_pump.ops.register.registration import register as put_under_mirror
+        from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.source.relations.column_choices import parse_choices
+        from mirror_pump.source.retention.retention_plan import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
         if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
@@ -159,8 +159,8 @@ def add(app: typer.Typer) -> None:
         A table whose partitions were dropped from the heap requires either --drop-lake or --keep-lake. If a table is
         refused, the others still proceed; exit code 1 reports it.
         """
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.unregistration import unregister as take_out
+        from mirror_pump.ops.register.unregistration import unregister as take_out
+        from mirror_pump.ops.setup.stored_settings import complete
 
         if drop_lake and keep_lake:
             raise UsageError("--drop-lake and --keep-lake exclude each other")

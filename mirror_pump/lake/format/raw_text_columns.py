@@ -1,0 +1,93 @@
+"""Raw text columns (sidecars): they hold values that a column's Iceberg type cannot hold, as text printed by Postgres.
+
+`amount numeric(10,2)` is decimal(10,2) in the lake, which has no NaN. The first NaN adds an optional string column
+`amount__raw` to the table. In the row, `amount` is NULL and `amount__raw` is `NaN`. Invariant: at least one of the two
+is NULL in each row, and both are NULL if and only if the value is NULL in Postgres.
+
+A sidecar's field ID is its column's plus a constant, like the ID of a list element, so no central counter is needed.
+The task that meets the first such value writes a data file with the sidecar, and the publish that commits the file adds
+the column to the schema if it is missing. The lake's schema alone records which sidecars exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+
+SIDECAR_IDS_FROM = 200_000
+"""A sidecar has the ID of its column plus this, beyond columns and list elements (ELEMENT_IDS_FROM)."""
+
+_SUFFIX = "__raw"
+_TEXT = ColumnType(Kind.STRING)
+
+
+def raw_text_id(field_id: int) -> int:
+    """Field ID of a column's sidecar; `field_id` is the column's."""
+    return SIDECAR_IDS_FROM + field_id
+
+
+def is_raw_text(field: LakeField) -> bool:
+    return field.field_id >= SIDECAR_IDS_FROM
+
+
+def without_raw_text(schema: LakeSchema) -> LakeSchema:
+    """The schema with only the columns that exist in Postgres."""
+    return replace(schema, fields=tuple(field for field in schema.fields if not is_raw_text(field)))
+
+
+def raw_text_fields(schema: LakeSchema) -> frozenset[int]:
+    """Field IDs of the columns that have a sidecar (not of the sidecars themselves)."""
+    return frozenset(field.field_id - SIDECAR_IDS_FROM for field in schema.fields if is_raw_text(field))
+
+
+def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
+    """The schema with sidecars for exactly the columns with the field IDs `columns`, behind all other columns.
+
+    Each sidecar is named after its column in `schema`, so a rename renames both. If the name is taken, compared without
+    case because Spark folds names, underscores are appended.
+    """
+    own = without_raw_text(schema)
+    wanted = set(columns)
+    taken = {field.name.lower() for field in own.fields}
+    added = []
+    # All columns that may ever need one take part in the naming, so a name does not depend on which came first.
+    for field in sorted(own.fields, key=lambda field: field.field_id):
+        if not field.type.holds_all:
+            name = field.name + _SUFFIX
+            while name.lower() in taken:
+                name += "_"
+            taken.add(name.lower())
+            if field.field_id in wanted:
+                added.append(LakeField(raw_text_id(field.field_id), name, _TEXT, required=False))
+    return replace(own, fields=(*own.fields, *added))
+
+
+def every_raw_text(schema: LakeSchema) -> LakeSchema:
+    """The schema with sidecars for all columns that can ever need one."""
+    return with_raw_text(schema, (field.field_id for field in schema.fields))
+
+
+def widened(rows: pa.Table, raw: Mapping[str, pa.ChunkedArray], schema: LakeSchema) -> pa.Table:
+    """The rows with all sidecars of `every_raw_text(schema)`. `raw`: sidecar values, by the name of their column."""
+    own = {raw_text_id(field.field_id): field.name for field in schema.fields}
+    for field in every_raw_text(schema).fields:
+        if is_raw_text(field):
+            values = raw.get(own[field.field_id])
+            rows = rows.append_column(field.name, pa.nulls(rows.num_rows, pa.string()) if values is None else values)
+    return rows
+
+
+def narrowed(rows: pa.Table, schema: LakeSchema) -> tuple[pa.Table, LakeSchema]:
+    """The `widened` rows without sidecars that are entirely NULL, and the schema of a file of these rows."""
+    used = [
+        field.field_id - SIDECAR_IDS_FROM
+        for field in every_raw_text(schema).fields
+        if is_raw_text(field) and rows.column(field.name).null_count < rows.num_rows
+    ]
+    file_schema = with_raw_text(schema, used)
+    return rows.select(file_schema.arrow.names), file_schema
