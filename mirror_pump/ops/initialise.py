@@ -137,6 +137,8 @@ def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -
     migration = migrate(connection)
     if migration.applied:
         say(f"schema modak: migrated ({', '.join(migration.applied)})")
+    elif migration.functions:
+        say(f"schema modak: functions replaced ({', '.join(migration.functions)})")
     else:
         say(f"schema modak: up to date (version {migration.after})")
     warehouse = _store_profile(connection, settings, say, undo)

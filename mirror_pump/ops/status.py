@@ -46,8 +46,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_pointers i USING (table_id)
  CROSS JOIN LATERAL (
        SELECT count(*) AS total, count(k.done_at) AS done,
               coalesce(sum(k.rows) FILTER (WHERE k.done_at IS NOT NULL), 0)::bigint AS rows

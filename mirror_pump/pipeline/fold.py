@@ -23,6 +23,7 @@ import pyarrow as pa
 from decoders.text import parse_rows
 from mirror_pump.engine.tasks import row_keys
 from mirror_pump.errors import ConnectionLost, LakeError, SourceError, TableError
+from mirror_pump.lake.catalog import load_pointer
 from mirror_pump.lake.commit import LakeTable, SegmentFiles
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.index_plan import SegmentKeys
@@ -201,7 +202,7 @@ class Folder:
                 continue
             turn = self._turns.setdefault(table.table_id, _Turn())
             try:
-                location = _location(connection, table)
+                location = load_pointer(connection, table.name.schema, table.lake_table)
                 if location is not None and location != turn.looked_at:
                     turn.looked_at = location
                     if cold_is_stale(LakeTable.load(location, self._storage), self._storage, _STALE_AGE):
@@ -278,12 +279,3 @@ def cold_is_stale(table: LakeTable, storage: StorageOptions, age: float) -> bool
 
 _POSITIONS = "-positions.parquet"
 """How names of position-delete files of ours end."""
-
-
-def _location(connection: PgConnection, table: MirroredTable) -> str | None:
-    row = connection.execute(
-        "SELECT metadata_location FROM modak.iceberg_tables"
-        " WHERE catalog_name = 'lake' AND table_namespace = %s AND table_name = %s",
-        (table.name.schema, table.lake_table),
-    ).fetchone()
-    return None if row is None else str(row[0])

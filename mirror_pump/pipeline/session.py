@@ -53,7 +53,7 @@ from mirror_pump.pipeline.work import (
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.leader import Leader
 from mirror_pump.source.pump_error import clear_error
-from mirror_pump.source.slot import wal_end
+from mirror_pump.source.slot import remove_from_publication, wal_end
 from mirror_pump.source.tables import load_table
 from sql import queries
 
@@ -323,9 +323,7 @@ class PumpSession:
             with suppress(SourceError), self._parts.connection.transaction() as transaction:
                 self._parts.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
                 with source_errors("having the server send no more of a table"):
-                    self._parts.connection.execute(
-                        _SQL["unpublish"], {"publication": publication, "table_id": table_id}
-                    )
+                    remove_from_publication(self._parts.connection, publication, table_id)
                 # It holds a lock now that registering needs: what is registered anew by now has to stay.
                 if self._parts.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
                     raise psycopg.Rollback(transaction)

@@ -13,7 +13,7 @@ from mirror_pump.pipeline.table_locks import limit_lock, with_lock_retries
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations import resolve_name
 from mirror_pump.source.retainable import leave_partitions, sheds
-from mirror_pump.source.slot import published_tables, remove_from_publication
+from mirror_pump.source.slot import remove_from_publication
 from mirror_pump.source.tables import delete_table, load_table
 from sql import queries
 
@@ -40,10 +40,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
         def take_out() -> None:
             with source_errors(f"unregistering {table.name}"), connection.transaction():
                 limit_lock(connection, settings)
-                # By its present name: it may have been renamed since, and its former name be another table's.
-                published = published_tables(connection, settings.publication).get(table.table_id)
-                if published is not None:
-                    remove_from_publication(connection, settings.publication, published)
+                remove_from_publication(connection, settings.publication, table.table_id)
                 # Whether it is published or not: a trigger that is left would fail for want of the table's row.
                 leave_partitions(connection, table)
                 connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})

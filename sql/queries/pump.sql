@@ -48,6 +48,3 @@ SELECT m.table_id, p.pubname
   JOIN pg_publication p ON p.pubname = s.publication_name
   JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = m.table_id::oid
  WHERE m.slot_name = %(slot)s AND m.state = 'failed';
-
--- name: unpublish
-SELECT modak.mirror_unpublish(%(publication)s, %(table_id)s);
