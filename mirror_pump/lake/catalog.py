@@ -9,6 +9,10 @@ from typing import Any
 
 import psycopg
 
+from sql import queries
+
+_SQL = queries("pointers")
+
 CATALOG = "lake"
 """The catalog's name in its tables, and in every engine's settings."""
 
@@ -25,15 +29,11 @@ share work by row group, and a file of one group, which 128 MiB make of most, is
 Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
 """Where the statements run: the caller decides on the transaction."""
 
-_ROW = "catalog_name = %s AND table_namespace = %s AND table_name = %s"
-# V1 marks tables; rows from before V1 have NULL. A view of the same name is not ours to touch.
-_IS_TABLE = "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)"
-
 
 def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
     """The table's current metadata location; None if the catalog does not have the table."""
     row = executor.execute(
-        f"SELECT metadata_location FROM modak.iceberg_tables WHERE {_ROW} AND {_IS_TABLE}",
+        _SQL["load"],
         (CATALOG, namespace, table),
     ).fetchone()
     return None if row is None else str(row[0])
@@ -42,8 +42,7 @@ def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
 def insert_pointer(executor: Executor, namespace: str, table: str, location: str) -> None:
     """Enters a new table. psycopg's UniqueViolation if it exists already."""
     executor.execute(
-        "INSERT INTO modak.iceberg_tables (catalog_name, table_namespace, table_name, metadata_location,"
-        " previous_metadata_location, iceberg_type) VALUES (%s, %s, %s, %s, NULL, 'TABLE')",
+        _SQL["insert"],
         (CATALOG, namespace, table, location),
     )
 
@@ -51,8 +50,7 @@ def insert_pointer(executor: Executor, namespace: str, table: str, location: str
 def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str) -> bool:
     """Moves the table from `old` to `new`. False if the pointer is not at `old` (any more): rebase and retry."""
     cursor = executor.execute(
-        "UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_location = metadata_location"
-        f" WHERE {_ROW} AND metadata_location = %s AND {_IS_TABLE}",
+        _SQL["swap"],
         (new, CATALOG, namespace, table, old),
     )
     return cursor.rowcount == 1
@@ -61,7 +59,7 @@ def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: 
 def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
     """Takes the table out of the catalog; its files stay. False if it was not there."""
     cursor = executor.execute(
-        f"DELETE FROM modak.iceberg_tables WHERE {_ROW} AND {_IS_TABLE}",
+        _SQL["delete"],
         (CATALOG, namespace, table),
     )
     return cursor.rowcount == 1
@@ -70,7 +68,6 @@ def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
 def ensure_namespace(executor: Executor, namespace: str) -> None:
     """Makes the namespace known to engines even while it has no table; the property is the one JdbcCatalog writes."""
     executor.execute(
-        "INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)"
-        " VALUES (%s, %s, 'exists', 'true') ON CONFLICT DO NOTHING",
+        _SQL["ensure_namespace"],
         (CATALOG, namespace),
     )

@@ -3,7 +3,7 @@
 A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
 transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction
 only once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however
-large a transaction is (design section 4).
+large a transaction is.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.upkeep import Upkeep, resolve_workers
 from mirror_pump.pipeline.watching import Watcher, judge
 from mirror_pump.pipeline.work import Work
+from mirror_pump.source.catalog_schema import require_current
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.shape import note_reader
 from mirror_pump.source.slot import SystemIdentity, check_publication, check_slot
@@ -176,7 +177,8 @@ def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> Non
 
 
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Its publication, and F."""
+    """Its publication, and F. Another program may have brought the catalog up to date since the last session."""
+    require_current(connection)
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")

@@ -464,5 +464,5 @@ def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> boo
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:
-    """The published pointer to S, as the seam protocol names its parts (seeds/002, cutline.lake_props)."""
+    """The published pointer to S, as the seam protocol names its parts (cutline.lake_props)."""
     return {"metadata_location": staged.new_location, "snapshot_id": str(staged.snapshot_id)}

@@ -19,6 +19,7 @@ from sql import queries
 
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
+_TABLES_SQL = queries("tables")
 
 
 def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool = False) -> str:
@@ -98,10 +99,7 @@ def _formerly_registered(connection: PgConnection, text: str) -> MirroredTable |
         except pg_errors.InvalidParameterValue:
             parts = []
         found = connection.execute(
-            "SELECT table_id FROM modak.tables, LATERAL (VALUES"
-            " (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),"
-            " (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)"
-            " WHERE fits ORDER BY preference LIMIT 1",
+            _TABLES_SQL["formerly"],
             {"parts": parts, "text": text},
         ).fetchone()
     return None if found is None else load_table(connection, TableId(found[0]))

@@ -23,17 +23,8 @@ from mirror_pump.source.catalog_functions import (
     program_version,
 )
 
+_SQL = sql.queries("catalog")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
-
-# It is made before the first migration, which is recorded in it.
-_LEDGER = """
-CREATE TABLE IF NOT EXISTS modak.mirror_migrations (
-    version     int         PRIMARY KEY,
-    name        text        NOT NULL,
-    applied_at  timestamptz NOT NULL DEFAULT now()
-);
-COMMENT ON TABLE modak.mirror_migrations IS 'The migrations of mirror-pump that this database has had';
-"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     """
     ledger, seam = _one(
         connection,
-        "SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL",
+        _SQL["catalogs"],
     )
     if not ledger:
         if seam:
@@ -72,8 +63,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
         return None
     version, seam_version = _one(
         connection,
-        "SELECT (SELECT coalesce(max(version), 0) FROM modak.mirror_migrations),"
-        " (SELECT coalesce(max(version), 0) FROM modak.schema_meta)",
+        _SQL["versions"],
     )
     for kind, found, known in (
         ("catalog", version, latest_version()),
@@ -135,7 +125,7 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
             # Asked first: CREATE SCHEMA IF NOT EXISTS wants the right to create even where the schema is there.
             if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
                 connection.execute("CREATE SCHEMA modak")
-            _script(connection, _LEDGER)
+            _script(connection, _SQL["ledger"])
         for step in pending:
             _script(connection, step.text)
             connection.execute(

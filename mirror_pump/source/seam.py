@@ -11,7 +11,7 @@ REPEATABLE READ snapshot P (exported for parallel readers), and a pin on exactly
    later. Rows at or above T are in the heap as P sees it. Their partitions are neither dropped, since the pin's T keeps
    them, nor truncated or rewritten under our feet, since their locks are held from before P on.
 
-That is stricter than the protocol asks (seeds: a reader takes heap and delta in whatever order under the pin), and what
+That is stricter than the protocol asks (under its pin, a reader may take heap and delta in any order), and what
 makes the reads of all tables of one `Moment` one point in time.
 """
 

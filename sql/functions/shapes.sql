@@ -140,3 +140,10 @@ SELECT jsonb_build_object(
   CROSS JOIN told
  WHERE c.oid = relation
 $$;
+
+-- Names of the generated columns of a shape that are not mirrored.
+CREATE OR REPLACE FUNCTION modak.mirror_left_out(shape jsonb) RETURNS text[]
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(coalesce(nullif(shape -> 'columns', 'null'), '[]')) c
+              WHERE (c ->> 'generated')::boolean ORDER BY (c ->> 'attnum')::int)
+$$;

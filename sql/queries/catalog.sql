@@ -1,5 +1,22 @@
 -- How schema modak is brought up to date (mirror_pump/source/catalog_schema.py, catalog_functions.py).
 
+-- name: catalogs
+-- Whether our catalog is there, and the seam catalog.
+SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL;
+
+-- name: versions
+SELECT (SELECT coalesce(max(version), 0) FROM modak.mirror_migrations),
+       (SELECT coalesce(max(version), 0) FROM modak.schema_meta);
+
+-- name: ledger
+-- It is made before the first migration, which is recorded in it.
+CREATE TABLE IF NOT EXISTS modak.mirror_migrations (
+    version     int         PRIMARY KEY,
+    name        text        NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.mirror_migrations IS 'The migrations of mirror-pump that this database has had';
+
 -- name: save_settings
 SELECT current_setting('check_function_bodies'), current_setting('search_path');
 

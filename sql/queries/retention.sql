@@ -104,6 +104,11 @@ UPDATE modak.partitions
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering'
    AND modak.watch_mark(relation_id::oid) = %(watched_as)s;
 
+-- name: unproven
+-- A partition that is to be proven, once more or for the first time.
+UPDATE modak.partitions SET state = 'tiering', proven_at = NULL
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s;
+
 -- name: drop
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
 
