@@ -112,9 +112,7 @@ SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_loca
   JOIN modak.tables t USING (table_id)
   JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('copying', 'filling')
-   AND NOT (t.heap_retention_lag IS NOT NULL OR c.tier_key_hi >
-             CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
-                  ELSE -9223372036854775808 END);
+   AND t.heap_retention_lag IS NULL AND modak.moved_cut(t.table_id) IS NULL;
 
 -- name: clock
 SELECT clock_timestamp();
