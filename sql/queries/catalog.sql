@@ -1,4 +1,4 @@
--- How schema modak is brought up to date (mirror_pump/source/catalog_schema.py, catalog_functions.py).
+-- How schema modak is brought up to date (mirror_pump/source/catalog/catalog_schema.py, catalog_functions.py).
 
 -- name: catalogs
 -- Whether our catalog is there, and the seam catalog.

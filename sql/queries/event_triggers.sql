@@ -1,4 +1,4 @@
--- The event triggers (mirror_pump/source/shape.py), each by its name; their functions are in sql/functions/event_triggers.sql.
+-- The event triggers (mirror_pump/source/relations/change_notes.py), each by its name; their functions are in sql/functions/event_triggers.sql.
 -- It takes a superuser to create them.
 
 -- name: mirror_pump_ddl

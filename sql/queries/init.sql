@@ -1,4 +1,4 @@
--- What `init` records (mirror_pump/ops/initialise.py).
+-- What `init` records (mirror_pump/ops/setup/initialisation.py).
 
 -- name: slots
 SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn

@@ -1,4 +1,4 @@
--- Names that commands print or complete (mirror_pump/ops: readers.py, connect.py; mirror_pump/cli/completion.py).
+-- Names that commands print or complete (mirror_pump/ops: readers.py, connect.py; mirror_pump/cli/arguments/completion.py).
 
 -- name: relations
 -- A table and its partitions.

@@ -1,4 +1,4 @@
--- Rows of Iceberg's JDBC catalog (mirror_pump/lake/catalog.py). V1 of its layout marks tables; rows from before have NULL there. A
+-- Rows of Iceberg's JDBC catalog (mirror_pump/lake/commit/catalog.py). V1 of its layout marks tables; rows from before have NULL there. A
 -- view of the same name is not ours to touch.
 
 -- name: load

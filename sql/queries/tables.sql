@@ -1,4 +1,4 @@
--- Registrations of mirrored tables (mirror_pump/source/tables.py, pipeline/unregistration.py).
+-- Registrations of mirrored tables (mirror_pump/source/catalog/tables.py, ops/register/unregistration.py).
 
 -- name: select
 -- Everything about mirrored tables; a condition follows.

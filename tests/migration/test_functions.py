@@ -11,11 +11,12 @@ import pytest
 
 import sql
 from mirror_pump.errors import SourceError
-from mirror_pump.source import catalog_functions, catalog_schema
-from mirror_pump.source.catalog_schema import MigrationResult, migrate, require_current
+from mirror_pump.source import catalog_functions
+from mirror_pump.source.catalog import catalog_schema
+from mirror_pump.source.catalog.catalog_schema import MigrationResult, migrate, require_current
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.integration.retention_heap import Heap
+from tests.support.retention_heap import Heap
 
 Files = Callable[..., None]
 

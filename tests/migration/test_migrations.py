@@ -9,7 +9,7 @@ import pytest
 
 import sql
 from mirror_pump.errors import SourceError
-from mirror_pump.source.catalog_schema import (
+from mirror_pump.source.catalog.catalog_schema import (
     MigrationResult,
     installed_version,
     latest_version,

@@ -1,0 +1,68 @@
+"""What `status` says of tables with heap retention: T, partitions, pins, and corrections that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mirror_pump.model import TableId, TierKind
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.relations.tier_keys import NEVER, shown, span_text
+from sql import queries
+
+_SQL = queries("status")
+
+
+@dataclass(frozen=True)
+class RetentionState:
+    """One table that has heap retention, or is pinned by readers."""
+
+    cut: str
+    """T, as SQL prints the tier key."""
+    lag: str | None
+    """heap_retention; None if nothing leaves."""
+    retention_line: int | None
+    partitions: Mapping[str, int]
+    """How many are in each state."""
+    stopped: str | None
+    not_made: str | None
+    """Why a partition could not be made ahead."""
+    waits_for: str | None
+    """Why the oldest partition that waits does not go on: for a reader's pin, say."""
+    delta_rows: int
+    delta_unfolded: int
+    delta_age: float | None
+    """Seconds since the oldest correction that is not folded."""
+    pins: int
+    expired_pins: int
+    oldest_pin_age: float | None
+    """Seconds, of those that have not expired."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cut": self.cut,
+            "heap_retention": self.lag,
+            "retention_line": self.retention_line,
+            "partitions": dict(self.partitions),
+            "stopped": self.stopped,
+            "not_made": self.not_made,
+            "waits_for": self.waits_for,
+            "delta_rows": self.delta_rows,
+            "delta_unfolded": self.delta_unfolded,
+            "delta_age": self.delta_age,
+            "pins": self.pins,
+            "expired_pins": self.expired_pins,
+            "oldest_pin_age": self.oldest_pin_age,
+        }
+
+
+def retention_states(connection: PgConnection, slot: str) -> dict[TableId, RetentionState]:
+    """By table; only those of which there is something to say."""
+    found = {}
+    for table_id, kind_name, cut, lag, *rest in connection.execute(_SQL["retention"], (slot,)).fetchall():
+        kind = TierKind(kind_name) if kind_name in list(TierKind) else TierKind.BIGINT
+        found[TableId(table_id)] = RetentionState(
+            shown(kind, cut), None if lag is None or lag == NEVER else span_text(kind, lag), *rest
+        )
+    return found
