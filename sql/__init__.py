@@ -1,9 +1,17 @@
-"""The catalog's SQL as package data: the whole schema, and the numbered migrations that lead to it."""
+"""The catalog's SQL as package data: tables come from numbered migrations, functions and views from files by subject.
+
+- migrations/: tables, indexes, constraints. Each runs once in a database.
+- functions/: everything that can be replaced where it is. A file runs again whenever its text has changed.
+- queries/: the statements that the program runs, by name.
+- roles/: what other roles are granted.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 
 SEAM_VERSION = 1
@@ -22,9 +30,18 @@ class Migration:
     text: str
 
 
-def schema() -> str:
-    """The current schema in one piece, for reading and for the proof that the migrations lead there."""
-    return (resources.files(__name__) / "schema.sql").read_text(encoding="utf-8")
+@dataclass(frozen=True)
+class FunctionFile:
+    """A file of sql/functions: it may run any number of times, in any order with the others."""
+
+    name: str
+    """Without `.sql`."""
+    text: str
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the text, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def migrations() -> tuple[Migration, ...]:
@@ -36,6 +53,15 @@ def migrations() -> tuple[Migration, ...]:
     )
     assert [step.version for step in found] == list(range(1, len(found) + 1)), "migrations are numbered 1, 2, 3 ..."
     return tuple(found)
+
+
+def functions() -> tuple[FunctionFile, ...]:
+    """The functions, views and triggers of schema modak, by subject, in the order of the files' names."""
+    return tuple(
+        FunctionFile(file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
+        for file in sorted((resources.files(__name__) / "functions").iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".sql")
+    )
 
 
 def queries(name: str) -> dict[str, str]:

@@ -33,8 +33,7 @@ SELECT a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, format_type(a.attty
 -- name: seam
 SELECT c.lake_snapshot_id, i.metadata_location
   FROM modak.cutline c JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s;
 
 -- name: lock_pins

@@ -1,4 +1,4 @@
--- Where files of registrations that have ended are (mirror_pump/source/former_locations.py).
+-- Where files of registrations that have ended are (mirror_pump/source/catalog/former_locations.py).
 
 -- name: record
 -- In the transaction that ends the registration, while its rows are still there.
@@ -6,8 +6,7 @@ INSERT INTO modak.former_locations (location, schema_name, table_name, metadata_
 SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_at, %(ended_by)s
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_pointers i USING (table_id)
  WHERE m.table_id = %(table_id)s
 ON CONFLICT (location) DO NOTHING;
 

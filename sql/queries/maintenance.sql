@@ -11,8 +11,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.stat
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE m.slot_name = %(slot)s AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
  ORDER BY m.table_id;
 
@@ -111,12 +110,9 @@ SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_loca
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('waiting', 'copying', 'filling')
-   AND NOT (t.heap_retention_lag IS NOT NULL OR c.tier_key_hi >
-             CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
-                  ELSE -9223372036854775808 END);
+   AND t.heap_retention_lag IS NULL AND modak.moved_cut(t.table_id) IS NULL;
 
 -- name: clock
 SELECT clock_timestamp();
@@ -132,8 +128,7 @@ SELECT m.table_id, t.schema_name, t.table_name, s.stats, s.collected_at,
        sweep.sequence, pass.phase, pass.errors
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
   LEFT JOIN modak.lake_stats s USING (table_id)
   LEFT JOIN LATERAL (
        SELECT (o.details ->> 'sequence_number')::bigint AS sequence FROM modak.op_log o

@@ -22,8 +22,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_pointers i USING (table_id)
  WHERE m.table_id = ANY (%(table_ids)s);
 
 -- name: due_to_go_live
@@ -33,8 +32,7 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
   FROM modak.mirror_tables m
   JOIN modak.mirror_slots s USING (slot_name)
   JOIN modak.tables t USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_pointers i USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn)
    AND NOT (m.state = 'copying' AND m.columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(m.table_id) IS NOT NULL);
@@ -44,8 +42,7 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
 SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), i.metadata_location, m.state = 'failed'
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_pointers i USING (table_id)
  ORDER BY m.table_id;
 
 -- name: left_to_the_lake

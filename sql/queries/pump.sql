@@ -58,6 +58,3 @@ SELECT table_id, error FROM modak.mirror_tables
 -- Of tables that failed, those that were dropped since: no change of theirs is looked at any more.
 UPDATE modak.mirror_tables m SET state = 'dropped', error = %(error)s, updated_at = now()
  WHERE m.slot_name = %(slot)s AND m.state = 'failed' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_id::oid);
-
--- name: unpublish
-SELECT modak.mirror_unpublish(%(publication)s, %(table_id)s);

@@ -14,7 +14,7 @@ SELECT m.retention, m.state = 'live', t.heap_retention_lag, c.tier_key_hi, s.app
 
 -- name: partitions
 SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.sealed_lsn, p.truncated, p.reason, p.attempts,
-       n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture_row'), modak.retained_by(c.oid, 'cold_row'),
+       n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture'), modak.retained_by(c.oid, 'cold'),
        coalesce(p.disproved_at > now() - interval '1 day', false),
        extract(epoch FROM clock_timestamp() - p.proven_at)::float8
   FROM modak.partitions p
@@ -31,7 +31,7 @@ SELECT a.relation::bigint, c.reltuples::float8, pg_total_relation_size(c.oid)
 
 -- name: attached
 SELECT a.relation::bigint, n.nspname, c.relname, a.lo, a.hi, a.is_default, c.relkind = 'r',
-       modak.retained_by(c.oid, 'route_old_row')
+       modak.retained_by(c.oid, 'default')
   FROM modak.tier_partitions(%(table_id)s::bigint::oid) a
   JOIN pg_class c ON c.oid = a.relation JOIN pg_namespace n ON n.oid = c.relnamespace
  ORDER BY a.hi, a.lo;
@@ -104,6 +104,11 @@ UPDATE modak.partitions
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering'
    AND modak.watch_mark(relation_id::oid) = %(watched_as)s;
 
+-- name: unproven
+-- A partition that is to be proven, once more or for the first time.
+UPDATE modak.partitions SET state = 'tiering', proven_at = NULL
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s;
+
 -- name: drop
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
 
@@ -152,13 +157,12 @@ SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', 
 -- The metadata files of S and of the lake table.
 SELECT c.lake_props ->> 'metadata_location', i.metadata_location
   FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  LEFT JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s;
 
 -- name: pin
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
-VALUES (%(table_id)s, %(snapshot_id)s, %(cut)s, now() + make_interval(secs => %(seconds)s), true) RETURNING pin_id;
+SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
+                                    snapshot_id => %(snapshot_id)s, cut => %(cut)s);
 
 -- name: renew_pin
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;

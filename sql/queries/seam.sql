@@ -8,19 +8,13 @@ SELECT n.name, t.table_id
  ORDER BY n.place;
 
 -- name: pin
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
-SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + %(seconds)s * interval '1 second', true
-  FROM modak.cutline c
- WHERE c.table_id = ANY (%(table_ids)s)
-RETURNING pin_id, table_id, pinned_tier_key_hi, pinned_lake_snapshot_id;
+SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
+  FROM modak.pin_tables(%(table_ids)s::bigint[], make_interval(secs => %(seconds)s));
 
 -- name: pin_snapshot
 -- A snapshot beside S: of `main`, or of the past.
-INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
-SELECT c.table_id, %(snapshot_id)s, c.tier_key_hi, now() + %(seconds)s * interval '1 second', true
-  FROM modak.cutline c
- WHERE c.table_id = %(table_id)s
-RETURNING pin_id;
+SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
+                                    snapshot_id => %(snapshot_id)s);
 
 -- name: seam
 -- What the pinned tables' cut-lines say as of the reader's snapshot.
@@ -31,13 +25,12 @@ SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = ANY (%(table_ids)s)
  ORDER BY c.table_id;
 
 -- name: keep
-UPDATE modak.read_pins SET expires_at = now() + %(seconds)s * interval '1 second' WHERE pin_id = ANY (%(pins)s);
+UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = ANY (%(pins)s);
 
 -- name: release
 DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);

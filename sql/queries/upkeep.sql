@@ -6,8 +6,7 @@ SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, 
                    ELSE i.metadata_location END
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
  ORDER BY m.table_id;
 
@@ -17,8 +16,7 @@ SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, 
 SELECT i.metadata_location
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE m.table_id = %(table_id)s AND m.state = 'live'
    AND NOT EXISTS (SELECT FROM modak.op_log o
                     WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s');
@@ -29,8 +27,7 @@ SELECT i.metadata_location
 SELECT coalesce(m.staged_location, i.metadata_location)
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+  JOIN modak.lake_pointers i USING (table_id)
  WHERE m.table_id = %(table_id)s AND m.state = 'filling' AND m.live_after_lsn IS NULL;
 
 -- name: filled

@@ -11,21 +11,13 @@ SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(rela
 -- name: pin
 -- F, every table's T, and the lake at F, of one moment, kept from expiry while they are compared. S of a table with heap
 -- retention is what is below T; the lake at F is what the catalog's pointer names.
-WITH pinned AS (
-    -- It reads nothing of the delta.
-    INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
-    SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '6 hours', true
-      FROM modak.cutline c
-     WHERE c.table_id = ANY (%(table_ids)s)
-    RETURNING pin_id, table_id)
-SELECT p.pin_id, c.table_id, c.replicated_lsn,
-       CASE WHEN t.heap_retention_lag IS NULL AND c.tier_key_hi = -9223372036854775808
-            THEN c.lake_props ->> 'metadata_location' ELSE i.metadata_location END,
-       c.tier_key_hi, m.state = 'live', m.start_lsn
-  FROM pinned p JOIN modak.cutline c USING (table_id) JOIN modak.tables t USING (table_id)
-  JOIN modak.mirror_tables m USING (table_id)
-  JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table;
+-- All of that comes from the function, which reads it under the pin.
+SELECT p.pin_id, p.table_id, p.replicated_lsn,
+       CASE WHEN t.heap_retention_lag IS NULL AND p.tier_key_hi = -9223372036854775808
+            THEN p.lake_props ->> 'metadata_location' ELSE p.metadata_location END,
+       p.tier_key_hi, p.state = 'live', p.start_lsn
+  FROM modak.pin_tables(%(table_ids)s::bigint[], interval '6 hours') p JOIN modak.tables t USING (table_id)
+ WHERE p.metadata_location IS NOT NULL;
 
 -- name: copies
 -- Of those tables that are being copied, how far they are.

@@ -11,5 +11,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON modak.read_pins TO :"reader";
 -- Iceberg's JDBC catalog: Spark, Trino, pyiceberg, and whoever wants the metadata file.
 GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"reader";
 
--- `mirror-pump sql`, `wait` and `connect`, mirror_pump.spark.read, modak.wait_for, and modak.status for dashboards.
-GRANT SELECT ON modak.mirror_migrations, modak.mirror_slots, modak.mirror_tables, modak.status TO :"reader";
+-- `mirror-pump sql`, `wait` and `connect`, mirror_pump.spark.read, modak.pin, modak.wait_for, and modak.status for dashboards.
+GRANT SELECT ON modak.mirror_migrations, modak.mirror_functions, modak.mirror_slots, modak.mirror_tables,
+    modak.lake_pointers, modak.status TO :"reader";

@@ -1,20 +1,24 @@
-"""The migrations lead to sql/schema.sql, run once, and leave databases alone that they do not understand."""
+"""Migrations run once, in order, and leave databases alone that they do not understand."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import psycopg
 import pytest
 
 import sql
 from mirror_pump.errors import SourceError
-from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate, require_current
+from mirror_pump.source.catalog.catalog_schema import (
+    MigrationResult,
+    installed_version,
+    latest_version,
+    migrate,
+    require_current,
+)
 from mirror_pump.testing.database import Database
 
-# Everything that a schema consists of here, one line each, without OIDs. Names of constraints and indexes count:
-# later migrations refer to them.
+# Everything that a schema consists of here, one line each, without OIDs.
 _CATALOG = """
 SELECT 'relation ' || relname || ' ' || relkind::text || coalesce(' # ' || obj_description(oid, 'pg_class'), '')
        || coalesce(' ' || array_to_string(reloptions, ','), '')
@@ -45,25 +49,25 @@ SELECT format('sequence %s %s %s %s', sequencename, data_type, start_value, incr
 ORDER BY 1
 """
 
-_CONTENT = """
-SELECT 'meta', version::text FROM modak.schema_meta
-UNION ALL SELECT 'profile', profile_name || warehouse || is_default FROM modak.storage_profiles ORDER BY 1, 2
-"""
-
 
 def _migrate(database: Database) -> tuple[str, ...]:
     with database.connect() as connection:
         return migrate(connection).applied
 
 
-def test_migrations_lead_to_the_schema(new_database: Callable[[], Database]) -> None:
-    migrated, written = new_database(), new_database()
-    _migrate(migrated)
-    with written.connect() as connection:
-        connection.execute(sql.schema().encode())
-    assert len(migrated.rows(_CATALOG)) > 100
-    assert migrated.rows(_CATALOG) == written.rows(_CATALOG)
-    assert migrated.rows(_CONTENT) == written.rows(_CONTENT)
+_LATER = sql.Migration(len(sql.migrations()) + 1, "later", "CREATE TABLE modak.later (a int); DROP VIEW modak.status;")
+_LATER_NAME = f"{_LATER.version:04d}_later"
+
+
+def test_every_function_fits_the_tables_and_the_other_functions(database: Database) -> None:
+    """They are applied unchecked, since files refer to each other in any order. Here the server looks at each body."""
+    _migrate(database)
+    catalog = database.rows(_CATALOG)
+    with database.connect() as connection:
+        assert connection.execute("SHOW check_function_bodies").fetchone() == ("on",)
+        for file in sql.functions():
+            connection.execute(file.text.encode())
+    assert database.rows(_CATALOG) == catalog
 
 
 def test_a_second_run_does_nothing(database: Database) -> None:
@@ -71,9 +75,15 @@ def test_a_second_run_does_nothing(database: Database) -> None:
         first = migrate(connection)
         assert (first.before, first.after) == (0, latest_version())
         assert first.applied == tuple(f"{step.version:04d}_{step.name}" for step in sql.migrations())
+        assert first.functions == tuple(file.name for file in sql.functions())
         catalog = database.rows(_CATALOG)
-        second = migrate(connection)
-        assert (second.before, second.after, second.applied) == (latest_version(), latest_version(), ())
+        with connection.transaction():
+            second = migrate(connection)
+            locks = connection.execute(
+                "SELECT DISTINCT mode FROM pg_locks WHERE pid = pg_backend_pid() AND locktype IN ('relation', 'object')"
+            ).fetchall()
+        assert second == MigrationResult(latest_version(), latest_version(), (), ())
+        assert locks == [("AccessShareLock",)]
         require_current(connection)
     assert database.rows(_CATALOG) == catalog
 
@@ -81,16 +91,22 @@ def test_a_second_run_does_nothing(database: Database) -> None:
 def test_a_later_program_goes_on_where_an_earlier_one_stopped(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = sql.migrations()
-    monkeypatch.setattr(sql, "migrations", lambda: steps[:1])
-    assert _migrate(database) == ("0001_seam_catalog",)
+    _migrate(database)
     database.execute("UPDATE modak.storage_profiles SET warehouse = 'file:///kept'")
-    monkeypatch.undo()
+    former = database.rows(_CATALOG)
+    steps = (*sql.migrations(), _LATER)
+    monkeypatch.setattr(sql, "migrations", lambda: steps)
     with database.connect() as connection, pytest.raises(SourceError) as caught:
         require_current(connection)
     assert "mirror-pump init" in caught.value.remedy
-    assert _migrate(database) == tuple(f"{step.version:04d}_{step.name}" for step in steps[1:])
+    assert _migrate(database) == (_LATER_NAME,)
     assert database.rows("SELECT warehouse FROM modak.storage_profiles") == [("file:///kept",)]
+    # The view that the migration dropped is there again, though its file is what it was.
+    assert set(database.rows(_CATALOG)) - set(former) == {
+        ("column later.a #1 integer default ",),
+        ("relation later r",),
+    }
+    assert set(former) <= set(database.rows(_CATALOG))
 
 
 def test_a_failing_migration_leaves_nothing_behind(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,19 +150,21 @@ def test_a_database_without_a_catalog_says_what_to_run(database: Database) -> No
 
 
 def test_two_programs_at_once_migrate_once(database: Database) -> None:
-    applied: list[tuple[str, ...]] = []
+    applied: list[MigrationResult] = []
     start = threading.Barrier(4)
 
     def run() -> None:
-        start.wait(10)
-        applied.append(_migrate(database))
+        with database.connect() as connection:
+            start.wait(10)
+            applied.append(migrate(connection))
 
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert sorted(map(len, applied)) == [0, 0, 0, len(sql.migrations())]
+    assert sorted(len(result.applied) for result in applied) == [0, 0, 0, len(sql.migrations())]
+    assert sorted(len(result.functions) for result in applied) == [0, 0, 0, len(sql.functions())]
 
 
 def test_a_role_without_rights_is_told_what_to_ask_for(database: Database) -> None:

@@ -20,7 +20,8 @@ from mirror_pump.engine import session
 for module in (decoders.columns, mirror_pump.errors, sql):
     assert pathlib.Path(module.__file__).is_relative_to({place!r}), module.__file__
 assert latest_version() == {version}
-assert "modak.cutline" in sql.schema()
+assert "modak.cutline" in sql.migrations()[0].text
+assert "modak.pin(" in next(file.text for file in sql.functions() if file.name == "pins")
 assert pathlib.Path(session.__file__).with_name("log4j2.properties").exists()
 """
 
@@ -47,7 +48,7 @@ def test_everything_that_git_would_ship_is_in_it(wheel: Path) -> None:
         for path in (_ROOT / package).rglob("*")
         if path.is_file() and path.suffix in {".py", ".sql", ".properties", ".typed"}
     }
-    assert {"sql/schema.sql", "sql/migrations/0001_seam_catalog.sql"} <= here
+    assert {"sql/functions/pins.sql", "sql/migrations/0001_catalog.sql"} <= here
     assert shipped == here
 
 

@@ -9,24 +9,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from sql import queries
+
 if TYPE_CHECKING:
     from mirror_pump.source.connect import PgConnection
 
+_SQL = queries("names")
 _CONNECT_SECONDS = 2
 """Connection timeout, the minimum of libpq: the user is waiting for the completion."""
-
-_MIRRORED = """
-SELECT quote_ident(schema_name) || '.' || quote_ident(table_name), quote_ident(table_name),
-       coalesce(pg_table_is_visible(to_regclass(quote_ident(schema_name) || '.' || quote_ident(table_name))), false)
-  FROM modak.tables ORDER BY 1
-"""
-_OTHERS = """
-SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(c.relname), pg_table_is_visible(c.oid)
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
-   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'modak')
- ORDER BY 1
-"""
 
 
 def mirrored_tables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -43,11 +33,11 @@ def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[st
     try:
         with _connection(ctx) as connection:
             known = connection.execute("SELECT to_regclass('modak.tables') IS NOT NULL").fetchone() == (True,)
-            rows = connection.execute(_MIRRORED).fetchall() if known else []
+            rows = connection.execute(_SQL["mirrored"]).fetchall() if known else []
             if not mirrored:
                 present = {name for name, _, _ in rows}
-                rows = [row for row in connection.execute(_OTHERS).fetchall() if row[0] not in present]
-    except Exception:  # noqa: BLE001 - the command being typed will report whatever is wrong
+                rows = [row for row in connection.execute(_SQL["others"]).fetchall() if row[0] not in present]
+    except Exception:  # noqa: BLE001 - whatever is wrong, the command that is being typed says it better
         return []
     found = [str(name) for name, _, _ in rows if name.startswith(incomplete)]
     # Without the schema if the user began so, and only if Postgres finds the table that way.

@@ -9,6 +9,10 @@ from typing import Any
 
 import psycopg
 
+from sql import queries
+
+_SQL = queries("pointers")
+
 CATALOG = "lake"
 """Name of the catalog in its own tables and in every engine's settings."""
 
@@ -28,15 +32,11 @@ Iceberg's default of 128 MiB most files have only one, which a single thread sca
 Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
 """What runs the statements. The caller owns the transaction."""
 
-_ROW = "catalog_name = %s AND table_namespace = %s AND table_name = %s"
-# Schema V1 marks tables; rows from before V1 have NULL. A view of the same name is not ours and must stay untouched.
-_IS_TABLE = "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)"
-
 
 def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
     """The table's current metadata location; None if the catalog does not have the table."""
     row = executor.execute(
-        f"SELECT metadata_location FROM modak.iceberg_tables WHERE {_ROW} AND {_IS_TABLE}",
+        _SQL["load"],
         (CATALOG, namespace, table),
     ).fetchone()
     return None if row is None else str(row[0])
@@ -45,8 +45,7 @@ def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
 def insert_pointer(executor: Executor, namespace: str, table: str, location: str) -> None:
     """Inserts a new table. Raises psycopg's UniqueViolation if it already exists."""
     executor.execute(
-        "INSERT INTO modak.iceberg_tables (catalog_name, table_namespace, table_name, metadata_location,"
-        " previous_metadata_location, iceberg_type) VALUES (%s, %s, %s, %s, NULL, 'TABLE')",
+        _SQL["insert"],
         (CATALOG, namespace, table, location),
     )
 
@@ -54,8 +53,7 @@ def insert_pointer(executor: Executor, namespace: str, table: str, location: str
 def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str) -> bool:
     """Moves the table's pointer from `old` to `new`. Returns False if it is not at `old` (any more): rebase, retry."""
     cursor = executor.execute(
-        "UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_location = metadata_location"
-        f" WHERE {_ROW} AND metadata_location = %s AND {_IS_TABLE}",
+        _SQL["swap"],
         (new, CATALOG, namespace, table, old),
     )
     return cursor.rowcount == 1
@@ -64,7 +62,7 @@ def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: 
 def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
     """Removes the table from the catalog; its files stay. Returns False if it was not there."""
     cursor = executor.execute(
-        f"DELETE FROM modak.iceberg_tables WHERE {_ROW} AND {_IS_TABLE}",
+        _SQL["delete"],
         (CATALOG, namespace, table),
     )
     return cursor.rowcount == 1
@@ -73,7 +71,6 @@ def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
 def ensure_namespace(executor: Executor, namespace: str) -> None:
     """Creates the namespace, so that engines see it even without tables. JdbcCatalog writes the same property."""
     executor.execute(
-        "INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)"
-        " VALUES (%s, %s, 'exists', 'true') ON CONFLICT DO NOTHING",
+        _SQL["ensure_namespace"],
         (CATALOG, namespace),
     )

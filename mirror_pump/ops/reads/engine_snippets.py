@@ -20,13 +20,12 @@ from mirror_pump.ops.reads.reader_roles import may_read
 from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
+from sql import queries
+
+_SQL = queries("names")
 
 PASSWORD = "PGPASSWORD"  # noqa: S105 - the name of the variable, not a password
 
-_TABLES = """
-SELECT table_namespace, table_name FROM modak.iceberg_tables
- WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW' ORDER BY 1, 2
-"""
 
 _ADVICE = """\
 # This reads as the role that mirror-pump itself connects as. `mirror-pump reader ROLE` lets another role read and no
@@ -46,7 +45,7 @@ def snippet(
         connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
         source_errors("reading the lake's tables"),
     ):
-        table = connection.execute(_TABLES).fetchone() or _EXAMPLE
+        table = connection.execute(_SQL["lake_tables"]).fetchone() or _EXAMPLE
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
     namespace, name = str(table[0]), str(table[1])

@@ -10,15 +10,11 @@ from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
-from sql import reader_role
+from sql import queries, reader_role
+
+_SQL = queries("names")
 
 _MAY_READ = "has_schema_privilege(r.oid, 'modak', 'USAGE') AND has_table_privilege(r.oid, 'modak.cutline', 'SELECT')"
-
-_RELATIONS = """
-SELECT format('%%I.%%I', n.nspname, c.relname)
-  FROM modak.mirror_tree(%s::bigint::oid) r
-  JOIN pg_class c ON c.oid = r.relation JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1
-"""
 
 
 def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
@@ -49,7 +45,7 @@ def _grants(connection: PgConnection, settings: Settings, role: str, tables: Seq
     for table in tables:
         _, table_id = resolve_name(connection, table)
         with source_errors(f"looking up the partitions of {table}"):
-            relations = connection.execute(_RELATIONS, (table_id,)).fetchall()
+            relations = connection.execute(_SQL["relations"], (table_id,)).fetchall()
         statements += [f"GRANT SELECT ON {relation} TO {identifier(role)};" for (relation,) in relations]
     return "\n".join(statements)
 

@@ -372,7 +372,7 @@ def _enter(
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
         # A table that is in the publication already (a leftover) is taken out first: only a change of the publication
         # makes the server describe the relation again before its next change, which is how the pump learns of us.
-        remove_from_publication(connection, settings.publication, table.name)
+        remove_from_publication(connection, settings.publication, table.table_id)
         add_to_publication(connection, settings.publication, table.name)
         connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         table = replace(table, start_lsn=wal_end(connection))

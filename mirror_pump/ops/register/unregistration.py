@@ -25,7 +25,7 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.retention.retention_plan import leave_partitions, sheds
 from mirror_pump.source.stream.leader import is_led
-from mirror_pump.source.stream.slot import published_tables, remove_from_publication
+from mirror_pump.source.stream.slot import remove_from_publication
 from sql import queries
 
 _TASKS_PATIENCE = timedelta(seconds=30)
@@ -33,6 +33,7 @@ _TASKS_PATIENCE = timedelta(seconds=30)
 
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
+_TABLES_SQL = queries("tables")
 
 
 def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool = False) -> str:
@@ -66,10 +67,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
         def take_out() -> None:
             with source_errors(f"unregistering {table.name}"), connection.transaction():
                 limit_lock(connection, settings)
-                # By its present name: it may have been renamed since, and its former name be another table's.
-                published = published_tables(connection, settings.publication).get(table.table_id)
-                if published is not None:
-                    remove_from_publication(connection, settings.publication, published)
+                remove_from_publication(connection, settings.publication, table.table_id)
                 # Whether it is published or not: a trigger that is left would fail for want of the table's row.
                 leave_partitions(connection, table)
                 connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})

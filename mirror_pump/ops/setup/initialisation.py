@@ -30,38 +30,17 @@ from mirror_pump.source.stream.slot import (
     sends_generated,
     system_identity,
 )
+from sql import queries
+
+_SQL = queries("init")
 
 PROBE = ".mirror-pump-init"
 """Written to the warehouse and removed: an unwritable one should fail here, not in the first batch."""
 
 Say = Callable[[str], None]
 
-_SLOTS = """
-SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
-  FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name
-"""
 _TABLES = "SELECT count(*) FROM modak.mirror_tables"
 _PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default FOR UPDATE"
-_STORE_PROFILE = """
-UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE is_default
-"""
-_STORE_SLOT = """
-INSERT INTO modak.mirror_slots
-       (slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at)
-VALUES (%s, %s, %s, %s, %s, %s, now())
-ON CONFLICT (slot_name) DO UPDATE
-   SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
-       system_identifier = excluded.system_identifier, timeline = excluded.timeline
-"""
-
-_COMPUTED = """
-SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
-       m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
-       array_agg(a.attname::text ORDER BY a.attnum)
-  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
- WHERE t.publication_name = %s AND m.state NOT IN ('failed', 'dropped') AND a.attgenerated = 's' AND NOT a.attisdropped
- GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1
-"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +116,8 @@ def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -
     migration = migrate(connection)
     if migration.applied:
         say(f"schema modak: migrated ({', '.join(migration.applied)})")
+    elif migration.functions:
+        say(f"schema modak: functions replaced ({', '.join(migration.functions)})")
     else:
         say(f"schema modak: up to date (version {migration.after})")
     warehouse = _store_profile(connection, settings, say, undo)
@@ -169,7 +150,7 @@ def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
         return ()
     return tuple(
         _Recorded(slot, publication, SystemIdentity(system, timeline, database), Lsn(applied))
-        for slot, publication, system, timeline, database, applied in connection.execute(_SLOTS).fetchall()
+        for slot, publication, system, timeline, database, applied in connection.execute(_SQL["slots"]).fetchall()
     )
 
 
@@ -215,7 +196,7 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
             say(f"warehouse: {stored}")
             return stored
         _probe(settings, wanted, undo)
-        connection.execute(_STORE_PROFILE, (wanted, Jsonb({**config, **options})))
+        connection.execute(_SQL["store_profile"], (wanted, Jsonb({**config, **options})))
     say(f"warehouse: {wanted} stored" + (f" (was {stored})" if stored not in ("", wanted) else ""))
     return wanted
 
@@ -227,7 +208,7 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
     with connection.transaction():
         if sends_generated(connection, publication):
             return
-        concerned = connection.execute(_COMPUTED, (publication,)).fetchall()
+        concerned = connection.execute(_SQL["computed"], (publication,)).fetchall()
         shedding = [name for name, sheds, _ in concerned if sheds]
         if shedding:
             say(
@@ -277,7 +258,7 @@ def _slot_made(connection: PgConnection, settings: Settings, say: Say, undo: Und
 def _store_slot(connection: PgConnection, settings: Settings, position: Lsn) -> None:
     identity = system_identity(connection)
     connection.execute(
-        _STORE_SLOT,
+        _SQL["store_slot"],
         (
             settings.slot,
             settings.publication,

@@ -9,19 +9,9 @@ from typing import Any
 from mirror_pump.model import TableId, TierKind
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import NEVER, shown, span_text
+from sql import queries
 
-_STATES = """
-SELECT s.table_id, t.tier_key_type, s.cutline_t, s.heap_retention_lag, s.retention_line,
-       coalesce(s.partition_states, '{}'),
-       s.retention_stopped, m.retention ->> 'not_made',
-       (SELECT p.reason FROM modak.partitions p
-         WHERE p.table_id = s.table_id AND p.state <> 'dropped' AND p.reason IS NOT NULL
-         ORDER BY p.tier_key_hi LIMIT 1),
-       s.delta_backlog, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8,
-       s.read_pins - s.expired_pins, s.expired_pins, extract(epoch FROM now() - s.oldest_pin)::float8
-  FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
- WHERE m.slot_name = %s AND (m.retention IS NOT NULL OR s.read_pins > 0)
-"""
+_SQL = queries("status")
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class RetentionState:
 def retention_states(connection: PgConnection, slot: str) -> dict[TableId, RetentionState]:
     """By table; only those of which there is something to say."""
     found = {}
-    for table_id, kind_name, cut, lag, *rest in connection.execute(_STATES, (slot,)).fetchall():
+    for table_id, kind_name, cut, lag, *rest in connection.execute(_SQL["retention"], (slot,)).fetchall():
         kind = TierKind(kind_name) if kind_name in list(TierKind) else TierKind.BIGINT
         found[TableId(table_id)] = RetentionState(
             shown(kind, cut), None if lag is None or lag == NEVER else span_text(kind, lag), *rest

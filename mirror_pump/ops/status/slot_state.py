@@ -10,28 +10,9 @@ from mirror_pump.model import Lsn
 from mirror_pump.ops.status.status_report import Holder, SlotState
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
+from sql import queries
 
-# Columns that not every version has are looked up by name in the row as a whole.
-_SLOT = """
-SELECT s.system_identifier, s.timeline, s.database_name, s.applied_lsn, s.applied_at, s.applied_commit_time,
-       r.slot_name IS NOT NULL, coalesce(r.active, false), r.wal_status,
-       (pg_current_wal_lsn() - r.restart_lsn)::bigint, (r.confirmed_flush_lsn - '0/0')::bigint,
-       to_jsonb(r) ->> 'invalidation_reason', (to_jsonb(r) ->> 'inactive_since')::timestamptz
-  FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
- WHERE s.slot_name = %s
-"""
-
-# A slot keeps the WAL from the beginning of the oldest transaction that is still open, however far the frontier is.
-# One that began before the newest published commit is worth a word; other roles' transactions are for
-# pg_read_all_stats to see.
-_HOLDER = """
-SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - since)::float8
-  FROM (SELECT 'transaction' AS kind, pid, application_name AS application, NULL AS prepared, xact_start AS since
-          FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
-         UNION ALL
-        SELECT 'prepared transaction', NULL, NULL, gid, prepared FROM pg_prepared_xacts) open
- WHERE since < %s ORDER BY since LIMIT 1
-"""
+_SQL = queries("status")
 
 
 @dataclass(frozen=True)
@@ -56,7 +37,7 @@ class _Slot:
 def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotState:
     """The slot as it is now. SourceError if the catalog does not know it."""
     row, error = _look(connection, slot)
-    holder = connection.execute(_HOLDER, (row.commit_time,)).fetchone() if row.commit_time is not None else None
+    holder = connection.execute(_SQL["holder"], (row.commit_time,)).fetchone() if row.commit_time is not None else None
     return SlotState(
         name=slot,
         publication=publication,
@@ -90,7 +71,7 @@ def _look(connection: PgConnection, slot: str) -> tuple[_Slot, SourceError | Non
 
 
 def _read(connection: PgConnection, slot: str) -> _Slot:
-    row = connection.execute(_SLOT, (slot,)).fetchone()
+    row = connection.execute(_SQL["slot"], (slot,)).fetchone()
     if row is None:
         raise SourceError(f"the catalog does not know slot {slot}", "run `mirror-pump init` first")
     return _Slot(*row)

@@ -21,43 +21,13 @@ from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, Mirro
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
-from mirror_pump.source.catalog.tables import GENERATED_LEFT_OUT
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
+from sql import queries
 
-# One statement, so that the frontier and the WAL position belong to one moment. What the pump reports as applied to
-# its walsender counts as reached: one with nothing in hand reports how far it has read, and publishes the frontier
-# only now and then. What the slot has confirmed does not: somebody else may have moved it. The
-# written position, not the insert position: that one is past the header of a page on which nothing stands yet, and an
-# idle lag would not be 0.
-_MIRROR = """
-SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
-       s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch, s.last_error,
-       (p.replay_lsn - '0/0')::bigint, p.reply_time
-  FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
-  LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
- WHERE s.slot_name = %s
-"""
-
-_TABLES = f"""
-SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
-       c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}, h.shape IS NULL OR modak.mirror_has_key(h.shape)
-  FROM modak.mirror_tables m
-  JOIN modak.tables t USING (table_id)
-  LEFT JOIN modak.mirror_shapes h USING (table_id)
-  LEFT JOIN modak.cutline c USING (table_id)
-  LEFT JOIN modak.iceberg_tables i
-    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
- CROSS JOIN LATERAL (
-       SELECT count(*) AS total, count(k.done_at) AS done,
-              coalesce(sum(k.rows) FILTER (WHERE k.done_at IS NOT NULL), 0)::bigint AS rows
-         FROM modak.copy_chunks k WHERE k.table_id = m.table_id AND k.generation = m.generation) p
- WHERE m.slot_name = %s
- ORDER BY t.schema_name, t.table_name
-"""
+_SQL = queries("status")
 
 
 _WAITS = "it is copied again once the transactions that wrote to it before have ended"
@@ -88,11 +58,11 @@ class StatusReader:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
-            row = self._connection.execute(_MIRROR, (self._settings.slot,)).fetchone()
+            row = self._connection.execute(_SQL["mirror"], (self._settings.slot,)).fetchone()
             slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
             assert row is not None, "no slot leaves the catalog"
             wal, at, database, applied, commit_time, named, epoch, stored_error, replayed, replied_at = row
-            tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
+            tables = self._connection.execute(_SQL["tables"].encode(), (self._settings.slot,)).fetchall()
             last_error = pump_error(stored_error)
             leader = self._leader(named, int(epoch), last_error, at)
             waiting = standbys(self._connection, self._settings.slot)

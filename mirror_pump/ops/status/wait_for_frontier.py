@@ -15,6 +15,9 @@ from mirror_pump.pipeline.session.listener import CHANNEL
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.stream.slot import wal_end
+from sql import queries
+
+_SQL = queries("status")
 
 POLL_INTERVAL = 0.05
 """Seconds. One indexed query each: cheap, and small beside the batch age."""
@@ -23,15 +26,6 @@ ASK_INTERVAL = 2.0
 """Seconds between two notifications: a pump that starts while we wait must hear of us, and each one writes WAL."""
 _FIRST_ASK = 0.25
 """As ASK_INTERVAL, after the first; doubles up to that. Most that start while we wait do so as we begin."""
-
-_FRONTIER = """
-SELECT s.applied_lsn,
-       (SELECT min(c.replicated_lsn)
-          FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
-         WHERE m.slot_name = s.slot_name AND m.state = 'live'),
-       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name), s.last_error, clock_timestamp()
-  FROM modak.mirror_slots s WHERE s.slot_name = %s
-"""
 
 
 @dataclass(frozen=True)
@@ -81,8 +75,8 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
 
 
 def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
-    """The frontier, whether somebody reads the slot, and why the pump that there is cannot go on."""
-    row = connection.execute(_FRONTIER, (slot,)).fetchone()
+    """F, whether somebody reads the slot, and why the pump that there is cannot go on."""
+    row = connection.execute(_SQL["frontier"], (slot,)).fetchone()
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
     applied, oldest, active, stored, now = row

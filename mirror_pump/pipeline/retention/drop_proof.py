@@ -131,7 +131,7 @@ class Prover:
                 yield _Pin(connection, row[0], time.monotonic())
             finally:
                 if not connection.broken:
-                    connection.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (row[0],))
+                    connection.execute("SELECT modak.release(%s)", (row[0],))
 
     def _compare(
         self,

@@ -23,6 +23,7 @@ import pyarrow as pa
 from decoders.text import parse_rows
 from mirror_pump.engine.segment_tasks import row_keys
 from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
+from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
@@ -192,7 +193,7 @@ class Folder:
                 continue
             turn = self._turns.setdefault(table.table_id, _FoldTurn())
             try:
-                location = _location(connection, table)
+                location = load_pointer(connection, table.name.schema, table.lake_table)
                 if location is not None and location != turn.looked_at:
                     turn.looked_at = location
                     if archive_is_outdated(LakeTable.load(location, self._storage), self._storage, _STALE_AGE):
@@ -277,12 +278,3 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
 
 _POSITIONS = "-positions.parquet"
 """How names of position-delete files of ours end."""
-
-
-def _location(connection: PgConnection, table: MirroredTable) -> str | None:
-    row = connection.execute(
-        "SELECT metadata_location FROM modak.iceberg_tables"
-        " WHERE catalog_name = 'lake' AND table_namespace = %s AND table_name = %s",
-        (table.name.schema, table.lake_table),
-    ).fetchone()
-    return None if row is None else str(row[0])

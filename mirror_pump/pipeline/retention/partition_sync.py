@@ -93,10 +93,6 @@ def _known(connection: PgConnection, table: MirroredTable, partition: Partition)
         # Changes may have gone by; the proof finds out.
         with source.limited(connection):
             source.install(connection, table.table_id, partition.relation_id, partition.partition_id, "cold")
-            connection.execute(
-                "UPDATE modak.partitions SET state = 'tiering', proven_at = NULL"
-                " WHERE table_id = %s AND partition_id = %s",
-                (table.table_id, partition.partition_id),
-            )
+            source.run(connection, "unproven", where)
         return True
     return False

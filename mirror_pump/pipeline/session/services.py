@@ -27,6 +27,7 @@ from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
 from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, resolve_workers
+from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import note_reader
@@ -142,7 +143,8 @@ def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> Non
 
 
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Its publication, and the frontier."""
+    """Its publication, and the frontier. Another program may have changed the catalog since the last session."""
+    require_current(connection)
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")

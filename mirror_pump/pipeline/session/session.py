@@ -55,7 +55,7 @@ from mirror_pump.source.catalog.pump_error import clear_error
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.stream.leader import Leader
-from mirror_pump.source.stream.slot import wal_end
+from mirror_pump.source.stream.slot import remove_from_publication, wal_end
 from sql import queries
 
 _SQL = queries("pump")
@@ -335,9 +335,7 @@ class PumpSession:
             with suppress(SourceError), self._parts.connection.transaction() as transaction:
                 self._parts.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
                 with source_errors("having the server send no more of a table"):
-                    self._parts.connection.execute(
-                        _SQL["unpublish"], {"publication": publication, "table_id": table_id}
-                    )
+                    remove_from_publication(self._parts.connection, publication, table_id)
                 # It holds a lock now that registering needs: what is registered anew by now has to stay.
                 if self._parts.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
                     raise psycopg.Rollback(transaction)

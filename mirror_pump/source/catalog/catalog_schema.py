@@ -1,4 +1,8 @@
-"""Brings schema modak of a source database up to date, and refuses one that is newer than this program."""
+"""Brings schema modak of a source database up to date, and refuses one that is newer than this program.
+
+Tables come from migrations, each of which runs once; functions and views from files that are applied whenever they have
+changed (catalog_functions.py). Both happen in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,15 @@ import psycopg.rows
 
 import sql
 from mirror_pump.errors import SourceError
+from mirror_pump.source.catalog.catalog_functions import (
+    FunctionDifference,
+    apply_functions,
+    function_difference,
+    program_version,
+)
 
+_SQL = sql.queries("catalog")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
-
-# As in sql/schema.sql. The ledger is made before the first migration, which is recorded in it.
-_LEDGER = """
-CREATE TABLE IF NOT EXISTS modak.mirror_migrations (
-    version     int         PRIMARY KEY,
-    name        text        NOT NULL,
-    applied_at  timestamptz NOT NULL DEFAULT now()
-);
-COMMENT ON TABLE modak.mirror_migrations IS 'The migrations of mirror-pump that this database has had';
-"""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class MigrationResult:
     """The version that it found; 0 where schema modak was empty or missing."""
     after: int
     applied: tuple[str, ...]
-    """Names of the migrations that it ran, in order, such as `0002_mirror`; empty if there was nothing to do."""
+    """Names of the migrations that it ran, in order, such as `0001_catalog`; empty if there was nothing to do."""
+    functions: tuple[str, ...]
+    """Names of the files of sql/functions that it applied; empty if there was nothing to do."""
 
 
 def latest_version() -> int:
@@ -49,7 +52,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     """
     ledger, seam = _one(
         connection,
-        "SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL",
+        _SQL["catalogs"],
     )
     if not ledger:
         if seam:
@@ -60,8 +63,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
         return None
     version, seam_version = _one(
         connection,
-        "SELECT (SELECT coalesce(max(version), 0) FROM modak.mirror_migrations),"
-        " (SELECT coalesce(max(version), 0) FROM modak.schema_meta)",
+        _SQL["versions"],
     )
     for kind, found, known in (
         ("catalog", version, latest_version()),
@@ -76,7 +78,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def require_current(connection: psycopg.Connection[Any]) -> None:
-    """Raises SourceError unless schema modak is there and at this program's version."""
+    """Raises SourceError unless schema modak is there, at this program's version and with its functions."""
     with _readable():
         version = installed_version(connection)
     if version != latest_version():
@@ -86,29 +88,52 @@ def require_current(connection: psycopg.Connection[Any]) -> None:
             else f"mirror catalog version {version}, this program needs {latest_version()}"
         )
         raise SourceError(f"this database has {found}", "run: mirror-pump init")
+    with _readable():
+        difference = function_difference(connection)
+    if difference is None:
+        return
+    _refuse_newer(difference)
+    raise SourceError(
+        f"the functions in schema modak are not those of this mirror-pump, {program_version()}:"
+        f" {', '.join(difference.files)} differ, as applied by {difference.applied_by or 'none'}",
+        "run: mirror-pump init",
+    )
+
+
+def _refuse_newer(difference: FunctionDifference | None) -> None:
+    if difference is not None and difference.newer:
+        raise SourceError(
+            f"the functions in schema modak are those of mirror-pump {difference.applied_by}; this is"
+            f" {program_version()}",
+            f"run mirror-pump {difference.applied_by} or a later one",
+        )
 
 
 def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
-    """Runs the missing migrations, all in one transaction (the caller's, if it has one open), one caller at a time.
+    """Runs the missing migrations and applies the functions that have changed, all in one transaction (the caller's, if
+    it has one open), one caller at a time. Takes no lock but that if there is nothing to do.
 
     Raises SourceError for a database that is newer than this program, is somebody else's, or does not let us in.
     """
     with _readable(), connection.transaction():
         connection.execute(_LOCK)
         before = installed_version(connection) or 0
+        if before:
+            _refuse_newer(function_difference(connection))
         pending = [step for step in sql.migrations() if step.version > before]
         if pending and before == 0:
             # Asked first: CREATE SCHEMA IF NOT EXISTS wants the right to create even where the schema is there.
             if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
                 connection.execute("CREATE SCHEMA modak")
-            _script(connection, _LEDGER)
+            _script(connection, _SQL["ledger"])
         for step in pending:
             _script(connection, step.text)
             connection.execute(
                 "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
             )
+        functions = apply_functions(connection, everything=bool(pending))
     applied = tuple(f"{step.version:04d}_{step.name}" for step in pending)
-    return MigrationResult(before, pending[-1].version if pending else before, applied)
+    return MigrationResult(before, pending[-1].version if pending else before, applied, functions)
 
 
 def _script(connection: psycopg.Connection[Any], text: str) -> None:
@@ -130,5 +155,6 @@ def _readable() -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise SourceError(
             f"this role may not use or make schema modak: {error.diag.message_primary}",
-            "as an owner of the database: CREATE SCHEMA modak AUTHORIZATION <the mirror's role>",
+            "use the role that owns schema modak; where there is none yet, as an owner of the database:"
+            " CREATE SCHEMA modak AUTHORIZATION <the mirror's role>",
         ) from error

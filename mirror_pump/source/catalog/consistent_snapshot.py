@@ -16,7 +16,7 @@ delta corrects them; the published snapshot is
    pin's the cut-line keeps them, nor truncated or rewritten under our feet, since their locks are held from before P
    on.
 
-That is stricter than the protocol asks (seeds: a reader takes heap and delta in whatever order under the pin), and what
+That is stricter than the protocol asks (under its pin, a reader may take heap and delta in any order), and what
 makes the reads of all tables of one `ConsistentSnapshot` one point in time.
 """
 

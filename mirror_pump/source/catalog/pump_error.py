@@ -19,6 +19,9 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, connect, source_errors
 from mirror_pump.telemetry import redact
+from sql import queries
+
+_SQL = queries("leader")
 
 _CONNECT_TIMEOUT = 3
 """Seconds: the pump itself waits for this before it tries again."""
@@ -27,16 +30,6 @@ _LONGEST_TEXT = 4000
 _OVERDUE = timedelta(seconds=20)
 """After the moment of the next try, until a pump that does not lead counts as gone: to connect takes a while."""
 
-# `since` stays while the pump, or the one that was killed before it, goes on failing. Not if another one leads by now.
-_NOTE = """
-UPDATE modak.mirror_slots
-   SET last_error = jsonb_build_object(
-           'at', clock_timestamp(),
-           'since', coalesce(CASE WHEN last_error ->> 'retry_in' IS NOT NULL
-                                  THEN (last_error ->> 'since')::timestamptz END,
-                             clock_timestamp() - make_interval(secs => %(failing_for)s))) || %(details)s
- WHERE slot_name = %(slot)s AND leader_epoch = %(epoch)s
-"""
 
 _CLEAR = "UPDATE modak.mirror_slots SET last_error = NULL WHERE slot_name = %s AND last_error IS NOT NULL"
 
@@ -99,7 +92,9 @@ def note_error(
         source_errors("noting the pump's error"),
     ):
         connection.execute("SELECT set_config('lock_timeout', %s, false)", (LOCK_TIMEOUT,))
-        connection.execute(_NOTE, {"slot": slot, "epoch": epoch, "failing_for": failing_for, "details": Jsonb(details)})
+        connection.execute(
+            _SQL["note_error"], {"slot": slot, "epoch": epoch, "failing_for": failing_for, "details": Jsonb(details)}
+        )
 
 
 def clear_error(connection: PgConnection, slot: str) -> None:

@@ -7,6 +7,9 @@ from psycopg import errors as pg_errors
 from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
+from sql import queries
+
+_SQL = queries("tables")
 
 
 def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:
@@ -33,11 +36,5 @@ def formerly_registered(connection: PgConnection, text: str) -> MirroredTable | 
     """The table that was registered under the name `text`, as SQL or without its quotes, with or without its schema."""
     parts = name_parts(connection, text)
     with source_errors("looking for a registered table"):
-        found = connection.execute(
-            "SELECT table_id FROM modak.tables, LATERAL (VALUES"
-            " (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),"
-            " (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)"
-            " WHERE fits ORDER BY preference LIMIT 1",
-            {"parts": parts, "text": text},
-        ).fetchone()
+        found = connection.execute(_SQL["formerly"], {"parts": parts, "text": text}).fetchone()
     return None if found is None else load_table(connection, TableId(found[0]))

@@ -27,6 +27,8 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.stream.publication import record_published
 from sql import queries
 
+_SQL = queries("tables")
+
 _SHAPE_SQL = queries("shape")
 
 _TIER_KEY_TYPES = {
@@ -38,44 +40,25 @@ _TIER_KEY_TYPES = {
 }
 """The names that the seam protocol knows (catalog reference, modak.tables.tier_key_type)."""
 
-_SELECT = """
-SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
-       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.excluded,
-       coalesce(m.dropped_rows, '[]'),
-       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
-FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
-"""
-
-
-GENERATED_LEFT_OUT = """
-ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(coalesce(nullif(m.shape -> 'columns', 'null'), '[]')) c
-       WHERE (c ->> 'generated')::boolean ORDER BY (c ->> 'attnum')::int)
-"""
-"""SQL: names of the generated columns of the table `m`, of modak.mirror_tables, that are not mirrored."""
-
 
 def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[str, tuple[str, ...]]:
     """By table, the names of its generated columns that are not mirrored."""
     with source_errors("reading the mirrored tables"):
-        query = (
-            f"SELECT t.schema_name, t.table_name, {GENERATED_LEFT_OUT} FROM modak.mirror_tables m"
-            " JOIN modak.tables t USING (table_id) WHERE m.table_id = ANY (%s)"
-        )
-        rows = conn.execute(query.encode(), (list(table_ids),)).fetchall()
+        rows = conn.execute(_SQL["left_out"], (list(table_ids),)).fetchall()
     return {str(TableName(schema, name)): tuple(columns) for schema, name, columns in rows}
 
 
 def load_tables(conn: PgConnection, slot_name: str) -> tuple[MirroredTable, ...]:
     """Every table of a slot, failed ones too, in table_id order."""
     with source_errors("reading the mirrored tables"):
-        rows = conn.execute(_SELECT + "WHERE m.slot_name = %s ORDER BY t.table_id", (slot_name,)).fetchall()
+        rows = conn.execute(_SQL["select"] + " WHERE m.slot_name = %s ORDER BY t.table_id", (slot_name,)).fetchall()
     return tuple(_table(row) for row in rows)
 
 
 def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     """One table; None if it is not registered."""
     with source_errors("reading a mirrored table"):
-        row = conn.execute(_SELECT + "WHERE t.table_id = %s", (table_id,)).fetchone()
+        row = conn.execute(_SQL["select"] + " WHERE t.table_id = %s", (table_id,)).fetchone()
     return _table(row) if row is not None else None
 
 
@@ -97,11 +80,7 @@ def insert_table(
     names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
     with source_errors(f"registering {table.name}"):
         conn.execute(
-            "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
-            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, publication_name, slot_name,"
-            " heap_retention_lag)"
-            " VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg',"
-            " %(ref)s, 'mirrored', %(publication)s, %(slot)s, %(lag)s)",
+            _SQL["register"],
             names
             | {
                 "key": list(table.key),
@@ -114,8 +93,7 @@ def insert_table(
             },
         )
         conn.execute(
-            "INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id, replicated_lsn, lake_props)"
-            " VALUES (%s, %s, %s, NULL, %s)",
+            _SQL["cutline"],
             (
                 table.table_id,
                 EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut,
@@ -124,9 +102,7 @@ def insert_table(
             ),
         )
         conn.execute(
-            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, generation,"
-            " live_after_lsn, columns, key, lake_table, location, next_field_id, excluded, shape)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid))",
+            _SQL["mirror"],
             (
                 table.table_id,
                 slot,

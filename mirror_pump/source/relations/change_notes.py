@@ -51,17 +51,8 @@ REWRITTEN_VALUES = REWRITTEN_TYPE | 2
 
 _SQL = queries("shape")
 
-_TRIGGERS = {
-    "mirror_pump_ddl": (
-        "CREATE EVENT TRIGGER mirror_pump_ddl ON ddl_command_end"
-        " WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA', 'ALTER TYPE', 'ALTER SCHEMA')"
-        " EXECUTE FUNCTION modak.mirror_ddl()"
-    ),
-    "mirror_pump_drop": "CREATE EVENT TRIGGER mirror_pump_drop ON sql_drop EXECUTE FUNCTION modak.mirror_drop()",
-    "mirror_pump_rewrite": (
-        "CREATE EVENT TRIGGER mirror_pump_rewrite ON table_rewrite EXECUTE FUNCTION modak.mirror_rewrite()"
-    ),
-}
+_TRIGGERS = queries("event_triggers")
+"""The statements that create the event triggers, by their names."""
 NONSENSE = (
     AttributeError,
     LookupError,

@@ -18,6 +18,9 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from sql import queries
+
+_SQL = queries("leader")
 
 
 def lock_key(slot: str) -> int:
@@ -142,8 +145,7 @@ def _enter(connection: PgConnection, slot: str) -> int:
     with source_errors("becoming the leader"):
         info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
         row = connection.execute(
-            "UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s"
-            " RETURNING leader_epoch",
+            _SQL["enter"],
             (Jsonb(info), slot),
         ).fetchone()
     if row is None:

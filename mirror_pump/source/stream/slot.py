@@ -163,14 +163,11 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName) -
         return True
 
 
-def remove_from_publication(conn: PgConnection, publication: str, table: TableName) -> bool:
-    """Takes a table out; False if it was not in there, or is gone."""
-    with source_errors(f"removing {table} from publication {publication}"):
-        if table not in published_tables(conn, publication).values():
-            return False
-        statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}")
-        conn.execute(statement.format(sql.Identifier(publication), sql.Identifier(table.schema, table.name)))
-        return True
+def remove_from_publication(conn: PgConnection, publication: str, table_id: TableId) -> bool:
+    """Takes a table out, whatever it is called by now; False if it was not in there, or is gone."""
+    with source_errors(f"removing table {table_id} from publication {publication}"):
+        row = conn.execute("SELECT modak.mirror_unpublish(%s, %s)", (publication, table_id)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def published_tables(conn: PgConnection, publication: str) -> dict[TableId, TableName]:

@@ -20,14 +20,12 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.stream.leader import Leader, leader_name, lock_holders, lock_key
+from sql import queries
+
+_SQL = queries("leader")
 
 _APPLICATION = "mirror-pump-standby"
 _NAME = re.compile(rf"{_APPLICATION} (\d+)@(.*)", re.DOTALL)
-
-_ASK = """
-SELECT pg_try_advisory_lock(%(key)s), leader, leader_epoch, applied_lsn
-  FROM modak.mirror_slots WHERE slot_name = %(slot)s
-"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Standby:
     def ask(self) -> Leader | Led:
         """The lead, if nobody has it. Raises SourceError if the slot is not in the catalog, ConnectionLost."""
         with source_errors("waiting for the lead"):
-            row = self.connection.execute(_ASK, {"key": lock_key(self._slot), "slot": self._slot}).fetchone()
+            row = self.connection.execute(_SQL["ask"], {"key": lock_key(self._slot), "slot": self._slot}).fetchone()
             if row is None:
                 raise SourceError(
                     f"slot {self._slot} is not in the catalog of this database", "run `mirror-pump init` first"

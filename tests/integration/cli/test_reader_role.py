@@ -26,6 +26,8 @@ _READABLE = {
     "delta",
     "iceberg_namespace_properties",
     "iceberg_tables",
+    "lake_pointers",
+    "mirror_functions",
     "mirror_migrations",
     "mirror_slots",
     "mirror_tables",

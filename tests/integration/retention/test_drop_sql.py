@@ -251,3 +251,23 @@ def test_what_is_dropped_is_what_was_proven(
             reader.commit()
     assert said in str(found[0])
     assert heap.database.rows("SELECT v FROM ev0") == [(kept,)]
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        "SELECT t, s FROM modak.pin('ev')",
+        "SELECT tier_key_hi, lake_snapshot_id FROM modak.pin_tables(ARRAY['ev'::regclass::oid::bigint], '1 min')",
+    ],
+)
+def test_a_pin_that_waits_while_t_moves_is_of_the_new_t(heap: Heap, pin: LiteralString) -> None:
+    """Its lock comes before it reads T and S: else it would pin what T has left behind, unseen by who moves T."""
+    found: list[list[tuple[int, int]]] = []
+    with heap.database.connect(autocommit=False) as publish:
+        publish.execute("LOCK TABLE modak.read_pins IN SHARE MODE")
+        publish.execute("UPDATE modak.cutline SET tier_key_hi = 100, lake_snapshot_id = 6")
+        with in_thread(lambda _: found.append(heap.database.rows(pin)), "pin"):
+            heap.await_blocked_by(publish)
+            publish.commit()
+    assert found == [[(100, 6)]]
+    assert heap.database.rows("SELECT pinned_tier_key_hi, pinned_lake_snapshot_id FROM modak.read_pins") == [(100, 6)]

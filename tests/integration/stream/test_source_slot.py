@@ -9,6 +9,7 @@ import pytest
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableName
+from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.server import check_server
 from mirror_pump.source.stream.slot import (
@@ -52,14 +53,16 @@ def test_publication_is_made_once_and_checked(conn: PgConnection) -> None:
 
 
 def test_tables_come_and_go(conn: PgConnection) -> None:
+    migrate(conn)
     conn.execute('CREATE TABLE "T x" (id int PRIMARY KEY) PARTITION BY LIST (id)')
     create_publication(conn, "p")
     table = TableName("public", "T x")
     assert add_to_publication(conn, "p", table) is True
     assert add_to_publication(conn, "p", table) is False
     assert list(published_tables(conn, "p").values()) == [table]
-    assert remove_from_publication(conn, "p", table) is True
-    assert remove_from_publication(conn, "p", table) is False
+    (table_id,) = published_tables(conn, "p")
+    assert remove_from_publication(conn, "p", table_id) is True
+    assert remove_from_publication(conn, "p", table_id) is False
     with pytest.raises(SourceError):
         add_to_publication(conn, "p", TableName("public", "missing"))
 

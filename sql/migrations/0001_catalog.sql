@@ -1,5 +1,7 @@
--- The seam catalog, version 1, as consumers by others read it, and Iceberg's JDBC catalog beside it.
+-- The tables of schema modak, with their indexes and constraints; docs/catalog-schema.md says what is in them.
 -- Plain integers, text and jsonb only: foreign engines read these tables through Postgres scanners.
+-- Functions, views and triggers are in sql/functions, whose files run behind every migration. So a migration that changes a
+-- column drops the views that depend on it first.
 
 CREATE TABLE modak.schema_meta (
     version     int         NOT NULL,
@@ -67,6 +69,18 @@ CREATE TABLE modak.partitions (
     tier_key_hi     bigint      NOT NULL,
     state           text        NOT NULL CHECK (state IN ('hot', 'sealing', 'tiering', 'tiered', 'dropped')),
     updated_at      timestamptz NOT NULL DEFAULT now(),
+    relation_id     bigint,
+    sealed_lsn      bigint,
+    captured_after  bigint,
+    capture_limit   bigint      NOT NULL DEFAULT 100000,
+    advanced_xid    bigint,
+    truncated       boolean     NOT NULL DEFAULT false,
+    proven_at       timestamptz,
+    proven_as       text,
+    disproved_at    timestamptz,
+    reason          text,
+    attempts        int         NOT NULL DEFAULT 0,
+    gone_as         text,
     PRIMARY KEY (table_id, partition_id)
 );
 COMMENT ON TABLE modak.partitions IS 'Where each heap partition is in its life, with its tier key bounds';
@@ -80,6 +94,7 @@ CREATE TABLE modak.delta (
     version         bigint      NOT NULL,
     payload         jsonb,
     updated_at      timestamptz NOT NULL DEFAULT now(),
+    folded_sequence bigint,
     PRIMARY KEY (table_id, pk)
 );
 COMMENT ON TABLE modak.delta IS 'Corrections of rows below T (op 0 upsert, 1 tombstone), merged by readers until folded';
@@ -92,9 +107,14 @@ CREATE TABLE modak.read_pins (
     pinned_lake_snapshot_id bigint      NOT NULL,
     pinned_tier_key_hi      bigint      NOT NULL,
     started_at              timestamptz NOT NULL DEFAULT now(),
-    expires_at              timestamptz NOT NULL
+    expires_at              timestamptz NOT NULL,
+    reader                  text        NOT NULL DEFAULT session_user || format(' in process %s', pg_backend_pid())
+        || coalesce(', ' || nullif(current_setting('application_name', true), ''), ''),
+    in_one_snapshot         boolean     NOT NULL DEFAULT false
 );
 COMMENT ON TABLE modak.read_pins IS 'Readers at work; nothing that the oldest pin can see may be reclaimed';
+COMMENT ON COLUMN modak.read_pins.in_one_snapshot IS
+    'The reader takes heap and delta in one snapshot of the database, of the delta what is below its T: T moves on meanwhile';
 CREATE INDEX modak_read_pins_horizon_idx ON modak.read_pins (table_id, pinned_lake_snapshot_id);
 
 CREATE TABLE modak.op_log (
@@ -109,6 +129,10 @@ CREATE TABLE modak.op_log (
 );
 COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, for resuming and for not repeating them';
 CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
+-- Servers look for requests whose maintainer died twice a second, and the journal keeps a month.
+CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';
+-- `status` asks for the last pass and sweep of each table, among far more folds and steps of retention.
+CREATE INDEX modak_op_log_maintenance_idx ON modak.op_log (table_id, updated_at) WHERE op_kind = 'maintenance';
 
 CREATE TABLE modak.load_labels (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -148,29 +172,6 @@ CREATE TABLE modak.maintenance_requests (
 );
 COMMENT ON TABLE modak.maintenance_requests IS 'Maintenance asked for; the pump takes a request by deleting it';
 
-CREATE VIEW modak.status AS
-SELECT t.table_id,
-       t.schema_name,
-       t.table_name,
-       t.mode,
-       c.tier_key_hi AS cutline_t,
-       c.lake_snapshot_id AS cutline_s,
-       c.replicated_lsn AS mirror_frontier,
-       c.retention_line,
-       c.updated_at AS cutline_updated_at,
-       (SELECT count(*) FROM modak.delta d WHERE d.table_id = t.table_id) AS delta_backlog,
-       (SELECT count(*) FROM modak.read_pins r WHERE r.table_id = t.table_id) AS read_pins,
-       (SELECT count(*) FROM modak.load_labels l WHERE l.table_id = t.table_id AND l.state = 'staged') AS staged_loads,
-       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = t.table_id) AS copying,
-       (SELECT jsonb_object_agg(p.state, p.partitions)
-          FROM (SELECT state, count(*) AS partitions
-                  FROM modak.partitions
-                 WHERE table_id = t.table_id
-                 GROUP BY state) p) AS partition_states
-  FROM modak.tables t
-  LEFT JOIN modak.cutline c ON c.table_id = t.table_id;
-COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
-
 -- The layout is fixed by Iceberg's JdbcCatalog (schema version V1); pyiceberg's SqlCatalog uses the same.
 CREATE TABLE modak.iceberg_tables (
     catalog_name                varchar(255)    NOT NULL,
@@ -191,3 +192,107 @@ CREATE TABLE modak.iceberg_namespace_properties (
     PRIMARY KEY (catalog_name, namespace, property_key)
 );
 COMMENT ON TABLE modak.iceberg_namespace_properties IS 'Iceberg''s JDBC catalog: its namespaces';
+
+CREATE TABLE modak.mirror_slots (
+    slot_name           text        PRIMARY KEY,
+    publication_name    text        NOT NULL,
+    system_identifier   text        NOT NULL,
+    timeline            int         NOT NULL,
+    database_name       text        NOT NULL,
+    applied_lsn         bigint      NOT NULL,
+    applied_commit_time timestamptz,
+    applied_at          timestamptz,
+    leader_epoch        bigint      NOT NULL DEFAULT 0,
+    publish_id          bigint      NOT NULL DEFAULT 0,
+    leader              jsonb,
+    last_error          jsonb
+);
+COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what has been applied from it, and by which leader';
+
+CREATE TABLE modak.mirror_tables (
+    table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    slot_name       text        NOT NULL REFERENCES modak.mirror_slots (slot_name),
+    state           text        NOT NULL CHECK (state IN ('waiting', 'copying', 'filling', 'live', 'failed', 'dropped')),
+    start_lsn       bigint      NOT NULL,
+    born_sequence   bigint      NOT NULL,
+    generation      int         NOT NULL DEFAULT 0,
+    live_after_lsn  bigint,
+    columns         jsonb       NOT NULL,
+    key             text[]      NOT NULL,
+    lake_table      text        NOT NULL,
+    location        text        NOT NULL,
+    next_field_id   int         NOT NULL,
+    error           text,
+    updated_at      timestamptz NOT NULL DEFAULT now(),
+    swept_before    timestamptz,
+    key_index       jsonb,
+    shape           jsonb,
+    staged_location text,
+    staged_snapshot_id bigint,
+    published       text,
+    dropped_rows    jsonb,
+    excluded        jsonb       NOT NULL DEFAULT '[]',
+    retention       jsonb
+);
+COMMENT ON TABLE modak.mirror_tables IS 'Mirrored tables: state, columns with their Iceberg field IDs, and where their history begins';
+
+CREATE TABLE modak.copy_chunks (
+    table_id    bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    generation  int         NOT NULL,
+    chunk_no    int         NOT NULL,
+    relation_id bigint      NOT NULL,
+    filenode    bigint      NOT NULL,
+    lo_block    bigint      NOT NULL,
+    hi_block    bigint,
+    rows        bigint,
+    done_at     timestamptz,
+    PRIMARY KEY (table_id, generation, chunk_no)
+);
+COMMENT ON TABLE modak.copy_chunks IS 'Block ranges of initial copies; done_at is set in the transaction that publishes the chunk''s file';
+
+CREATE TABLE modak.former_locations (
+    location          text        PRIMARY KEY,
+    schema_name       text        NOT NULL,
+    table_name        text        NOT NULL,
+    metadata_location text,
+    registered_at     timestamptz NOT NULL,
+    ended_at          timestamptz NOT NULL DEFAULT now(),
+    ended_by          text        NOT NULL CHECK (ended_by IN ('unregister', 'register'))
+);
+COMMENT ON TABLE modak.former_locations IS 'Where files of registrations that have ended are, until somebody has them removed';
+
+CREATE TABLE modak.mirror_shapes (
+    table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
+    shape       jsonb,
+    told_at     timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.mirror_shapes IS 'What the stream was last told about each mirrored table''s columns, key and partitions';
+
+-- Anybody may put a message into the stream; ours bear a seal that takes a secret, and is good in one transaction only.
+CREATE TABLE modak.mirror_secret (
+    secret      text        NOT NULL
+);
+COMMENT ON TABLE modak.mirror_secret IS 'What notes of schema changes are sealed with: whoever reads it can tell the mirror anything';
+INSERT INTO modak.mirror_secret VALUES (gen_random_uuid()::text || gen_random_uuid()::text);
+
+CREATE TABLE modak.mirror_captured (
+    table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
+    partition_id    text        NOT NULL,
+    pk              text        NOT NULL,
+    op              smallint    NOT NULL,
+    tier_key        bigint      NOT NULL,
+    version         bigint      NOT NULL,
+    payload         jsonb,
+    PRIMARY KEY (table_id, pk)
+);
+COMMENT ON TABLE modak.mirror_captured IS 'Changes of partitions that are being sealed; they become corrections when T passes';
+CREATE INDEX mirror_captured_partition_idx ON modak.mirror_captured (table_id, partition_id);
+
+CREATE TABLE modak.mirror_functions (
+    file        text        PRIMARY KEY,
+    checksum    text        NOT NULL,
+    objects     text[]      NOT NULL,
+    program     text        NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.mirror_functions IS 'The files of functions and views that were applied, and what they defined';

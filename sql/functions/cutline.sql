@@ -1,0 +1,133 @@
+-- T, the cut-line of a table with heap retention, passes a partition: from then on its rows are the lake's, and changes of
+-- them are corrections. It happens within the publish whose snapshot holds every row below the new T, as of its F.
+
+-- Locks what must not change while T passes a partition, for as long as lock_timeout lets it: the DEFAULT partition, so that no
+-- partition is added, and the partition against writers, so that what is captured is all there is. `name` is NULL for a
+-- partition that is not attached any more. `reason` says why it was no use.
+CREATE OR REPLACE FUNCTION modak.lock_to_advance(partition modak.partitions, OUT name text, OUT reason text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    root CONSTANT oid := partition.table_id;
+    default_partition text;
+BEGIN
+    FOR default_partition IN SELECT p.relation::regclass::text FROM modak.tier_partitions(root) p WHERE p.is_default LOOP
+        EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', default_partition);
+    END LOOP;
+    SELECT p.relation::regclass::text INTO name FROM modak.tier_partitions(root) p
+     WHERE p.relation = partition.relation_id::oid;
+    IF name IS NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', name);
+    IF NOT EXISTS (SELECT FROM modak.tier_partitions(root) p
+                    WHERE p.relation = partition.relation_id::oid AND p.relation::regclass::text = name) THEN
+        reason := format('partition %s was altered meanwhile', partition.partition_id);
+    END IF;
+END $$;
+
+-- Why T may not pass a partition as it is recorded, read under the locks; NULL: it may. `attached`: it is a partition still.
+CREATE OR REPLACE FUNCTION modak.not_ready(partition modak.partitions, attached boolean, frontier bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT attached AND partition.gone_as IS DISTINCT FROM modak.gone_mark(partition.relation_id::oid) THEN
+        -- F has to pass everything that was written to it while it was attached: sealed_lsn is behind that only once the
+        -- partition is known to be away.
+        RETURN format('partition %s was altered meanwhile', partition.partition_id);
+    ELSIF partition.sealed_lsn IS NULL THEN
+        RETURN format('partition %s is not sealed', partition.partition_id);
+    ELSIF partition.sealed_lsn > frontier THEN
+        RETURN format('F has not passed the position at which partition %s was sealed', partition.partition_id);
+    ELSIF attached AND (partition.state <> 'sealing' OR NOT modak.retained_by(partition.relation_id::oid, 'capture')) THEN
+        RETURN format('changes of partition %s are not captured', partition.partition_id);
+    ELSIF attached AND modak.captured_too_many(partition) THEN
+        RETURN format('more than %s changes of partition %s were captured', partition.capture_limit, partition.partition_id);
+    ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m
+                       WHERE m.table_id = partition.table_id AND m.state = 'live'
+                         AND m.start_lsn <= partition.sealed_lsn) THEN
+        RETURN format('the table is being copied, or was since partition %s was sealed', partition.partition_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Which partitions T has to pass before this one, or NULL.
+CREATE OR REPLACE FUNCTION modak.passed_first(partition modak.partitions, cut bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN format('partition %s comes first', string_agg(p.relation::regclass::text, ', '))
+      FROM modak.tier_partitions(partition.table_id::oid) p
+     WHERE NOT p.is_default AND p.lo < cut AND p.relation <> partition.relation_id::oid
+       AND NOT EXISTS (SELECT FROM modak.partitions k
+                        WHERE k.table_id = partition.table_id AND k.relation_id = p.relation::bigint
+                          AND k.state IN ('tiering', 'tiered'))
+    HAVING count(*) > 0;
+END $$;
+
+-- Keeps new pins out until the end of the transaction; returns a reader whom T must not overtake, or NULL. A reader takes
+-- every correction of the table for one of a row below its T: were T to pass a partition under its pin, it would find the
+-- partition's corrected rows in the heap and in the delta. Readers that say that they read in one snapshot do not care.
+CREATE OR REPLACE FUNCTION modak.lock_pins(id bigint, cut bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- Waits for pins that nobody sees yet.
+    LOCK TABLE modak.read_pins IN SHARE MODE;
+    RETURN modak.pin_below(id, cut, false);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN format('%s is putting a pin in place', coalesce(modak.pinning(), 'a session'));
+END $$;
+
+-- What was captured of a partition becomes corrections: as put_delta() does it, of all at once, since writers wait meanwhile.
+CREATE OR REPLACE FUNCTION modak.captured_to_delta(partition modak.partitions) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
+SELECT m.table_id, m.pk, m.op, m.tier_key, nextval('modak.delta_version'), m.payload
+  FROM (SELECT * FROM modak.mirror_captured c
+         WHERE c.table_id = partition.table_id AND c.partition_id = partition.partition_id
+           AND c.version > coalesce(partition.captured_after, -1)
+         ORDER BY c.version) m
+ON CONFLICT (table_id, pk) DO UPDATE
+   SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
+       payload = excluded.payload, updated_at = now(), folded_sequence = NULL
+$$;
+
+-- Moves T past a partition, to `cut`, within the publish that moves F to `frontier`. Returns why not, or NULL. Its locks last
+-- until the end of the transaction.
+CREATE OR REPLACE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    partition modak.partitions;
+    name text;
+    reason text;
+BEGIN
+    SELECT * INTO partition FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by;
+    IF NOT FOUND OR partition.state NOT IN ('hot', 'sealing') OR partition.tier_key_hi IS DISTINCT FROM cut THEN
+        RETURN format('partition %s is not waiting for T to reach %s', held_by, cut);
+    END IF;
+    SELECT l.name, l.reason INTO name, reason FROM modak.lock_to_advance(partition) l;
+    IF reason IS NOT NULL THEN
+        RETURN reason;
+    END IF;
+    SELECT * INTO partition FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
+    reason := coalesce(modak.not_ready(partition, name IS NOT NULL, frontier), modak.passed_first(partition, cut),
+                       modak.lock_pins(id, cut));
+    IF reason IS NOT NULL THEN
+        RETURN reason;
+    END IF;
+    UPDATE modak.cutline SET tier_key_hi = cut, updated_at = now() WHERE table_id = id AND tier_key_hi < cut;
+    IF NOT FOUND THEN
+        RETURN format('T has passed %s already', cut);
+    END IF;
+    IF name IS NOT NULL THEN
+        PERFORM modak.retain_triggers(id::oid, partition.relation_id::oid, held_by, 'cold');
+        PERFORM modak.captured_to_delta(partition);
+    END IF;
+    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
+    UPDATE modak.partitions
+       SET state = CASE WHEN name IS NULL THEN 'dropped' ELSE 'tiering' END, updated_at = now(), attempts = 0,
+           advanced_xid = pg_current_xact_id()::text::bigint,
+           reason = CASE WHEN name IS NULL THEN coalesce(partitions.reason, 'not dropped by the mirror') END
+     WHERE table_id = id AND partition_id = held_by;
+    RETURN NULL;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION modak.lock_to_advance(modak.partitions), modak.lock_pins(bigint, bigint),
+    modak.captured_to_delta(modak.partitions), modak.advance(bigint, text, bigint, bigint) FROM PUBLIC;

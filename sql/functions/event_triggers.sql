@@ -1,0 +1,86 @@
+-- What the event triggers run (sql/queries/event_triggers.sql creates them, which takes a superuser). A user's statement must
+-- not fail because of the mirror.
+
+-- At the end of a command that changes relations, types or schemas: tells of every mirrored table that it changed.
+CREATE OR REPLACE FUNCTION modak.mirror_ddl() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    concerned bigint[];
+    touched oid[];
+    row_types text[];
+BEGIN
+    IF current_setting('modak.watching', true) <> '' THEN
+        IF current_setting('modak.watching') = (SELECT secret FROM modak.mirror_secret) THEN
+            RETURN;
+        END IF;
+    END IF;
+    IF tg_tag IN ('ALTER TABLE', 'CREATE TABLE', 'CREATE SCHEMA') THEN
+        SELECT array_agg(d.objid) INTO touched
+          FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass;
+        row_types := ARRAY(
+            SELECT t.oid::text FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
+             WHERE c.oid = ANY (touched) AND EXISTS (
+                SELECT FROM pg_depend d
+                 WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray) AND d.deptype = 'n'));
+        -- What they are, what they are partitions of, tables that became their partitions, and those that have columns of
+        -- their row types (which are looked for only where something depends on these).
+        SELECT array_agg(s.table_id) INTO concerned
+          FROM modak.mirror_shapes s
+         WHERE s.table_id IN (
+             SELECT relation FROM unnest(touched) relation
+             UNION ALL SELECT pg_partition_root(relation)::oid FROM unnest(touched) relation
+             UNION ALL SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = ANY (touched)
+             UNION ALL SELECT tree.relation FROM pg_class c CROSS JOIN LATERAL modak.mirror_tree(c.oid) tree
+                        WHERE c.oid = ANY (touched) AND c.relkind = 'p')
+            OR row_types <> '{}' AND s.shape -> 'types' ?| row_types;
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
+            PERFORM modak.mirror_message(jsonb_build_object('table', unseen.id, 'rewritten', 4))
+               FROM (SELECT DISTINCT coalesce(pg_partition_root(relation)::oid, relation)::bigint AS id
+                       FROM unnest(touched) relation) unseen
+              WHERE NOT EXISTS (SELECT FROM modak.mirror_shapes s WHERE s.table_id = unseen.id);
+        END IF;
+        IF concerned IS NULL THEN
+            RETURN;
+        END IF;
+        PERFORM modak.mirror_watch(table_id::oid, touched) FROM unnest(concerned) table_id;
+    END IF;
+    PERFORM modak.mirror_note(true, concerned, '{}');
+EXCEPTION WHEN OTHERS THEN
+    PERFORM modak.mirror_alarm(concerned);
+    RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
+END $$;
+
+-- When objects are dropped: tells of the mirrored tables that they belonged to.
+CREATE OR REPLACE FUNCTION modak.mirror_drop() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    concerned bigint[];
+BEGIN
+    SELECT array_agg(DISTINCT s.table_id) INTO concerned
+      FROM pg_event_trigger_dropped_objects() d
+      JOIN modak.mirror_shapes s
+        ON s.table_id IN (d.objid::bigint, pg_partition_root(d.objid)::oid::bigint)
+        OR (s.shape -> 'identity' ->> 'index')::bigint = d.objid::bigint
+        OR EXISTS (SELECT FROM jsonb_array_elements(coalesce(nullif(s.shape -> 'leaves', 'null'), '[]')) l
+                    WHERE d.objid::bigint IN ((l ->> 'id')::bigint, (l -> 'identity' ->> 'index')::bigint))
+     WHERE d.classid = 'pg_class'::regclass AND NOT d.is_temporary;
+    IF concerned IS NOT NULL THEN
+        PERFORM modak.mirror_note(true, concerned, '{}');
+    END IF;
+EXCEPTION WHEN OTHERS THEN
+    PERFORM modak.mirror_alarm(concerned);
+    RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
+END $$;
+
+-- Before a heap is rewritten: says why.
+CREATE OR REPLACE FUNCTION modak.mirror_rewrite() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    rewritten oid := pg_event_trigger_table_rewrite_oid();
+    mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
+BEGIN
+    -- It does not ask whether the table is mirrored: see modak.mirror_truncated().
+    PERFORM modak.mirror_message(jsonb_build_object(
+        'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
+END $$;

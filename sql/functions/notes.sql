@@ -1,0 +1,169 @@
+-- Notes: transactional messages that tell the stream, at its exact place, that a mirrored table has changed its shape.
+
+-- Puts a note into the stream, at its place in this transaction.
+CREATE OR REPLACE FUNCTION modak.mirror_message(content jsonb) RETURNS pg_lsn
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+-- The server sends a message's bytes as they are, whatever the database's encoding.
+SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
+           encode(sha256(convert_to(secret || encode(sha256(convert_to(
+               secret || pg_current_xact_id()::xid::text || ' ' || content::text, 'UTF8')), 'hex'), 'UTF8')), 'hex')
+           || content::text, 'UTF8'))
+  FROM modak.mirror_secret
+$$;
+
+-- What rows from before a command have in the columns that it added with a constant default (pg_attribute.attmissingval), as
+-- the stream prints it, by attribute number. Only of columns that `former` lacks, if every leaf has the same value, of types
+-- that print alike in any session, and if the text is short enough for a note.
+CREATE OR REPLACE FUNCTION modak.mirror_missing(root oid, former jsonb) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
+WITH leaves AS (SELECT r.relation FROM modak.mirror_tree(root) r WHERE r.is_leaf)
+SELECT coalesce(jsonb_object_agg(found.attnum::text, found.texts[1]), '{}')
+  FROM (SELECT a.attnum, array_agg(DISTINCT (l.attmissingval::text::text[])[1]) AS texts, count(*) AS leaves
+          FROM pg_attribute a
+          JOIN pg_type t ON t.oid = a.atttypid
+          JOIN pg_attribute l ON l.attname = a.attname AND l.attrelid IN (SELECT relation FROM leaves) AND l.atthasmissing
+               AND l.atttypid = a.atttypid AND l.atttypmod = a.atttypmod AND NOT l.attisdropped
+         WHERE a.attrelid = root AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+           AND NOT EXISTS (SELECT FROM jsonb_array_elements(coalesce(nullif(former -> 'columns', 'null'), '[]')) f
+                            WHERE (f ->> 'attnum')::int = a.attnum)
+           AND EXISTS (SELECT FROM pg_type e
+                        WHERE e.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype WHEN t.typcategory = 'A' THEN t.typelem
+                                           ELSE t.oid END
+                          AND (e.typtype = 'e' OR e.oid IN (
+                               'bool'::regtype, 'bytea'::regtype, '"char"'::regtype, 'name'::regtype, 'int8'::regtype,
+                               'int2'::regtype, 'int4'::regtype, 'text'::regtype, 'oid'::regtype, 'json'::regtype,
+                               'float4'::regtype, 'float8'::regtype, 'inet'::regtype, 'cidr'::regtype, 'macaddr'::regtype,
+                               'bpchar'::regtype, 'varchar'::regtype, 'date'::regtype, 'time'::regtype,
+                               'timestamp'::regtype, 'timestamptz'::regtype, 'interval'::regtype, 'timetz'::regtype,
+                               'bit'::regtype, 'varbit'::regtype, 'numeric'::regtype, 'uuid'::regtype, 'jsonb'::regtype)))
+         GROUP BY a.attnum) found
+ WHERE found.leaves = (SELECT count(*) FROM leaves) AND cardinality(found.texts) = 1 AND length(found.texts[1]) <= 8192
+$$;
+
+-- Corrections name columns as the heap does: columns that were renamed since `former` get their new names, those that are gone
+-- are left out.
+CREATE OR REPLACE FUNCTION modak.mirror_rename_payloads(id bigint, former jsonb, present jsonb) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    changed record;
+BEGIN
+    FOR changed IN
+        SELECT f ->> 'name' AS former_name, p ->> 'name' AS name
+          FROM jsonb_array_elements(coalesce(nullif(former -> 'columns', 'null'), '[]')) f
+          LEFT JOIN jsonb_array_elements(coalesce(nullif(present -> 'columns', 'null'), '[]')) p
+            ON p -> 'attnum' = f -> 'attnum'
+         WHERE present IS NOT NULL AND p ->> 'name' IS DISTINCT FROM f ->> 'name'
+         ORDER BY p ->> 'name' NULLS FIRST
+    LOOP
+        UPDATE modak.delta
+           SET payload = payload - changed.former_name
+                         || CASE WHEN changed.name IS NULL THEN '{}'
+                                 ELSE jsonb_build_object(changed.name, payload -> changed.former_name) END
+         WHERE table_id = id AND payload ? changed.former_name AND (changed.name IS NULL OR NOT payload ? changed.name);
+        UPDATE modak.mirror_captured
+           SET payload = payload - changed.former_name
+                         || CASE WHEN changed.name IS NULL THEN '{}'
+                                 ELSE jsonb_build_object(changed.name, payload -> changed.former_name) END
+         WHERE table_id = id AND payload ? changed.former_name AND (changed.name IS NULL OR NOT payload ? changed.name);
+    END LOOP;
+END $$;
+
+-- Columns that are new since `former`, and NULL in every row so far: by attribute number, with null.
+CREATE OR REPLACE FUNCTION modak.mirror_added(former jsonb, present jsonb) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce(jsonb_object_agg(p ->> 'attnum', NULL::text), '{}')
+  FROM jsonb_array_elements(nullif(present -> 'columns', 'null')) p
+  JOIN pg_type t ON t.oid = (p ->> 'type')::oid
+ WHERE former -> 'columns' <> 'null' AND NOT ((p ->> 'computed')::boolean OR (p ->> 'filled')::boolean)
+   AND t.typdefault IS NULL
+   AND NOT EXISTS (SELECT FROM jsonb_array_elements(former -> 'columns') f WHERE f -> 'attnum' = p -> 'attnum')
+$$;
+
+-- Corrections name new columns too, with what rows from before have there.
+CREATE OR REPLACE FUNCTION modak.mirror_complete_payloads(id bigint, present jsonb, added jsonb, missing jsonb) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM modak.complete_corrections(id, jsonb_agg(jsonb_build_object(
+                'attnum', p -> 'attnum', 'type', p -> 'type', 'modifier', p -> 'modifier',
+                'text', missing -> (p ->> 'attnum'))), true)
+       FROM jsonb_array_elements(nullif(present -> 'columns', 'null')) p
+      WHERE (added || missing) ? (p ->> 'attnum')
+        AND EXISTS (SELECT FROM modak.delta d WHERE d.table_id = id
+                    UNION ALL SELECT FROM modak.mirror_captured c WHERE c.table_id = id)
+     HAVING count(*) > 0;
+END $$;
+
+-- Tells the stream what one table is like now. `exact`: within the transaction that changed it, right behind the change; not
+-- said while an event trigger is off, which may have had more to tell. `filled` names partitions whose rows are not in the
+-- stream: new ones that hold a page, and those whose file was known and is another now.
+CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    former jsonb;
+    added jsonb;
+    missing jsonb := '{}';
+BEGIN
+    SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
+    UPDATE modak.mirror_shapes SET shape = present, told_at = now() WHERE table_id = told_id;
+    PERFORM modak.mirror_rename_payloads(told_id, former, present);
+    IF present IS NOT NULL THEN
+        added := modak.mirror_added(former, present);
+        IF exact THEN
+            missing := added || modak.mirror_missing(told_id::oid, former);
+        END IF;
+        PERFORM modak.mirror_complete_payloads(told_id, present, added, missing);
+    END IF;
+    PERFORM modak.mirror_message(jsonb_build_object(
+        'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
+        'missing', missing,
+        'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
+                     FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
+                     LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f
+                       ON f -> 'id' = l -> 'id'
+                    WHERE CASE WHEN f -> 'id' IS NULL THEN exact AND pg_relation_size((l ->> 'id')::oid) > 0
+                               ELSE (f ->> 'file')::bigint <> pg_relation_filenode((l ->> 'id')::oid)::bigint END)));
+END $$;
+
+-- Compares tables with what the stream was told of them, and tells it of those that differ; returns how many. Outside of the
+-- transaction of the change (not `exact`), a lock makes sure that no other change of the table is under way. A table that we
+-- may not lock cannot be mirrored any more: what is told makes it fail. `forced` ones are told of in any case, as
+-- `settled`: every transaction that wrote to them before the last note has ended.
+CREATE OR REPLACE FUNCTION modak.mirror_note(exact boolean, only_ids bigint[], forced bigint[]) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    known record;
+    present jsonb;
+    told int := 0;
+BEGIN
+    FOR known IN
+        SELECT s.table_id, s.shape AS former, modak.mirror_shape(s.table_id::oid) AS present
+          FROM modak.mirror_shapes s WHERE only_ids IS NULL OR s.table_id = ANY (only_ids) ORDER BY s.table_id
+    LOOP
+        CONTINUE WHEN known.former IS NOT DISTINCT FROM known.present AND NOT known.table_id = ANY (forced);
+        present := known.present;
+        IF present IS NOT NULL AND NOT exact AND has_schema_privilege(present ->> 'schema', 'USAGE')
+           AND has_table_privilege(known.table_id::oid, 'SELECT') THEN
+            EXECUTE format('LOCK TABLE %I.%I IN ACCESS SHARE MODE', present ->> 'schema', present ->> 'name');
+            SELECT modak.mirror_shape(known.table_id::oid) INTO present;
+        END IF;
+        -- Types alone change without a lock on the table: a change of theirs that nobody was told of is another one.
+        PERFORM modak.mirror_tell(known.table_id, present, exact, known.table_id = ANY (forced)
+                                  AND known.former -> 'types' IS NOT DISTINCT FROM present -> 'types');
+        told := told + 1;
+    END LOOP;
+    RETURN told;
+END $$;
+
+-- For an event trigger that failed: says that something about these tables has changed, so that no change of theirs is
+-- applied before they are described again.
+CREATE OR REPLACE FUNCTION modak.mirror_alarm(concerned bigint[]) RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(modak.mirror_message(jsonb_build_object('table', table_id, 'rewritten', 4)))
+  FROM modak.mirror_shapes WHERE concerned IS NULL OR table_id = ANY (concerned)
+$$;
+
+REVOKE EXECUTE ON FUNCTION modak.mirror_message(jsonb), modak.mirror_missing(oid, jsonb),
+    modak.mirror_rename_payloads(bigint, jsonb, jsonb), modak.mirror_complete_payloads(bigint, jsonb, jsonb, jsonb),
+    modak.mirror_tell(bigint, jsonb, boolean, boolean),
+    modak.mirror_note(boolean, bigint[], bigint[]), modak.mirror_alarm(bigint[]) FROM PUBLIC;

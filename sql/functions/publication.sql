@@ -1,0 +1,29 @@
+-- The publication, as its tables are in it.
+
+-- Takes a relation out of a publication; false if it is not in there. By its OID, since not every name can be told to a
+-- client: a database may have names with characters that the client's encoding lacks.
+CREATE OR REPLACE FUNCTION modak.mirror_unpublish(publication text, relation bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+                    WHERE p.pubname = publication AND r.prrelid = relation::oid) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('ALTER PUBLICATION %I DROP TABLE %s', publication, relation::oid::regclass);
+    RETURN true;
+END $$;
+
+-- How the mirror's tables are published. `present` is a mark that changes with the publication's settings and with the
+-- table's part in it, also if that is changed back. `whole`: all rows and columns are published (filters exist from version
+-- 15 on).
+CREATE OR REPLACE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
+       r.oid IS NOT NULL AND to_jsonb(r) ->> 'prqual' IS NULL AND to_jsonb(r) ->> 'prattrs' IS NULL
+  FROM modak.mirror_tables m
+  JOIN modak.mirror_slots s USING (slot_name)
+  JOIN pg_class c ON c.oid = m.table_id::oid
+  LEFT JOIN pg_publication p ON p.pubname = s.publication_name
+  LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+ WHERE m.slot_name = mirror_published.slot AND m.state NOT IN ('failed', 'dropped')
+$$;

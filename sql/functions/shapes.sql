@@ -1,0 +1,149 @@
+-- Shapes: everything about a mirrored table that decides what its rows and changes mean, as one JSON document.
+
+-- A partitioned table's whole tree, or the table itself. Unlike pg_partition_tree() it takes no locks, so that neither a
+-- user's command nor our looking at it waits for another relation.
+CREATE OR REPLACE FUNCTION modak.mirror_tree(root oid) RETURNS TABLE (relation oid, is_leaf boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+WITH RECURSIVE tree(relation) AS (
+    SELECT root
+    UNION ALL
+    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class c ON c.oid = i.inhrelid
+     WHERE c.relispartition AND NOT i.inhdetachpending)
+SELECT t.relation, c.relkind <> 'p' FROM tree t JOIN pg_class c ON c.oid = t.relation
+$$;
+
+-- The replica identity of a table: its setting, the index, and the columns of the key.
+CREATE OR REPLACE FUNCTION modak.mirror_identity(relation oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT jsonb_build_object(
+           'setting', c.relreplident::text, 'immediate', coalesce(i.indimmediate, true), 'index', i.indexrelid::bigint,
+           'key', ARRAY(SELECT a.attname::text FROM pg_attribute a
+                         WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+                         ORDER BY a.attnum))
+  FROM pg_class c
+  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid
+       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+ WHERE c.oid = relation
+$$;
+
+-- Whether a shape has a key that the mirror can go by; without one the table waits for its owner.
+CREATE OR REPLACE FUNCTION modak.mirror_has_key(shape jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 0
+   AND shape -> 'identity' ->> 'setting' <> 'n' AND (shape -> 'identity' ->> 'immediate')::boolean
+$$;
+
+-- Whether the event triggers are there and on. A single session that runs without them (event_triggers = off) leaves no
+-- trace.
+CREATE OR REPLACE FUNCTION modak.mirror_events() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT count(*) = 3 FROM pg_event_trigger
+ WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A'
+$$;
+
+-- Whether a mirrored table's stored generated columns are in the stream: they are from 18 on, if the publication says so.
+CREATE OR REPLACE FUNCTION modak.mirror_sends_generated(relation oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT EXISTS (SELECT FROM modak.tables t JOIN pg_publication p ON p.pubname = t.publication_name
+                WHERE t.table_id IN (relation::bigint, pg_partition_root(relation)::oid::bigint)
+                  AND to_jsonb(p) ->> 'pubgencols' = 's')
+$$;
+
+-- Everything about a table that decides what its rows and changes mean; NULL for a table that is gone.
+-- Of columns:
+--   filled      rows that exist may have a value in it that no rewrite put there. A partitioned table's own attributes do not
+--               say so, as it has no rows; its partitions' do.
+--   altered     the transaction that wrote the attribute last, and its privileges, which are stored with it. ALTER TABLE with
+--               USING to a type that the column has already leaves no other trace while event triggers are off. VACUUM FULL
+--               leaves it alone, except for attributes with a missing value.
+--   generated   it is left out of the stream because it is generated.
+--   computed    Postgres computes it, whether it is in the stream or not.
+-- Of partitions:
+--   file        its file; only where no event trigger tells why it is rewritten, or no trigger that it is truncated.
+--   bound       with the table's `partition_key`, which rows it has, where its bounds tell that exactly. As bytes of this
+--               machine, since to print a bound takes a lock on the partition.
+--   attached    the transaction that attached it last, for the same reason as `altered`.
+CREATE OR REPLACE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+WITH RECURSIVE used(type) AS (
+    SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT inner_types.type
+      FROM used u
+      JOIN pg_type t ON t.oid = u.type
+      CROSS JOIN LATERAL (
+          SELECT t.typbasetype AS type
+          UNION ALL SELECT t.typelem
+          UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+          UNION ALL SELECT a.atttypid FROM pg_attribute a
+                     WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) inner_types
+     WHERE inner_types.type <> 0),
+missing AS (
+    SELECT DISTINCT a.attname FROM modak.mirror_tree(mirror_shape.relation) r JOIN pg_attribute a ON a.attrelid = r.relation
+     WHERE a.atthasmissing),
+told AS (SELECT modak.mirror_events() AS all_events)
+SELECT jsonb_build_object(
+    'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
+    'partition_of', CASE WHEN c.relispartition THEN
+        (SELECT jsonb_build_array(rn.nspname, r.relname) FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
+          WHERE r.oid = pg_partition_root(c.oid)) END,
+    'inherits', EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+                         WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
+                           AND child.relkind IN ('r', 'f')),
+    'owned', pg_has_role(c.relowner, 'USAGE'), 'row_security', row_security_active(c.oid),
+    'identity', modak.mirror_identity(c.oid),
+    'columns', (SELECT jsonb_agg(jsonb_build_object(
+                           'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
+                           'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
+                           'generated', a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT sent.generated,
+                           'computed', a.attgenerated <> '',
+                           'altered', CASE WHEN told.all_events AND NOT a.atthasmissing
+                                      THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
+                           'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
+                           ) ORDER BY a.attnum)
+                  FROM pg_attribute a
+                 CROSS JOIN (SELECT modak.mirror_sends_generated(mirror_shape.relation) AS generated) sent
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    'leaves', (SELECT jsonb_agg(jsonb_build_object(
+                          'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
+                          'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
+                          'bound', CASE WHEN length(l.relpartbound::text) < 4000
+                                         AND EXISTS (SELECT FROM pg_inherits i
+                                                      WHERE i.inhrelid = l.oid AND i.inhparent = c.oid)
+                                   THEN l.relpartbound::text END,
+                          'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
+                          'file', CASE WHEN NOT told.all_events
+                                         OR l.oid <> c.oid AND l.relkind = 'r' AND NOT EXISTS (
+                                            SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
+                                               AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A')
+                                       THEN pg_relation_filenode(l.oid)::bigint END)
+                          ORDER BY l.oid)
+                 FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
+                WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
+    'partition_key', (SELECT to_jsonb(p.partattrs::int2[]) FROM pg_partitioned_table p
+                       WHERE p.partrelid = c.oid AND p.partstrat IN ('r', 'l') AND p.partnatts = 1 AND p.partexprs IS NULL
+                         AND EXISTS (SELECT FROM pg_opclass o WHERE o.oid = p.partclass[0] AND o.opcdefault)
+                         AND NOT EXISTS (SELECT FROM pg_collation l
+                                          WHERE l.oid = p.partcollation[0] AND NOT l.collisdeterministic)
+                         AND getdatabaseencoding() = 'UTF8' AND version() ~ ' (x86_64|aarch64|arm64|powerpc64le|riscv64)-'),
+    'attached', (SELECT jsonb_object_agg(i.inhrelid::text, i.xmin::text)
+                   FROM modak.mirror_tree(c.oid) r JOIN pg_inherits i ON i.inhrelid = r.relation WHERE r.relation <> c.oid),
+    'types', (SELECT jsonb_object_agg(t.oid::text, CASE t.typtype
+                         WHEN 'e' THEN (SELECT jsonb_object_agg(e.oid::text, e.enumlabel)
+                                          FROM pg_enum e WHERE e.enumtypid = t.oid)
+                         ELSE (SELECT jsonb_object_agg(a.attnum::text, a.atttypid::bigint)
+                                 FROM pg_attribute a
+                                WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END)
+                FROM used u JOIN pg_type t ON t.oid = u.type WHERE t.typtype IN ('e', 'c')))
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  CROSS JOIN told
+ WHERE c.oid = relation
+$$;
+
+-- Names of the generated columns of a shape that are not mirrored.
+CREATE OR REPLACE FUNCTION modak.mirror_left_out(shape jsonb) RETURNS text[]
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(coalesce(nullif(shape -> 'columns', 'null'), '[]')) c
+              WHERE (c ->> 'generated')::boolean ORDER BY (c ->> 'attnum')::int)
+$$;

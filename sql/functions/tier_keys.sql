@@ -1,0 +1,68 @@
+-- Tier keys: the values that a table with heap retention is partitioned by, as bigint on one axis.
+
+-- A tier key on the catalog's axis: integers as they are, times in microseconds and dates in days since 1970-01-01 (UTC;
+-- a timestamp as if it were). Infinities are the ends of the axis.
+CREATE OR REPLACE FUNCTION modak.tier_value(value bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS 'SELECT value';
+CREATE OR REPLACE FUNCTION modak.tier_value(value timestamp) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+SELECT CASE value WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN '-9223372036854775808'::bigint
+            ELSE least(extract(epoch FROM value) * 1000000, 9223372036854775806)::bigint END
+$$;
+CREATE OR REPLACE FUNCTION modak.tier_value(value timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+SELECT modak.tier_value(value AT TIME ZONE 'UTC')
+$$;
+CREATE OR REPLACE FUNCTION modak.tier_value(value date) RETURNS bigint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+SELECT CASE value WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN '-9223372036854775808'::bigint
+            ELSE (value - date '1970-01-01')::bigint END
+$$;
+
+-- T, or NULL as long as no row can be below it: T of a time key begins with the year 1 (mirror_pump.model.Tier.moved).
+CREATE OR REPLACE FUNCTION modak.moved_cut(id bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
+ WHERE c.table_id = id
+   AND c.tier_key_hi > CASE WHEN t.tier_key_type = 'date' THEN -719162
+                            WHEN t.tier_key_type LIKE 'timestamp%' THEN -62135596800000000
+                            ELSE -9223372036854775808 END
+$$;
+
+-- Whether a tier value is infinity's, which the lake cannot hold. Above T the stream finds that out.
+CREATE OR REPLACE FUNCTION modak.is_infinite(id bigint, tier bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT tier = -9223372036854775808
+       AND EXISTS (SELECT FROM modak.tables t WHERE t.table_id = id AND t.tier_key_type <> 'bigint')
+$$;
+
+-- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Waits for whoever
+-- alters the table or one of them: to print a bound, Postgres locks it.
+CREATE OR REPLACE FUNCTION modak.tier_partitions(root oid) RETURNS TABLE (relation oid, lo bigint, hi bigint, is_default boolean)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET timezone = 'UTC' AS $$
+DECLARE
+    bound text;
+    parts text[];
+    type text := (SELECT format_type(a.atttypid, NULL) FROM pg_partitioned_table p
+                    JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = (p.partattrs::int2[])[0]
+                   WHERE p.partrelid = root);
+BEGIN
+    FOR relation, bound IN
+        SELECT c.oid, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+         WHERE i.inhparent = root AND c.relispartition AND NOT i.inhdetachpending
+    LOOP
+        is_default := bound = 'DEFAULT';
+        parts := regexp_match(bound, '^FOR VALUES FROM \((.*)\) TO \((.*)\)$');
+        IF parts IS NULL OR 'MINVALUE' = parts[1] THEN
+            lo := -9223372036854775808;
+        ELSE
+            EXECUTE format('SELECT modak.tier_value(%s::%s)', parts[1], type) INTO lo;
+        END IF;
+        IF parts IS NULL OR 'MAXVALUE' = parts[2] THEN
+            hi := 9223372036854775807;
+        ELSE
+            EXECUTE format('SELECT modak.tier_value(%s::%s)', parts[2], type) INTO hi;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $$;

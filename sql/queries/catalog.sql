@@ -1,0 +1,63 @@
+-- How schema modak is brought up to date (mirror_pump/source/catalog/catalog_schema.py, catalog_functions.py).
+
+-- name: catalogs
+-- Whether our catalog is there, and the seam catalog.
+SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL;
+
+-- name: versions
+SELECT (SELECT coalesce(max(version), 0) FROM modak.mirror_migrations),
+       (SELECT coalesce(max(version), 0) FROM modak.schema_meta);
+
+-- name: ledger
+-- It is made before the first migration, which is recorded in it.
+CREATE TABLE IF NOT EXISTS modak.mirror_migrations (
+    version     int         PRIMARY KEY,
+    name        text        NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE modak.mirror_migrations IS 'The migrations of mirror-pump that this database has had';
+
+-- name: save_settings
+SELECT current_setting('check_function_bodies'), current_setting('search_path');
+
+-- name: use_settings
+-- Bodies are not checked, so that the files may refer to each other in any order. The path makes objects print alike in
+-- every session.
+SELECT set_config('check_function_bodies', 'off', true), set_config('search_path', 'pg_catalog, pg_temp', true);
+
+-- name: restore_settings
+SELECT set_config('check_function_bodies', %s, true), set_config('search_path', %s, true);
+
+-- name: recorded
+SELECT file, checksum, objects, program FROM modak.mirror_functions;
+
+-- name: record
+INSERT INTO modak.mirror_functions (file, checksum, objects, program)
+VALUES (%(file)s, %(checksum)s, %(objects)s, %(program)s)
+ON CONFLICT (file) DO UPDATE
+   SET checksum = excluded.checksum, objects = excluded.objects, program = excluded.program, applied_at = now();
+
+-- name: forget
+DELETE FROM modak.mirror_functions WHERE file = %(file)s;
+
+-- name: objects
+SELECT 'FUNCTION ' || p.oid::regprocedure::text, p.ctid::text
+  FROM pg_proc p WHERE p.pronamespace = 'modak'::regnamespace
+UNION ALL
+SELECT 'VIEW ' || c.oid::regclass::text, r.ctid::text
+  FROM pg_class c JOIN pg_rewrite r ON r.ev_class = c.oid
+ WHERE c.relnamespace = 'modak'::regnamespace AND c.relkind = 'v';
+
+-- name: grants
+-- What was granted on an object to others than its owner, as statements. Whether PUBLIC may call a function, its file says.
+SELECT format('GRANT %%s ON %%s TO %%s%%s', a.privilege_type, o.target, coalesce(quote_ident(r.rolname), 'PUBLIC'),
+              CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+  FROM (SELECT 'FUNCTION ' || p.oid::regprocedure::text AS name, 'FUNCTION ' || p.oid::regprocedure::text AS target,
+               p.proacl AS acl, p.proowner AS owner, false AS is_view
+          FROM pg_proc p WHERE p.pronamespace = 'modak'::regnamespace
+        UNION ALL
+        SELECT 'VIEW ' || c.oid::regclass::text, 'TABLE ' || c.oid::regclass::text, c.relacl, c.relowner, true
+          FROM pg_class c WHERE c.relnamespace = 'modak'::regnamespace AND c.relkind = 'v') o
+ CROSS JOIN LATERAL aclexplode(o.acl) a
+  LEFT JOIN pg_roles r ON r.oid = a.grantee
+ WHERE o.name = %(object)s AND a.grantee <> o.owner AND (r.oid IS NOT NULL OR o.is_view);

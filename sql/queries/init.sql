@@ -1,0 +1,24 @@
+-- What `init` records (mirror_pump/ops/setup/initialisation.py).
+
+-- name: slots
+SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
+  FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name;
+
+-- name: store_profile
+UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE is_default;
+
+-- name: store_slot
+INSERT INTO modak.mirror_slots
+       (slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at)
+VALUES (%s, %s, %s, %s, %s, %s, now())
+ON CONFLICT (slot_name) DO UPDATE
+   SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
+       system_identifier = excluded.system_identifier, timeline = excluded.timeline;
+
+-- name: computed
+SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
+       m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
+       array_agg(a.attname::text ORDER BY a.attnum)
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
+ WHERE t.publication_name = %s AND m.state NOT IN ('failed', 'dropped') AND a.attgenerated = 's' AND NOT a.attisdropped
+ GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1;

@@ -1,0 +1,20 @@
+-- Who leads, and why it cannot go on (mirror_pump/source: leader.py, standby.py, pump_error.py).
+
+-- name: note_error
+-- `since` stays while the pump, or the one that was killed before it, goes on failing. Not if another one leads by now.
+UPDATE modak.mirror_slots
+   SET last_error = jsonb_build_object(
+           'at', clock_timestamp(),
+           'since', coalesce(CASE WHEN last_error ->> 'retry_in' IS NOT NULL
+                                  THEN (last_error ->> 'since')::timestamptz END,
+                             clock_timestamp() - make_interval(secs => %(failing_for)s))) || %(details)s
+ WHERE slot_name = %(slot)s AND leader_epoch = %(epoch)s;
+
+-- name: ask
+SELECT pg_try_advisory_lock(%(key)s), leader, leader_epoch, applied_lsn
+  FROM modak.mirror_slots WHERE slot_name = %(slot)s;
+
+-- name: enter
+-- The epoch of a new leader, which holds the lock already.
+UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s
+RETURNING leader_epoch;

@@ -1,0 +1,24 @@
+-- Rows of Iceberg's JDBC catalog (mirror_pump/lake/commit/catalog.py). V1 of its layout marks tables; rows from before have NULL there. A
+-- view of the same name is not ours to touch.
+
+-- name: load
+SELECT metadata_location FROM modak.iceberg_tables
+ WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);
+
+-- name: insert
+INSERT INTO modak.iceberg_tables
+       (catalog_name, table_namespace, table_name, metadata_location, previous_metadata_location, iceberg_type)
+VALUES (%s, %s, %s, %s, NULL, 'TABLE');
+
+-- name: swap
+UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_location = metadata_location
+ WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND metadata_location = %s
+   AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);
+
+-- name: delete
+DELETE FROM modak.iceberg_tables
+ WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);
+
+-- name: ensure_namespace
+INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)
+VALUES (%s, %s, 'exists', 'true') ON CONFLICT DO NOTHING;

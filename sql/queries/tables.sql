@@ -1,0 +1,39 @@
+-- Registrations of mirrored tables (mirror_pump/source/catalog/tables.py, ops/register/unregistration.py).
+
+-- name: select
+-- Everything about mirrored tables; a condition follows.
+SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
+       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.excluded,
+       coalesce(m.dropped_rows, '[]'),
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id);
+
+-- name: left_out
+-- Names of the generated columns of each table that are not mirrored.
+SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape)
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) WHERE m.table_id = ANY (%s);
+
+-- name: register
+INSERT INTO modak.tables
+       (table_id, schema_name, table_name, primary_key_cols, tier_key_col, tier_key_type, partition_scheme,
+        lake_format, lake_table_ref, mode, publication_name, slot_name, heap_retention_lag)
+VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg', %(ref)s,
+        'mirrored', %(publication)s, %(slot)s, %(lag)s);
+
+-- name: cutline
+INSERT INTO modak.cutline
+       (table_id, tier_key_hi, lake_snapshot_id, replicated_lsn, lake_props)
+VALUES (%s, %s, %s, NULL, %s);
+
+-- name: mirror
+INSERT INTO modak.mirror_tables
+       (table_id, slot_name, state, start_lsn, born_sequence, generation, live_after_lsn, columns, key, lake_table,
+        location, next_field_id, excluded, shape)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
+
+-- name: formerly
+-- The table that was registered under a name, given as SQL has it or without its quotes, with or without its schema.
+SELECT table_id FROM modak.tables, LATERAL (VALUES
+       (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),
+       (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)
+ WHERE fits ORDER BY preference LIMIT 1;
