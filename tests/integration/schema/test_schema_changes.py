@@ -27,9 +27,9 @@ _STEPS = {
     Step.TABLE_CHANGED: "followed",
     Step.TABLE_FILLING: "filled",
     Step.TABLE_COPIED_AGAIN: "copied again",
-    Step.TABLE_FAILED: "set aside",
+    Step.TABLE_FAILED: "failed",
 }
-_STRENGTH = ("nothing", "followed", "filled", "copied again", "set aside")
+_STRENGTH = ("nothing", "followed", "filled", "copied again", "failed")
 
 
 def _setup() -> str:
@@ -186,7 +186,7 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
         seen = len(scene.pump.steps.seen)
         connection.execute(_CHANGES.encode())
         before = _heap(database, table_id)
-        if result == "set aside":
+        if result == "failed":
             # What shares a batch with the end of a table is beyond its last F.
             mirror.await_frontier()
         if result == "refused by Postgres":
@@ -195,13 +195,13 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
             return
         for statement in transactions:
             connection.execute(statement.replace("elsewhere", f"elsewhere_{schema}").encode())
-        if result != "set aside":
+        if result != "failed":
             _after(connection, table_id, {})
     mirror.await_frontier()
     present = _present(database, table_id)
-    if result == "set aside":
+    if result == "failed":
         name = f"{schema}.{table}"
-        await_true(lambda: mirror.state(name) == "failed", 90, f"{name} set aside")
+        await_true(lambda: mirror.state(name) == "failed", 90, f"{name} failed")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
         assert "register" in mirror.error(name)
