@@ -124,11 +124,11 @@ def test_a_worn_file_is_written_anew_and_the_key_index_follows(t: Database, ware
     with mirror.pumping(steps) as running:
         mirror.await_live("public.t")
         await_index(mirror, steps, "public.t", "DELETE FROM t WHERE id = (SELECT max(id) FROM t)")
-        copied = {one.path for one in table_of(mirror).live_data_files() if one.records}
+        copied = {file.path for file in table_of(mirror).live_data_files() if file.records}
         for _ in range(10):
             t.execute("DELETE FROM t WHERE id IN (SELECT id FROM t ORDER BY id LIMIT 6)")
         await_true(
-            lambda: copied.isdisjoint(one.path for one in table_of(mirror).live_data_files()), 60, "it is rewritten"
+            lambda: copied.isdisjoint(file.path for file in table_of(mirror).live_data_files()), 60, "it is rewritten"
         )
         t.execute("UPDATE t SET n = n + 1")
         mirror.await_frontier()

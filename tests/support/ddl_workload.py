@@ -151,7 +151,7 @@ class Writer:
 
     def _state(self, table_id: int) -> State:
         columns = [name for name, _, _ in self._columns(table_id)]
-        selected = ", ".join(f'"{one}"' for one in columns)
+        selected = ", ".join(f'"{column}"' for column in columns)
         rows = self._connection.execute(f"SELECT {selected} FROM {self._name(table_id)}".encode()).fetchall()
         name = self._connection.execute(
             "SELECT nspname || '.' || relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"

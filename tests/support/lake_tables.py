@@ -154,9 +154,9 @@ class SmallTable:
         position delete."""
         began, now = rewrite.table, self.table
         replaced = {one.path for one in began.live_data_files()}
-        positions = {one.path for one in self._deletes(now) if one.content is FileContent.POSITION_DELETES}
+        positions = {delete.path for delete in self._deletes(now) if delete.content is FileContent.POSITION_DELETES}
         gone = not replaced <= {one.path for one in now.live_data_files()}
-        if gone or not positions <= {one.path for one in self._deletes(began)}:
+        if gone or not positions <= {delete.path for delete in self._deletes(began)}:
             return False
         self.now_ms += 1000
         number, snapshot_id = now.sequence_number + 1, new_snapshot_id(now.metadata)
@@ -166,7 +166,7 @@ class SmallTable:
         removal = writer.remove(
             now.manifests,
             STORAGE,
-            lambda one: one.path in replaced or (one.content != 0 and one.sequence_number < oldest),
+            lambda manifest: manifest.path in replaced or (manifest.content != 0 and manifest.sequence_number < oldest),
             lambda _: True,
         )
         files = [self.data(rewrite.rows)] if rewrite.rows else []
@@ -192,7 +192,9 @@ class SmallTable:
         return True
 
     def _deletes(self, table: LakeTable) -> list[LiveFile]:
-        found = Listing(STORAGE).files([one for one in table.manifests if one.content == ManifestContent.DELETES])
+        found = Listing(STORAGE).files(
+            [manifest for manifest in table.manifests if manifest.content == ManifestContent.DELETES]
+        )
         return [file for files in found.values() for file in files]
 
     def reload(self) -> None:

@@ -213,7 +213,7 @@ class Scene:
     def snapshots(self) -> set[int]:
         """IDs of the snapshots in the lake table's history."""
         metadata = read_metadata(self.mirror.location("public.events"), STORAGE)
-        return {int(one["snapshot-id"]) for one in metadata["snapshots"]}
+        return {int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"]}
 
 
 def canonical(*parts: object) -> str:

@@ -125,7 +125,7 @@ def _wanted(text: str, kind: ColumnType, number: str | None) -> Any:
             elements = _elements(text)
             if kind.element.kind in _NUMBERS:
                 elements = [] if number is None else _elements(number)
-            return [None if one is None else _wanted(one, kind.element, one) for one in elements]
+            return [None if element is None else _wanted(element, kind.element, element) for element in elements]
         case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
             assert number is not None
             return int(number)

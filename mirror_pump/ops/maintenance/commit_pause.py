@@ -12,7 +12,6 @@ this process be stopped in the middle.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -21,6 +20,7 @@ from typing import Self
 from mirror_pump.errors import SourceError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.model import TableName
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.telemetry import get_logger
 from sql import queries
@@ -60,8 +60,7 @@ class CommitPause:
         self._busy = busy
         self._longest = first
         self._computed = at_once
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="commit-window", daemon=True)
+        self._thread = ServiceThread("commit-pause", self._run)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -70,18 +69,17 @@ class CommitPause:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
         try:
             with connect(self._dsn, autocommit=True, application_name="mirror-pump-maintain") as connection:
-                while not self._stopping.is_set():
+                while not self._thread.stopping():
                     if self._busy():
                         self._computed = True
                     elif self._computed:
-                        self._stopping.wait(self._hold(connection))
-                    self._stopping.wait(_POLL)
+                        self._thread.pause(self._hold(connection))
+                    self._thread.pause(_POLL)
         except SourceError as error:
             # Without the window the commit may still get through.
             get_logger("maintain").warning("no commit window", error=str(error))
@@ -93,9 +91,9 @@ class CommitPause:
             connection.execute(_LOCK, {"slot": self._slot})
             began = time.monotonic()
             pointer = self._pointer(connection)
-            while not self._stopping.wait(_POLL) and not self._busy() and time.monotonic() - began < self._longest:
+            while not self._thread.pause(_POLL) and not self._busy() and time.monotonic() - began < self._longest:
                 if self._pointer(connection) != pointer:
-                    self._stopping.set()
+                    self._thread.request_stop()
         held = time.monotonic() - began
         if held >= self._longest:
             self._longest = min(2 * self._longest, _LONGEST)

@@ -37,24 +37,24 @@ class FileCounter:
         """The table's figures for a target file size. Raises LakeError if a manifest cannot be read."""
         live = [manifest for manifest in table.manifests if manifest.live_files]
         counts = [self._count(manifest) for manifest in live]
-        sizes = [size for one in counts for size in one.sizes]
+        sizes = [size for count in counts for size in count.sizes]
         by_class = _by_class(sizes, class_bounds(target_bytes))
         snapshots = table.metadata["snapshots"]
         return TableStats(
             data_files=len(sizes),
             small_files=sum(by_class),
             small_by_class=by_class,
-            records=sum(one.records for one in counts),
+            records=sum(count.records for count in counts),
             data_bytes=sum(sizes),
-            delete_files=sum(one.equality_files + one.position_files for one in counts),
-            equality_delete_files=sum(one.equality_files for one in counts),
-            equality_delete_rows=sum(one.equality_rows for one in counts),
-            position_delete_files=sum(one.position_files for one in counts),
-            position_delete_rows=sum(one.position_rows for one in counts),
-            delete_bytes=sum(one.delete_bytes for one in counts),
+            delete_files=sum(count.equality_files + count.position_files for count in counts),
+            equality_delete_files=sum(count.equality_files for count in counts),
+            equality_delete_rows=sum(count.equality_rows for count in counts),
+            position_delete_files=sum(count.position_files for count in counts),
+            position_delete_rows=sum(count.position_rows for count in counts),
+            delete_bytes=sum(count.delete_bytes for count in counts),
             manifests=len(live),
             snapshots=len(snapshots),
-            oldest_snapshot_ms=min((int(one["timestamp-ms"]) for one in snapshots), default=None),
+            oldest_snapshot_ms=min((int(snapshot["timestamp-ms"]) for snapshot in snapshots), default=None),
             metadata_bytes=metadata_length(table),
             sequence_number=int(table.metadata["last-sequence-number"]),
         )

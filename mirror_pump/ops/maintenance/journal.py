@@ -11,6 +11,7 @@ from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.model import TableId
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.maintenance import DONE, FAILED, beat, begin, finish
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.telemetry import get_logger, redact
@@ -26,16 +27,14 @@ class Heartbeat:
         self._dsn = dsn
         self._lock = threading.Lock()
         self._open: set[uuid.UUID] = set()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = ServiceThread("heartbeat", self._run)
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
+        self._thread.stop()
 
     def add(self, op_id: uuid.UUID) -> None:
         """The operation has begun."""
@@ -49,7 +48,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         connection: PgConnection | None = None
-        while not self._stopping.wait(_BEAT):
+        while not self._thread.pause(_BEAT):
             with self._lock:
                 open_now = tuple(self._open)
             if not open_now:

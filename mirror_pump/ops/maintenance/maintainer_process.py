@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from types import TracebackType
 from typing import Self
 
 from pydantic import SecretStr
 
 from mirror_pump.config import ENV_PREFIX, Settings
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.telemetry import get_logger
 
 _PROGRAM = """
@@ -38,8 +38,7 @@ class MaintainerProcess:
 
     def __init__(self, settings: Settings) -> None:
         self._environment = os.environ | environment(settings)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="maintainer", daemon=True)
+        self._thread = ServiceThread("maintainer", self._run)
         self._log = get_logger("maintain")
 
     def __enter__(self) -> Self:
@@ -49,22 +48,21 @@ class MaintainerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
-        while not self._stopping.is_set():
+        while not self._thread.stopping():
             command = [sys.executable, "-c", _PROGRAM]
             # A group of its own leaves a terminal's Ctrl-C to the pump.
             with subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0) as one:
-                while one.poll() is None and not self._stopping.wait(0.5):
+                while one.poll() is None and not self._thread.pause(0.5):
                     pass
                 if one.poll() is None:
                     _end(one)
                     return
             self._log.warning("the maintainer ended", exit_code=one.returncode, again_in=pause)
-            self._stopping.wait(pause)
+            self._thread.pause(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
 

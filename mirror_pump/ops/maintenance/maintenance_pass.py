@@ -323,7 +323,7 @@ class Maintenance:
         # A pinned one that the history lost may need files of those that are in it.
         pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
-        present = {int(one["snapshot-id"]) for one in debt.state.metadata["snapshots"]}
+        present = {int(snapshot["snapshot-id"]) for snapshot in debt.state.metadata["snapshots"]}
         ids = [one for one in due.snapshot_ids if one in present and one not in debt.table.protected]
         if not ids:
             return {"expired_snapshots": 0}

@@ -134,7 +134,7 @@ def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Mapping[s
 
 def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
     """When the oldest pinned snapshot was made, seconds since 1970; None if none is pinned."""
-    return min((one["timestamp-ms"] / 1000 for one in pinned_snapshots(state, table)), default=None)
+    return min((snapshot["timestamp-ms"] / 1000 for snapshot in pinned_snapshots(state, table)), default=None)
 
 
 def _limit(before: float, oldest_pin: float | None) -> float:

@@ -223,7 +223,9 @@ def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:
             )
         if lake.snapshot_id != metadata.get("current-snapshot-id"):
             schema_id = snapshot.get("schema-id", schema_id)
-    return LakeSchema.from_iceberg_json(next(one for one in metadata["schemas"] if one["schema-id"] == schema_id))
+    return LakeSchema.from_iceberg_json(
+        next(schema for schema in metadata["schemas"] if schema["schema-id"] == schema_id)
+    )
 
 
 def _sidecar_names(table: MirroredTable) -> dict[int, str]:

@@ -81,7 +81,7 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
 
     `complete_from` is a position before which the table was not whole: its copy was under way.
     """
-    main = [one for one in metadata["snapshots"] if COLD_CUT not in one.get("summary", {})]
+    main = [snapshot for snapshot in metadata["snapshots"] if COLD_CUT not in snapshot.get("summary", {})]
     main.sort(key=lambda one: int(one.get("sequence-number", 0)))
     found: list[PastSnapshot] = []
     frontier: Lsn | None = None
@@ -193,7 +193,7 @@ def time_text(moment_ms: int) -> str:
 
 def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
     """The snapshot that shows the table at a published F; None if none is left that certainly does."""
-    earlier = [one for one in steps if one.frontier <= frontier]
+    earlier = [step for step in steps if step.frontier <= frontier]
     if not earlier:
         return None
     newest = earlier[-1]
@@ -205,5 +205,5 @@ def _readable(histories: Mapping[TableName, History], published: Collection[Lsn]
     if not points:
         return "no F of the past is left for all of these tables; read them one by one"
     if around is not None:
-        points.sort(key=lambda one: abs(one - around))
+        points.sort(key=lambda point: abs(point - around))
     return f"readable, for example: --at {', '.join(format_lsn(one) for one in sorted(points[:_NAMED]))}"

@@ -173,7 +173,7 @@ def _store(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, co
 
 def _empty(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, columns: tuple[OutputColumn, ...]) -> str:
     target = _target(read, part)
-    described = ", ".join(f"{identifier(one.name)} {duckdb_type(one.type)}" for one in columns)
+    described = ", ".join(f"{identifier(column.name)} {duckdb_type(column.type)}" for column in columns)
     connection.execute(f"CREATE TABLE {target} ({described})")
     return target
 

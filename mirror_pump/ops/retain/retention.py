@@ -89,7 +89,7 @@ class TableOutlook:
             "newest": self.newest,
             "stopped": self.stopped,
             "not_made": self.not_made,
-            "partitions": [one.to_json() for one in self.partitions],
+            "partitions": [partition.to_json() for partition in self.partitions],
         }
 
 

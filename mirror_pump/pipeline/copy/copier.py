@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 
 import psycopg
 
 from mirror_pump.engine.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.events import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, Event, ThreadFailed
+from mirror_pump.pipeline.flow.events import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed
 from mirror_pump.pipeline.flow.requests import CopiedChunk
-from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
@@ -43,36 +40,15 @@ _LOOK_INTERVAL = 2.0
 """Seconds between looks at the catalog when nobody wakes the thread; `register` does wake it."""
 
 
-@dataclass(frozen=True)
-class CopySettings:
-    dsn: str
-    slot: str
-    epoch: int
-    chunk_bytes: int
-    """Heap bytes that a chunk of a table of ordinary size covers."""
-    workers: int
-    """Chunks read at the same time."""
-
-
 class Copier:
     """A thread that copies whatever table is in state `copying`, one after the other."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        runner: TaskRunner,
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        settings: CopySettings,
-        observer: Observer,
-    ) -> None:
-        self._connect = connect
-        self._runner = runner
-        self._storage = storage
-        self._inbox = inbox
-        self._settings = settings
-        self._observer = observer
-        self._slots = threading.Semaphore(settings.workers)
+    def __init__(self, context: SessionContext, epoch: int) -> None:
+        """`epoch`: of the pump's lead."""
+        self._context = context
+        self._epoch = epoch
+        self._inbox = context.inbox
+        self._slots = threading.Semaphore(context.settings.copy_workers)
         self._reported: set[tuple[TableId, int, int, int]] = set()
         """Chunks given to a task in this run, as (table, L0, generation, number): published or not, not again."""
         self._locked: set[int] = set()
@@ -81,36 +57,30 @@ class Copier:
         """By table and L0, field IDs of the columns that needed a sidecar in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
         """By table and L0, the transactions that have to end before its copy is planned."""
-        self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
+        self._thread = session_thread("copier", self._run, context.inbox, interrupt=self._slots.release)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; chunks under way are forgotten, and will be read again."""
-        self._stopping.set()
-        self._changed.set()
-        self._slots.release()
-        self._thread.join()
+        self._thread.stop()
 
     def wake(self) -> None:
         """A table was registered, or a copy has to start again."""
-        self._changed.set()
+        self._thread.wake()
 
     def _run(self) -> None:
-        with reporting(self._inbox), self._connect() as connection:
-            while not self._stopping.is_set():
-                self._changed.clear()
+        with self._context.connect() as connection:
+            while self._thread.next_round():
                 self._locked.clear()
-                for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
-                    if self._stopping.is_set():
+                for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._context.slot}):
+                    if self._thread.stopping():
                         break
                     table = load_table(connection, TableId(table_id))
                     if table is not None and (planned or self._plan(connection, table)):
                         self._copy(connection, table)
-                self._changed.wait(_LOOK_INTERVAL)
+                self._thread.await_wake(_LOOK_INTERVAL)
 
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
         """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings.
@@ -124,13 +94,13 @@ class Copier:
         try:
             with connection.transaction():
                 connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-                chunks = plan_chunks(connection, table.table_id, self._settings.chunk_bytes)
+                chunks = plan_chunks(connection, table.table_id, self._context.settings.copy_chunk_bytes)
         except SourceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 return False
             raise
         with connection.transaction():
-            check_epoch(connection, self._settings.slot, self._settings.epoch)
+            check_epoch(connection, self._context.slot, self._epoch)
             who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
             if connection.execute(_SQL["plan"], who).rowcount != 1:
                 return False
@@ -152,7 +122,7 @@ class Copier:
                 )
             if not chunks:
                 connection.execute(_SQL["nothing_to_copy"], {"table_id": table.table_id})
-        self._observer(Step.COPY_PLANNED, table=str(table.name), chunks=len(chunks))
+        self._context.observer(Step.COPY_PLANNED, table=str(table.name), chunks=len(chunks))
         self._inbox.put(CopyPlanned(table, len(chunks)))
         return bool(chunks)
 
@@ -178,7 +148,7 @@ class Copier:
                 self._inbox.put(CopyInvalid(table))
                 return
             self._slots.acquire()
-            if self._stopping.is_set() or not _same_copy(table, load_table(connection, table.table_id)):
+            if self._thread.stopping() or not _same_copy(table, load_table(connection, table.table_id)):
                 self._slots.release()
                 return
             if relation_id in self._locked:
@@ -188,8 +158,8 @@ class Copier:
             self._reported.add(identity)
             chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
             beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._settings.dsn, table, chunk, self._storage, beside=beside)
-            future = self._runner.submit(copy_chunk, task)
+            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, beside=beside)
+            future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, number, relation_id))
 
     def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
@@ -201,9 +171,9 @@ class Copier:
         if future.cancelled():
             return
         error = future.exception()
-        if self._stopping.is_set():
+        if self._thread.stopping():
             file = None if error is not None else future.result().file
-            discard([] if file is None else [file.path], self._storage)
+            discard([] if file is None else [file.path], self._context.storage)
             return
         if error is not None:
             self._inbox.put(ThreadFailed(error))
@@ -218,7 +188,7 @@ class Copier:
         else:
             identity = table.table_id, table.start_lsn
             self._beside[identity] = self._beside.get(identity, frozenset()) | result.sidecars
-            self._observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
+            self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
             self._inbox.put(ChunkCopied(table, copied))
 

@@ -3,7 +3,6 @@ engine wrote in place of others."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -24,7 +23,7 @@ from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, pl
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, IndexRead
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.upkeep.jobs import Tasks
 
 _TASK_ROWS = 2_000_000
@@ -75,33 +74,29 @@ class IndexBuilder:
     def __init__(self, runner: TaskRunner, inbox: SimpleQueue[Event]) -> None:
         self._inbox = inbox
         self._jobs: SimpleQueue[IndexJob | None] = SimpleQueue()
-        self._stopping = threading.Event()
-        self._tasks = Tasks(runner, self._stopping.is_set)
-        self._thread = threading.Thread(target=self._run, name="index builder", daemon=True)
+        self._thread = session_thread("index builder", self._run, inbox, interrupt=lambda: self._jobs.put(None))
+        self._tasks = Tasks(runner, self._thread.stopping)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; its jobs are forgotten."""
-        self._stopping.set()
-        self._jobs.put(None)
-        self._thread.join()
+        self._thread.stop()
 
     def submit(self, job: IndexJob) -> None:
         """Do this after what was submitted before."""
         self._jobs.put(job)
 
     def _run(self) -> None:
-        with reporting(self._inbox):
-            while (job := self._jobs.get()) is not None and not self._stopping.is_set():
-                try:
-                    answer = self._build(job) if job.known is None else self._follow(job, job.known)
-                except (LakeError, TaskFailed) as error:
-                    told = f"{error}. {error.remedy}" if error.remedy else str(error)
-                    self._inbox.put(IndexRead(job.table_id, job.job, None, told))
-                else:
-                    self._inbox.put(IndexRead(job.table_id, job.job, answer, ""))
+        while (job := self._jobs.get()) is not None and not self._thread.stopping():
+            try:
+                answer = self._build(job) if job.known is None else self._follow(job, job.known)
+            except (LakeError, TaskFailed) as error:
+                error_text = f"{error}. {error.remedy}" if error.remedy else str(error)
+                self._inbox.put(IndexRead(job.table_id, job.job, None, error_text))
+            else:
+                self._inbox.put(IndexRead(job.table_id, job.job, answer, ""))
 
     def _build(self, job: IndexJob) -> BuiltIndex:
         """The newest row of each key, unless a younger delete hides it: in a live table that is the key's only live

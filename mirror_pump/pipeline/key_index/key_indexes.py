@@ -283,7 +283,9 @@ class KeyIndexes:
     def news(self) -> Mapping[TableId, Mapping[str, Any]]:
         """Reports of the tables whose index has come, gone, or another phase since this was last asked."""
         phases = {table_id: tracked.phase for table_id, tracked in self._tracked.items()}
-        changed = [one for one in phases.keys() | self._told.keys() if phases.get(one) is not self._told.get(one)]
+        changed = [
+            phase for phase in phases.keys() | self._told.keys() if phases.get(phase) is not self._told.get(phase)
+        ]
         self._told = phases
         return {table_id: self.report(table_id) for table_id in changed}
 

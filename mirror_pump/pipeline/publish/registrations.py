@@ -74,7 +74,9 @@ class Registration:
         kept = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
             return kept
-        return kept | {int(one["snapshot-id"]) for one in metadata["snapshots"] if is_archive_snapshot(one)}
+        return kept | {
+            int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"] if is_archive_snapshot(snapshot)
+        }
 
     @property
     def retention(self) -> HistoryRetention:

@@ -11,12 +11,10 @@ The same thread has S made anew where it holds on to files that main has exchang
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import pyarrow as pa
 
@@ -35,10 +33,11 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, Event, FoldReady, IndexWanted
+from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted
 from mirror_pump.pipeline.flow.requests import DeltaFold, SegmentChange
-from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.flow.thread_end import ThreadStopped, reporting
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
 from mirror_pump.pipeline.upkeep.jobs import outcome
@@ -65,14 +64,6 @@ _STALE_AGE = 60.0
 """Seconds that an S lives at least before it is made anew for that alone: each costs a manifest list."""
 
 
-@dataclass(frozen=True)
-class FoldSettings:
-    age: float
-    """Seconds after which a correction is folded."""
-    rows: int
-    """Corrections from which on a table is due at once; and of one fold, at most."""
-
-
 @dataclass
 class _FoldTurn(Backoff):
     """What is known of one table: its last fold may have failed."""
@@ -90,52 +81,43 @@ class _FoldTurn(Backoff):
 class Folder:
     """A thread that folds corrections of all tables of one mirror, one after the other."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        slot: str,
-        indexes: KeyIndexes,
-        settings: FoldSettings,
-        observer: Observer,
-    ) -> None:
-        self._connect = connect
-        self._storage = storage
-        self._inbox = inbox
-        self._slot = slot
+    def __init__(self, context: SessionContext, indexes: KeyIndexes) -> None:
+        self._context = context
+        self._storage = context.storage
+        self._inbox = context.inbox
+        self._observer = context.observer
         self._indexes = indexes
-        self._settings = settings
-        self._observer = observer
+        self._rows = context.settings.fold_rows
+        """Corrections of a table from which on it is due at once; also the most of one fold."""
+        self._age = context.settings.fold_age
+        """Seconds after which a correction is due."""
         self._turns: dict[TableId, _FoldTurn] = {}
         self._compared_at = time.monotonic()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
+        self._thread = session_thread("folder", self._run, context.inbox)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; a fold that was not published is forgotten, and will be computed again."""
-        self._stopping.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
-        with reporting(self._inbox), self._connect() as connection:
-            while not self._stopping.is_set():
+        with self._context.connect() as connection:
+            while self._thread.next_round():
                 again = False
-                for backlog in read_backlog(connection, self._slot, self._settings.rows):
+                for backlog in read_backlog(connection, self._context.slot, self._rows):
                     again |= self._look(connection, backlog)
                 if time.monotonic() - self._compared_at >= _STALE_INTERVAL:
                     self._compared_at = time.monotonic()
                     self._compare(connection)
                 if not again:
-                    self._stopping.wait(min(_LOOK_INTERVAL, max(self._settings.age, 0.02)))
+                    self._thread.await_wake(min(_LOOK_INTERVAL, max(self._age, 0.02)))
 
     def _look(self, connection: PgConnection, backlog: CorrectionBacklog) -> bool:
         """Does what is due at one table; whether there is more."""
         turn = self._turns.setdefault(backlog.table_id, _FoldTurn())
-        if self._stopping.is_set() or not turn.due:
+        if self._thread.stopping() or not turn.due:
             return False
         table = load_table(connection, backlog.table_id)
         if table is None or table.tier is None:
@@ -143,7 +125,7 @@ class Folder:
         try:
             if backlog.folded:
                 clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
-            due = backlog.rows >= self._settings.rows or backlog.age >= self._settings.age
+            due = backlog.rows >= self._rows or backlog.age >= self._age
             folded = (
                 bool(backlog.rows and due) and self._indexed(turn, table, backlog) and self._fold(connection, table)
             )
@@ -154,7 +136,7 @@ class Folder:
             self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
             return False
         turn.pause = 0.0
-        return folded and backlog.rows >= self._settings.rows
+        return folded and backlog.rows >= self._rows
 
     def _indexed(self, turn: _FoldTurn, table: MirroredTable, backlog: CorrectionBacklog) -> bool:
         """Whether to fold now: the table has its key index, can have none, or was waited for long enough."""
@@ -175,7 +157,7 @@ class Folder:
         answer: Future[bool] = Future()
         self._inbox.put(IndexWanted(table, backlog.rows, answer))
         try:
-            return outcome(answer, self._stopping.is_set)
+            return outcome(answer, self._thread.stopping)
         except (CancelledError, ThreadStopped):
             return True
 
@@ -183,14 +165,14 @@ class Folder:
         """One fold; whether it landed."""
         assert table.tier is not None
         began = time.time()
-        corrections = read_corrections(connection, table, self._settings.rows)
+        corrections = read_corrections(connection, table, self._rows)
         if not corrections:
             return False
         fold = write_fold(table, table.tier.cut, corrections, self._indexes.packing(table), self._storage)
         answer: Future[bool] = Future()
         self._inbox.put(FoldReady(table, fold, began, answer))
         try:
-            landed = outcome(answer, self._stopping.is_set)
+            landed = outcome(answer, self._thread.stopping)
         except (CancelledError, ThreadStopped):
             return False
         if not landed:
@@ -200,8 +182,8 @@ class Folder:
 
     def _compare(self, connection: PgConnection) -> None:
         """Has S made anew where it names files that main does not."""
-        for table in load_tables(connection, self._slot):
-            if self._stopping.is_set():
+        for table in load_tables(connection, self._context.slot):
+            if self._thread.stopping():
                 return
             if table.tier is None or not table.tier.moved:
                 continue
@@ -218,7 +200,9 @@ class Folder:
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:
             snapshots = read_metadata(location, self._storage)["snapshots"]
-            turn.sequence_numbers = {int(one["snapshot-id"]): int(one["sequence-number"]) for one in snapshots}
+            turn.sequence_numbers = {
+                int(snapshot["snapshot-id"]): int(snapshot["sequence-number"]) for snapshot in snapshots
+            }
             turn.known_location = location
         return turn.sequence_numbers
 
@@ -237,7 +221,7 @@ def write_fold(
     schema = LakeSchema.of_table(table)
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     # Two canonical keys can be one key (numeric 1.0 and 1.00): the later correction counts.
-    newest = {tuple(one.values[place] for place in places): one for one in corrections}
+    newest = {tuple(correction.values[place] for place in places): correction for correction in corrections}
     rows = [one.values for one in newest.values() if not one.tombstone]
     # By the stream's own parsers.
     gone, _ = parse_rows(list(newest), {column.name: column.type for column in table.key_columns})
@@ -245,7 +229,7 @@ def write_fold(
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
     beside: frozenset[int] = frozenset()
-    versions = tuple((one.pk, one.version) for one in corrections)
+    versions = tuple((correction.pk, correction.version) for correction in corrections)
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
@@ -272,12 +256,12 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
         return False
     listing = Listing(storage)
-    main = {one.path for files in listing.files(table.manifests).values() for one in files}
-    known = {one.path for one in table.manifests}
+    main = {file.path for files in listing.files(table.manifests).values() for file in files}
+    known = {manifest.path for manifest in table.manifests}
     others = [one for one in read_list(head["manifest-list"], storage) if one.path not in known]
     for files in Listing(storage).files(others).values():
         # Its own hiding deletes are in no other snapshot, and named by all S of one T.
-        if any(one.path not in main and not one.path.endswith(_POSITIONS) for one in files):
+        if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):
             return True
     return False
 

@@ -12,25 +12,22 @@ after it: T does not wait for drops. A proof that fails stops the table's retent
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
-from queue import SimpleQueue
 
 import psycopg
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import AdvanceWanted, Event, FrontierWanted
+from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted
 from mirror_pump.pipeline.flow.requests import TierAdvance
-from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.flow.thread_end import ThreadStopped, reporting
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.pipeline.retention.partition_premake import Premaker
@@ -51,76 +48,61 @@ _SWEEP_INTERVAL = 60.0
 class PartitionShedding:
     """The thread."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        runner: TaskRunner,
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        slot: str,
-        dsn: str,
-        observer: Observer,
-        interval: float,
-    ) -> None:
-        """`interval`: seconds between looks when nothing is due at once."""
-        self._connect = connect
-        self._inbox = inbox
-        self._slot = slot
-        self._observer = observer
-        self._interval = interval
-        self._changed = threading.Event()
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._slot = context.slot
+        self._observer = context.observer
+        self._interval = context.settings.retention_interval
         self._awaits_frontier = False
-        self._stopping = threading.Event()
-        self._prover = Prover(connect, Tasks(runner, self._stopping.is_set), storage, dsn)
+        self._thread = session_thread("retention", self._run, context.inbox)
+        self._prover = Prover(
+            context.connect, Tasks(context.runner, self._thread.stopping), context.storage, context.dsn
+        )
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
         """By table and partition."""
         self._undue: dict[tuple[TableId, str], float] = {}
         """Since when partitions are not due although their changes are captured: time.monotonic(), seconds."""
         self._newest = NewestKeys()
-        self._premaker = Premaker(self._newest, observer)
-        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
+        self._premaker = Premaker(self._newest, context.observer)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread; what it was doing is done again by the next one."""
-        self._stopping.set()
-        self._changed.set()
-        self._thread.join()
+        self._thread.stop()
 
     def published(self) -> None:
         """F has moved: past a seal that T waits for, maybe."""
         if self._awaits_frontier:
-            self._changed.set()
+            self._thread.wake()
 
     def wake(self) -> None:
         """Somebody asks for another try of everything that was put off."""
         self._pauses.clear()
         self._premaker.forget_pauses()
         self._newest.forget()
-        self._changed.set()
+        self._thread.wake()
 
     def _run(self) -> None:
-        with reporting(self._inbox):
-            while not self._stopping.is_set():
-                # The pump itself notices a lost connection; this thread only needs a new one.
-                with suppress(ConnectionLost), self._connect() as connection:
-                    self._look_on(connection)
-                self._stopping.wait(self._interval)
+        while not self._thread.stopping():
+            # The pump itself notices a lost connection; this thread only needs a new one.
+            with suppress(ConnectionLost), self._context.connect() as connection:
+                self._look_on(connection)
+            self._thread.pause(self._interval)
 
     def _look_on(self, connection: PgConnection) -> None:
         with source_errors("preparing to look at partitions"):
             source.bounded(connection)
         swept_at = -_SWEEP_INTERVAL
         began = time.monotonic()
-        while not self._stopping.is_set():
+        while self._thread.next_round():
             if time.monotonic() - began - swept_at >= _SWEEP_INTERVAL:
                 swept_at = time.monotonic() - began
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
                     source.run(connection, "sweep_pins", {"slot": self._slot})
                     source.run(connection, "prune", {"slot": self._slot})
-            self._changed.clear()
             self._awaits_frontier = False
             moved = False
             with source_errors("looking for tables with heap retention"):
@@ -128,7 +110,7 @@ class PartitionShedding:
             for table_id in tables:
                 moved |= self._table(connection, table_id)
             if not moved:
-                self._changed.wait(self._interval)
+                self._thread.await_wake(self._interval)
 
     def _table(self, connection: PgConnection, table_id: TableId) -> bool:
         """One look at one table; whether a step was taken. Errors of one table never stop others."""
@@ -172,33 +154,38 @@ class PartitionShedding:
             return self._newest.of(connection, table.table_id, tier, source.read_attached(connection, table.table_id))
 
         moved, first, all_due = False, True, True
-        for one in source.read_partitions(connection, table.table_id):
-            if self._stopping.is_set():
+        for partition in source.read_partitions(connection, table.table_id):
+            if self._thread.stopping():
                 raise ThreadStopped
-            waits = one.state in (HOT, SEALING)
-            if waits and one.name is not None:
-                all_due = all_due and source.is_due(tier, one.hi, choices.lag, newest)
+            waits = partition.state in (HOT, SEALING)
+            if waits and partition.name is not None:
+                all_due = all_due and source.is_due(tier, partition.hi, choices.lag, newest)
                 if not all_due:
                     first = False
-                    moved |= one.captured and self._unseal(connection, table, one)
+                    moved |= partition.captured and self._unseal(connection, table, partition)
                     continue
-                self._undue.pop((table.table_id, one.partition_id), None)
-            if one.state == TIERED and not self._leaves(connection, table, one, choices, newest):
+                self._undue.pop((table.table_id, partition.partition_id), None)
+            if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
                 continue
             # T passes partitions in their order; all that are due are sealed meanwhile.
-            may = not waits or first or (one.state == HOT and one.name is not None) or one.sealed_lsn is None
+            may = (
+                not waits
+                or first
+                or (partition.state == HOT and partition.name is not None)
+                or partition.sealed_lsn is None
+            )
             first = first and not waits
-            if not may or not self._due(table.table_id, one.partition_id):
+            if not may or not self._due(table.table_id, partition.partition_id):
                 continue
-            refused = self._step(connection, table, one, choices)
+            refused = self._step(connection, table, partition, choices)
             if refused is None:
                 moved = True
-                self._pauses.pop((table.table_id, one.partition_id), None)
-                if waits and one.sealed_lsn is not None:
+                self._pauses.pop((table.table_id, partition.partition_id), None)
+                if waits and partition.sealed_lsn is not None:
                     # T moved: the session ends, and this thread with it.
                     return True
             elif refused:
-                self._refused(connection, table, one, refused)
+                self._refused(connection, table, partition, refused)
         return moved
 
     def _step(
@@ -287,7 +274,7 @@ class PartitionShedding:
         advance = TierAdvance(one.partition_id, one.hi)
         self._inbox.put(AdvanceWanted(table, advance, answer))
         try:
-            refused = outcome(answer, self._stopping.is_set)
+            refused = outcome(answer, self._thread.stopping)
         except (CancelledError, MirrorPumpError, psycopg.Error):
             # The session ends, for whatever reason: T has moved or not, the catalog knows.
             raise ThreadStopped from None

@@ -23,7 +23,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,12 +40,12 @@ from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, open_input
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import CopyPlanned, Event, FileRewriteReady
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.events import CopyPlanned, FileRewriteReady
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.publish.staging import FILLING_PROPERTY
 from mirror_pump.pipeline.upkeep.jobs import FileTasks
 from mirror_pump.source.catalog.tables import columns_to_json
-from mirror_pump.source.connect import PgConnection
 from sql import queries
 
 _SQL = queries("upkeep")
@@ -59,13 +58,9 @@ _TRIES = 3
 class FillJob:
     """Data files with every column, in place of those that lack one."""
 
-    connect: Callable[[], PgConnection]
-    inbox: SimpleQueue[Event]
+    context: SessionContext
     packing: Callable[[MirroredTable], KeyPacking | None]
     """How the table's key index, if it has one, wants the keys of the rows that move."""
-    workers: int
-    """Tasks at the same time."""
-    observer: Observer
     name: str = "filler"
     share: float = 1.0
     """Readers are waiting for it."""
@@ -98,7 +93,7 @@ class FillJob:
             raise
         del self._failures[table.table_id]
         if exchange is None and self._execute("filled", table):
-            self.inbox.put(CopyPlanned(table, 0))
+            self.context.inbox.put(CopyPlanned(table, 0))
         return exchange
 
     def _next(
@@ -126,7 +121,7 @@ class FillJob:
             self._without.clear()
             return None
         assert plan.data is not None
-        self.observer(Step.FILLING, table=str(table.name), files=len(plan.data.data))
+        self.context.observer(Step.FILLING, table=str(table.name), files=len(plan.data.data))
         task = replace(plan.data, initial=initial, dropped=dropped, packing=self.packing(table))
         filled = self._filled(task, tasks)
         positions = None
@@ -143,7 +138,7 @@ class FillJob:
         running: deque[Future[MergedFile]] = deque()
         waiting = deque(task.data)
         while waiting or running:
-            while waiting and len(running) < self.workers:
+            while waiting and len(running) < self.context.settings.copy_workers:
                 running.append(tasks.begin(merge_files, replace(task, data=(waiting.popleft(),))))
             results.append(tasks.result(running.popleft()))
         return results
@@ -160,11 +155,11 @@ class FillJob:
 
     def _execute(self, statement: str, table: MirroredTable) -> bool:
         """Whether it changed the table's row."""
-        with self.connect() as connection:
+        with self.context.connect() as connection:
             parameters = {
                 "table_id": table.table_id,
                 "start_lsn": table.start_lsn,
                 "columns": Jsonb(columns_to_json(table.columns)),
-                "dropped_rows": Jsonb([json.loads(one) for one in table.dropped_rows]),
+                "dropped_rows": Jsonb([json.loads(row) for row in table.dropped_rows]),
             }
             return connection.execute(_SQL[statement], parameters).rowcount == 1

@@ -318,7 +318,7 @@ def _what_changed(table: MirroredTable, present: MirroredTable, former: Mapping[
 
 def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:
     """File nodes by OID; None where triggers make them unnecessary."""
-    return {one["id"]: one.get("file") for one in shape["leaves"] or ()}
+    return {leaf["id"]: leaf.get("file") for leaf in shape["leaves"] or ()}
 
 
 def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
@@ -341,7 +341,7 @@ def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool
 
     A GRANT on the column, or the loss of a default whose function was dropped, does the same.
     """
-    before = {one["attnum"]: one for one in former["columns"] or ()}
+    before = {column["attnum"]: column for column in former["columns"] or ()}
     for now in shape["columns"] or ():
         was = before.get(now["attnum"], {})
         old, new = was.get("altered"), now.get("altered")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 from mirror_pump.errors import about
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import CopyFailed, Event
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.events import CopyFailed
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -47,38 +45,33 @@ def decide_untold(connection: PgConnection, table: MirroredTable, note: Note) ->
 class Watcher:
     """A thread that compares the catalogs with what the stream was told, and tells it the difference."""
 
-    def __init__(self, connect: Callable[[], PgConnection], inbox: SimpleQueue[Event], slot: str) -> None:
-        self._connect = connect
-        self._inbox = inbox
-        self._slot = slot
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._slot = context.slot
         self._awaited: dict[Waiting, set[str]] = {}
         """By table that waits to be described, the transactions that have to end before."""
-        self._changed = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread = session_thread("watcher", self._run, context.inbox)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._changed.set()
-        self._thread.join()
+        self._thread.stop()
 
     def wake(self) -> None:
         """A table waits to be described."""
-        self._changed.set()
+        self._thread.wake()
 
     def _run(self) -> None:
-        with reporting(self._inbox), self._connect() as connection:
-            while not self._stopping.is_set():
-                self._changed.clear()
+        with self._context.connect() as connection:
+            while self._thread.next_round():
                 began = time.monotonic()
                 # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
                 refuse_changed(connection.cursor(), self._slot)
                 note_changes(connection, self._slot, self._settled(connection), partial(self._set_aside, connection))
                 watch_partitions(connection)
-                self._changed.wait(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
+                self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
     def _set_aside(self, connection: PgConnection, table_id: TableId, why: str) -> None:
         """A name of the table cannot be told."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import selectors
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 
 from mirror_pump.model import parse_lsn
-from mirror_pump.pipeline.flow.events import Event, FrontierWanted
-from mirror_pump.pipeline.flow.thread_end import reporting
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.pipeline.flow.events import FrontierWanted
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.source.connect import source_errors
 
 CHANNEL = "mirror_pump"
 """NOTIFY payloads: a WAL position in Postgres's notation that F is wanted at, `copy` for a new registration, or
@@ -29,20 +28,15 @@ _LOOK_INTERVAL = 5.0
 class Listener:
     """A thread on a connection of its own that LISTENs."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        inbox: SimpleQueue[Event],
-        registered: Callable[[], None],
-        retain: Callable[[], None],
-    ) -> None:
-        self._connect = connect
-        self._inbox = inbox
+    def __init__(self, context: SessionContext, registered: Callable[[], None], retain: Callable[[], None]) -> None:
+        """`registered` and `retain`: what to call when a table was registered, and when partitions are to be looked
+        at."""
+        self._context = context
+        self._inbox = context.inbox
         self._registered = registered
         self._retain = retain
-        self._stopping = threading.Event()
         self._wake_read = self._wake_write = -1
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
+        self._thread = session_thread("listener", self._run, context.inbox, interrupt=self._interrupt)
 
     def start(self) -> None:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -50,17 +44,17 @@ class Listener:
 
     def stop(self) -> None:
         """End the thread. Not twice."""
-        self._stopping.set()
-        os.write(self._wake_write, b"w")
-        self._thread.join()
+        self._thread.stop()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
+    def _interrupt(self) -> None:
+        os.write(self._wake_write, b"w")
+
     def _run(self) -> None:
         with (
-            reporting(self._inbox),
             source_errors("listening for waiters"),
-            self._connect() as connection,
+            self._context.connect() as connection,
             selectors.DefaultSelector() as selector,
         ):
             selector.register(connection.fileno(), selectors.EVENT_READ)
@@ -68,7 +62,7 @@ class Listener:
             connection.execute(f"LISTEN {CHANNEL}")
             # Registrations that committed before we listened.
             self._registered()
-            while not self._stopping.is_set():
+            while not self._thread.stopping():
                 for notice in connection.notifies(timeout=0):
                     self._take(notice.payload)
                 selector.select(_LOOK_INTERVAL)

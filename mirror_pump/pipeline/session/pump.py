@@ -30,6 +30,7 @@ from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.flow.events import Event, StopRequested
+from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.key_index.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -189,18 +190,8 @@ class Pump:
                 leader.check()
             while again and not self._stop.is_set():
                 self._inbox = SimpleQueue()
-                session = PumpSession(
-                    self._settings,
-                    storage,
-                    runner,
-                    self._observer,
-                    goal,
-                    totals,
-                    self._inbox,
-                    indexes,
-                    self._stop.is_set,
-                    leader,
-                )
+                context = SessionContext(self._settings, storage, runner, self._observer, self._inbox)
+                session = PumpSession(context, goal, totals, indexes, self._stop.is_set, leader)
                 try:
                     again = session.run()
                     leader = session.keep_lead() if again else None

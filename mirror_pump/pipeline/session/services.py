@@ -6,32 +6,28 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 
-from mirror_pump.config import Settings
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.copy.copier import Copier, CopySettings
-from mirror_pump.pipeline.flow.events import Event
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.copy.copier import Copier
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
-from mirror_pump.pipeline.retention.fold import Folder, FoldSettings
+from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import Watcher, decide_untold
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
-from mirror_pump.pipeline.stream.receiver import Receiver, ReceiverSettings
+from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
-from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, MergeJob, RewriteJob
+from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
 from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, resolve_workers
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import note_reader
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
@@ -59,11 +55,7 @@ class SessionServices:
 
 def start_services(
     closing: ExitStack,
-    settings: Settings,
-    storage: StorageOptions,
-    runner: TaskRunner,
-    observer: Observer,
-    inbox: SimpleQueue[Event],
+    context: SessionContext,
     indexes: KeyIndexes,
     leftovers: UnpublishedFiles,
     epoch: int,
@@ -73,103 +65,72 @@ def start_services(
     """Opens and starts all of it; `closing` ends what was begun, also after an error.
 
     `epoch`: of the lead; `until`: where the stream may end; `isolated_transaction`: the transaction (LSN of its
-    commit) that is
-    received by itself. Raises SourceError when the slot or the publication is not what the mirror needs.
+    commit) that is received by itself. Raises SourceError when the slot or the publication is not what the mirror
+    needs.
     """
-    dsn = settings.require_dsn()
-
-    def connected() -> PgConnection:
-        return connect(dsn, autocommit=True)
 
     def opened() -> PgConnection:
-        connection = connected()
+        connection = context.connect()
         closing.callback(connection.close)
         return connection
 
     connection = opened()
-    publication, applied = _checked_slot(connection, settings.slot)
-    publisher = Publisher(
-        connected,
-        settings.slot,
-        epoch,
-        storage,
-        RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
-        indexes,
-        staged=lambda request: observer(Step.STAGED, frontier=request.frontier),
-    )
+    publication, applied = _checked_slot(connection, context.slot)
+    publisher = _publisher(context, epoch, indexes)
     closing.callback(publisher.close)
     lookups = opened()
-    receiver = Receiver(
-        lambda lsn: ReplicationStream.start(dsn, settings.slot, publication, lsn),
-        partial(_registered, lookups),
-        indexes.packing,
-        runner,
-        storage,
-        inbox,
-        leftovers,
-        ReceiverSettings(
-            segment_bytes=settings.segment_bytes,
-            batch_bytes=settings.batch_bytes,
-            row_bytes=settings.max_row_bytes,
-            batch_age=settings.batch_age,
-            max_buffered_bytes=settings.max_buffered_bytes,
-            status_interval=_status_interval(connection),
-        ),
-        applied,
-        until,
-        note_reader(connection, lambda xid: observer(Step.NOTE_REFUSED, xid=xid)),
-        partial(decide_untold, lookups),
-        isolated_transaction,
-        partial(_mirrored, lookups, settings.slot),
+    source = StreamSource(
+        open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn),
+        start=applied,
+        barrier=until,
+        isolated_transaction=isolated_transaction,
+        status_interval=_status_interval(connection),
+        lookup=partial(_registered, lookups),
+        mirrored=partial(_mirrored, lookups, context.slot),
+        read_note=note_reader(connection, lambda xid: context.observer(Step.NOTE_REFUSED, xid=xid)),
+        decide=partial(decide_untold, lookups),
     )
-    copier = Copier(
-        connected,
-        runner,
-        storage,
-        inbox,
-        CopySettings(dsn, settings.slot, epoch, settings.copy_chunk_bytes, settings.copy_workers),
-        observer,
-    )
-    workers = resolve_workers(os.cpu_count() or 1)
-    upkeep = Upkeep(
-        connected,
-        runner,
-        storage,
-        inbox,
-        settings.slot,
-        (
-            ConvertDeletesJob(settings.resolve_rows, settings.resolve_age, workers, observer),
-            MergeJob(settings.merge_bytes, indexes.packing, observer),
-            RewriteJob(settings.merge_bytes, indexes.packing, observer),
-            FillJob(connected, inbox, indexes.packing, settings.copy_workers, observer),
-        ),
-        observer,
-    )
-    folder = Folder(
-        connected,
-        storage,
-        inbox,
-        settings.slot,
-        indexes,
-        FoldSettings(settings.fold_age, settings.fold_rows),
-        observer,
-    )
-    builder = IndexBuilder(runner, inbox)
-    indexes.attach(builder, observer)
+    receiver = Receiver(context, source, indexes.packing, leftovers)
+    copier = Copier(context, epoch)
+    upkeep = Upkeep(context, _upkeep_jobs(context, indexes))
+    folder = Folder(context, indexes)
+    builder = IndexBuilder(context.runner, context.inbox)
+    indexes.attach(builder, context.observer)
     # Before anything is received: what follows in the stream is no continuation of these tables.
-    copy_altered(connection, settings.slot, publication, applied, publisher, indexes, observer)
-    retain_live(indexes, connection, settings.slot)
-    connection.execute(_SQL["no_indexes"], {"slot": settings.slot})
-    watcher = Watcher(connected, inbox, settings.slot)
-    retention = PartitionShedding(
-        connected, runner, storage, inbox, settings.slot, dsn, observer, settings.retention_interval
-    )
-    listener = Listener(connected, inbox, copier.wake, retention.wake)
-    applier = BatchApplier(runner, storage, connected, publisher.load)
+    copy_altered(connection, context.slot, publication, applied, publisher, indexes, context.observer)
+    retain_live(indexes, connection, context.slot)
+    connection.execute(_SQL["no_indexes"], {"slot": context.slot})
+    watcher = Watcher(context)
+    retention = PartitionShedding(context)
+    listener = Listener(context, copier.wake, retention.wake)
+    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load)
     for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener):
         thread.start()
         closing.callback(thread.stop)
     return SessionServices(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)
+
+
+def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publisher:
+    return Publisher(
+        context.connect,
+        context.slot,
+        epoch,
+        context.storage,
+        RetryPolicy(context.settings.publish_attempts, context.settings.publish_backoff_max),
+        indexes,
+        staged=lambda request: context.observer(Step.STAGED, frontier=request.frontier),
+    )
+
+
+def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
+    settings, observer = context.settings, context.observer
+    workers = resolve_workers(os.cpu_count() or 1)
+    return (
+        ConvertDeletesJob(settings.resolve_rows, settings.resolve_age, workers, observer),
+        MergeJob(settings.merge_bytes, indexes.packing, observer),
+        RewriteJob(settings.merge_bytes, indexes.packing, observer),
+        FillJob(context, indexes.packing),
+    )
 
 
 def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:

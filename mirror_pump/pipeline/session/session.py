@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 import psycopg
 from psycopg.types.json import Jsonb
 
-from mirror_pump.config import Settings
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.segment_tasks import SegmentResult
 from mirror_pump.errors import SourceError, TableError, UnsendableRow
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import Failure, TableChange
 from mirror_pump.pipeline.flow.events import (
@@ -43,7 +41,8 @@ from mirror_pump.pipeline.flow.events import (
     ThreadFailed,
 )
 from mirror_pump.pipeline.flow.requests import CopiedChunk, PublishRequest, TableDelta
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.publish.staging import AdvanceRefused
@@ -103,23 +102,20 @@ class PumpSession:
 
     def __init__(
         self,
-        settings: Settings,
-        storage: StorageOptions,
-        runner: TaskRunner,
-        observer: Observer,
+        context: SessionContext,
         goal: Goal,
         totals: RunState,
-        inbox: SimpleQueue[Event],
         indexes: KeyIndexes,
         stop_requested: Callable[[], bool],
         leader: Leader | None = None,
     ) -> None:
         """`leader`: the lead, if a former session kept it; this one lets go of it when it is closed."""
-        self._slot = settings.slot
-        self._storage = storage
-        self._observer = observer
+        settings = context.settings
+        self._slot = context.slot
+        self._storage = context.storage
+        self._observer = context.observer
         self._totals = totals
-        self._inbox = inbox
+        self._inbox = context.inbox
         self._indexes = indexes
         self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
         self._awaiting_copy: dict[TableId, str] = {}
@@ -131,10 +127,10 @@ class PumpSession:
         self._begin_again = False
         """T has moved: segments that were decoded under the former T must not be published."""
         self._stop_requested = stop_requested
-        self._leader = Leader.acquire(settings.require_dsn(), settings.slot, totals.epoch) if leader is None else leader
+        self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
         self._lead_kept = False
         totals.epoch = self._leader.epoch
-        self._leftovers = UnpublishedFiles(storage)
+        self._leftovers = UnpublishedFiles(context.storage)
         # In reverse: the threads end before what they left is removed.
         self._closing = ExitStack()
         self._closing.callback(self._release_lead)
@@ -142,11 +138,7 @@ class PumpSession:
         try:
             parts = start_services(
                 self._closing,
-                settings,
-                storage,
-                runner,
-                observer,
-                inbox,
+                context,
                 indexes,
                 self._leftovers,
                 self._leader.epoch,

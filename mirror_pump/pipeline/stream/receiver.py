@@ -13,19 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 
 import numpy as np
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.segment_tasks import SegmentResult, SegmentTask, apply_segment, segment_table
 from mirror_pump.errors import SourceError, UnsendableRow
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment
-from mirror_pump.pipeline.flow.events import Batch, CaughtUp, Event, FrontierWanted, PendingSegment, ThreadFailed
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.events import Batch, CaughtUp, FrontierWanted, PendingSegment, ThreadFailed
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.stream.assembler import HEADER, Assembler, Limits
@@ -46,15 +44,26 @@ _BACKLOG = 2
 
 
 @dataclass(frozen=True)
-class ReceiverSettings:
-    """Sizes in bytes, times in seconds."""
+class StreamSource:
+    """Where the stream comes from, and what its messages are held against."""
 
-    segment_bytes: int
-    batch_bytes: int
-    row_bytes: int
-    batch_age: float
-    max_buffered_bytes: int
+    open_stream: Callable[[Lsn], ReplicationStream]
+    """Opens the stream at a position."""
+    start: Lsn
+    """The frontier at the start: nothing that ended at or below it is received again."""
+    barrier: Lsn | None
+    """Where the stream may end."""
+    isolated_transaction: Lsn | None
+    """The transaction (LSN of its commit) at which the stream ended in UnsendableRow before."""
     status_interval: float
+    """Seconds between status updates."""
+    lookup: Callable[[int], MirroredTable | None]
+    """The mirrored table with this OID."""
+    mirrored: Callable[[], Sequence[TableId]]
+    """All mirrored tables."""
+    read_note: NoteReader
+    decide: Callable[[MirroredTable, Note], SchemaChangeDecision]
+    """What a changed table means for the mirror."""
 
 
 class Receiver:
@@ -62,66 +71,49 @@ class Receiver:
 
     def __init__(
         self,
-        open_stream: Callable[[Lsn], ReplicationStream],
-        lookup: Callable[[int], MirroredTable | None],
+        context: SessionContext,
+        source: StreamSource,
         packing: Callable[[MirroredTable], KeyPacking | None],
-        runner: TaskRunner,
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
         leftovers: UnpublishedFiles,
-        settings: ReceiverSettings,
-        start: Lsn,
-        barrier: Lsn | None,
-        read_note: NoteReader,
-        judge: Callable[[MirroredTable, Note], SchemaChangeDecision],
-        isolated_transaction: Lsn | None,
-        mirrored: Callable[[], Sequence[TableId]],
     ) -> None:
-        """`isolated_transaction`: the transaction at which the stream ended in UnsendableRow before; `mirrored` lists
-        all tables."""
-        self._open_stream = open_stream
+        """`packing`: how the table's key index, if it has one, wants its keys."""
+        self._settings = context.settings
+        self._runner = context.runner
+        self._storage = context.storage
+        self._inbox = inbox = context.inbox
+        self._source = source
         self._packing = packing
-        self._runner = runner
-        self._storage = storage
-        self._inbox = inbox
         self._leftovers = leftovers
-        self._settings = settings
-        self._start = start
         self._assembler = Assembler(
-            Limits(settings.segment_bytes, settings.batch_bytes, settings.row_bytes),
-            start,
-            lookup,
+            Limits(self._settings.segment_bytes, self._settings.batch_bytes, self._settings.max_row_bytes),
+            source.start,
+            source.lookup,
             self._dispatch,
-            barrier,
-            judge,
-            isolated_transaction,
+            source.barrier,
+            source.decide,
+            source.isolated_transaction,
             lambda lsn: inbox.put(FrontierWanted(lsn)),
-            read_note=read_note,
+            read_note=source.read_note,
         )
-        self._isolated_transaction = isolated_transaction
-        self._mirrored = mirrored
         self._segments: list[PendingSegment] = []
         self._written_since = time.time()
         self._stream: ReplicationStream | None = None
         self._lock = threading.Lock()
         self._in_flight = 0
         self._backlog = 0
-        self._acknowledged = start
+        self._acknowledged = source.start
         self._commands: deque[Callable[[], None]] = deque()
         self._keepalive_wanted = threading.Event()
-        self._stopping = threading.Event()
-        self._announced = start
-        self._received = start
-        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
+        self._announced = source.start
+        self._received = source.start
+        self._thread = session_thread("receiver", self._run, inbox, interrupt=self._wake)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and the connection; what was not published is forgotten, and will be sent again."""
-        self._stopping.set()
-        self._wake()
-        self._thread.join()
+        self._thread.stop()
 
     def acknowledge(self, landed: LandedPublish) -> None:
         """Report F to the slot: WAL below it may go."""
@@ -152,16 +144,15 @@ class Receiver:
             stream.wake()
 
     def _run(self) -> None:
-        with reporting(self._inbox):
-            try:
-                with self._open_stream(self._start) as stream:
-                    self._stream = stream
-                    try:
-                        self._receive(stream)
-                    finally:
-                        self._stream = None
-            except UnsendableRow as error:
-                self._row_not_sent(error)
+        try:
+            with self._source.open_stream(self._source.start) as stream:
+                self._stream = stream
+                try:
+                    self._receive(stream)
+                finally:
+                    self._stream = None
+        except UnsendableRow as error:
+            self._row_not_sent(error)
 
     def _row_not_sent(self, error: UnsendableRow) -> None:
         """The first time, end: the next session keeps the transaction apart. Then pass it over, and end."""
@@ -177,10 +168,10 @@ class Receiver:
             self._inbox.put(FrontierWanted(assembler.position))
             raise error
         error.transaction = assembler.transaction
-        if assembler.transaction == self._isolated_transaction:
+        if assembler.transaction == self._source.isolated_transaction:
             self._segments = []
             self._finish(
-                assembler.skip_transaction(self._mirrored(), f"{error}, in a transaction that was passed over")
+                assembler.skip_transaction(self._source.mirrored(), f"{error}, in a transaction that was passed over")
             )
         raise error
 
@@ -188,12 +179,12 @@ class Receiver:
         assembler, settings = self._assembler, self._settings
         opened_at: float | None = None
         reported, handled, reported_at = Lsn(0), Lsn(0), 0.0
-        while not self._stopping.is_set():
+        while not self._thread.stopping():
             now = time.monotonic()
             asked = self._keepalive_wanted.is_set()
             due = (
                 reported != self._acknowledged
-                or now - reported_at >= settings.status_interval
+                or now - reported_at >= self._source.status_interval
                 or (handled != self._handled() and now - reported_at >= _HANDLED_INTERVAL)
             )
             if asked or due or stream.reply_requested:
@@ -205,7 +196,7 @@ class Receiver:
             while self._commands:
                 self._commands.popleft()()
             if self._in_flight >= settings.max_buffered_bytes:
-                self._stopping.wait(_PAUSE)
+                self._thread.pause(_PAUSE)
                 continue
             messages: list[bytes] = []
             stream.read(messages, _READ_MESSAGES, self._wait(opened_at, reported_at, now))
@@ -225,7 +216,7 @@ class Receiver:
 
     def _wait(self, opened_at: float | None, reported_at: float, now: float) -> float:
         """Seconds to wait for messages at most: until the open batch is due, or the next status."""
-        waits = [_LONGEST_WAIT, reported_at + self._settings.status_interval - now]
+        waits = [_LONGEST_WAIT, reported_at + self._source.status_interval - now]
         if opened_at is not None:
             # Once due but held back by the backlog, look again soon.
             waits.append(max(opened_at + self._settings.batch_age - now, _PAUSE if self._backlog >= _BACKLOG else 0))

@@ -78,7 +78,7 @@ class Completer:
             rows = int(waiting.begins[end] - first)
             part = incomplete if rows == len(waiting.rows) else _taken(incomplete, waiting.rows[first : first + rows])
             completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
-            found = sum(one.nbytes for one in completed.rows.values())
+            found = sum(row.nbytes for row in completed.rows.values())
             # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.
             self._row_bytes[table.table_id] = max(found / rows, (known or 0.0) / 2, 1.0)
             yield completed

@@ -23,8 +23,8 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.events import FileRewriteReady
+from mirror_pump.pipeline.flow.session_threads import ThreadStopped
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.flow.thread_end import ThreadStopped
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -13,6 +12,7 @@ import psycopg
 from mirror_pump.errors import SourceError
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
 from mirror_pump.source.connect import connect
 
@@ -31,8 +31,8 @@ class NeglectWatch:
         self._slot = slot
         self._observer = observer
         self._told: dict[TableId, float] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="neglect-watch", daemon=True)
+        # It may be connecting to a server that does not answer: nobody needs to wait for that.
+        self._thread = ServiceThread("neglect-watch", self._run, stop_within=_STOP_GRACE)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -41,17 +41,14 @@ class NeglectWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping.set()
-        # It may be connecting to a server that does not answer: nobody needs to wait for that.
-        self._thread.join(_STOP_GRACE)
+        self._thread.stop()
 
     def _run(self) -> None:
-        while True:
+        while self._thread.next_round():
             # The pump itself hears of a lost connection, and says so. The next look is soon enough.
             with suppress(SourceError, psycopg.Error):
                 self._look()
-            if self._stopping.wait(_LOOK_INTERVAL):
-                return
+            self._thread.await_wake(_LOOK_INTERVAL)
 
     def _look(self) -> None:
         with connect(self._dsn, autocommit=True, application_name="mirror-pump-neglect") as connection:

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from functools import partial
 
 from mirror_pump.engine.conversion_plan import listing_for
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.storage import StorageOptions, delete, discard
+from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import Event, FileRewriteReady
-from mirror_pump.pipeline.flow.steps import Observer
-from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.flow.events import FileRewriteReady
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.upkeep.jobs import FileTasks, Job
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -75,30 +74,22 @@ class _Watched:
 class Upkeep:
     """Threads, one for each job, that do what is due to the tables of one mirror."""
 
-    def __init__(
-        self,
-        connect: Callable[[], PgConnection],
-        runner: TaskRunner,
-        storage: StorageOptions,
-        inbox: SimpleQueue[Event],
-        slot: str,
-        jobs: Sequence[Job],
-        observer: Observer,
-    ) -> None:
-        self._connect = connect
-        self._storage = storage
-        self._inbox = inbox
-        self._slot = slot
+    def __init__(self, context: SessionContext, jobs: Sequence[Job]) -> None:
+        self._context = context
+        self._storage = context.storage
+        self._inbox = context.inbox
+        self._slot = context.slot
+        self._observer = context.observer
         self._jobs = jobs
-        self._observer = observer
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
-        self._stopping = threading.Event()
-        self._runner = runner
         # Guards all of the above, and is notified when something may have become due.
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._run, args=(job, job is jobs[0]), name=job.name, daemon=True) for job in jobs
+            session_thread(
+                job.name, partial(self._run, job, first=job is jobs[0]), context.inbox, interrupt=self._notify
+            )
+            for job in jobs
         ]
 
     def start(self) -> None:
@@ -107,12 +98,19 @@ class Upkeep:
 
     def stop(self) -> None:
         """End the threads; what they are computing is forgotten, with its files, and will be computed again."""
-        self._stopping.set()
+        for thread in self._threads:
+            thread.request_stop()
+        for thread in self._threads:
+            thread.stop()
+        discard(self._garbage, self._storage)
+
+    def _stopping(self) -> bool:
+        # All threads are told to stop before any of them is waited for.
+        return self._threads[0].stopping()
+
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-        discard(self._garbage, self._storage)
 
     def published(self, tables: Mapping[TableId, LakeTable]) -> None:
         """Tables have a new state."""
@@ -152,24 +150,25 @@ class Upkeep:
             self._changed.notify_all()
 
     def _run(self, job: Job, first: bool) -> None:
-        with reporting(self._inbox), self._connect() as connection:
+        with self._context.connect() as connection:
             if first:
                 self._begin(connection)
-            while not self._stopping.is_set():
+            while not self._stopping():
                 self._clear_garbage()
                 with self._changed:
                     table_id = self._take(job)
                     if table_id is None:
-                        self._changed.wait(_LOOK_INTERVAL)
+                        if not self._stopping():
+                            self._changed.wait(_LOOK_INTERVAL)
                         continue
                 began = time.monotonic()
                 self._do(job, connection, table_id)
-                self._stopping.wait((time.monotonic() - began) * (1 / job.share - 1))
+                self._threads[0].pause((time.monotonic() - began) * (1 / job.share - 1))
 
     def _begin(self, connection: PgConnection) -> None:
         """What a former pump left."""
         for table_id, location in connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall():
-            if self._stopping.is_set():
+            if self._stopping():
                 return
             try:
                 lake = LakeTable.load(location, self._storage)
@@ -208,7 +207,7 @@ class Upkeep:
             watched = self._tables[table_id]
             seen = watched.lake
         turn = watched.turns[job.name]
-        tasks = FileTasks(self._runner, self._stopping.is_set)
+        tasks = FileTasks(self._context.runner, self._stopping)
         exchange: FileRewriteReady | None = None
         try:
             # Both as of one moment: a fill gives files the columns of the latter with the values of the former.

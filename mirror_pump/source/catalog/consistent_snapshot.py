@@ -31,6 +31,7 @@ from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
@@ -116,7 +117,6 @@ class ConsistentSnapshot:
         self._dsn = dsn
         self._pin_seconds = pin_seconds
         self._stopped = stopped
-        self._closing = threading.Event()
         self._release_lock = threading.Lock()
         self._released = False
         self._failure: SourceError | None = None
@@ -135,7 +135,7 @@ class ConsistentSnapshot:
                 self._drop_pins()
             self._pinning.close()
             raise
-        self._keeper = threading.Thread(target=self._keep, name="read-pin", daemon=True)
+        self._keeper = ServiceThread("read-pin", self._keep)
         self._keeper.start()
 
     @property
@@ -251,9 +251,7 @@ class ConsistentSnapshot:
             if self._released:
                 return
             self._released = True
-        self._closing.set()
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join()
+        self._keeper.stop()
         with suppress(SourceError):
             self._drop_pins()
         self._pinning.close()
@@ -269,7 +267,7 @@ class ConsistentSnapshot:
         """Moves the pins on; ends the moment when its reader is gone."""
         interval = self._pin_seconds / 3
         waited = 0.0
-        while not self._closing.wait(min(_LOOK_INTERVAL, interval)):
+        while not self._keeper.pause(min(_LOOK_INTERVAL, interval)):
             if self._stopped():
                 self.release()
                 return

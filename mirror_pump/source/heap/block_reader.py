@@ -214,7 +214,9 @@ def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
 def _check_columns(cursor: Any, chunk: Chunk, columns: tuple[Column, ...]) -> None:
     """Raises FilenodeChanged unless the table has these columns: by number, so that names which were swapped do not
     pass. A partition numbers its columns as it likes; the topmost table's count, and both are altered together."""
-    wanted = ", ".join(f"({one.attnum}, {literal(one.name)}, {one.type_oid}, {one.type_modifier})" for one in columns)
+    wanted = ", ".join(
+        f"({column.attnum}, {literal(column.name)}, {column.type_oid}, {column.type_modifier})" for column in columns
+    )
     cursor.execute(
         f"SELECT count(*) FROM (VALUES {wanted}) AS w(number, name, type, modifier) JOIN pg_attribute a"
         " ON a.attnum = w.number AND a.attname = w.name AND a.atttypid = w.type AND a.atttypmod = w.modifier"

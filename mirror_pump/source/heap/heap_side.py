@@ -65,7 +65,7 @@ def heap_side(connection: PgConnection, snapshot: str, table: MirroredTable, con
 
 
 def _check_columns(connection: PgConnection, table: MirroredTable) -> None:
-    wanted = [(one.attnum, one.name, one.type_oid, one.type_modifier) for one in table.columns]
+    wanted = [(column.attnum, column.name, column.type_oid, column.type_modifier) for column in table.columns]
     with source_errors(f"comparing the columns of {table.name}"):
         present = connection.execute(_COLUMNS, {"oid": table.table_id}).fetchall()
     if missing := [name for number, name, *type_ in wanted if (number, name, *type_) not in present]:

@@ -219,34 +219,34 @@ def described(
         persistence=shape["persistence"],
         columns=tuple(
             Column(
-                one["attnum"],
-                one["name"],
-                one["type"],
-                one["modifier"],
-                one["sql"],
-                types[one["type"], one["modifier"]],
+                column["attnum"],
+                column["name"],
+                column["type"],
+                column["modifier"],
+                column["sql"],
+                types[column["type"], column["modifier"]],
                 0,
-                one["not_null"],
+                column["not_null"],
             )
-            for one in columns
-            if not one["generated"]
+            for column in columns
+            if not column["generated"]
         ),
-        generated=tuple(one["name"] for one in columns if one["generated"]),
+        generated=tuple(column["name"] for column in columns if column["generated"]),
         identity=_identity(shape["identity"]),
         leaves=tuple(
             LeafPartition(
-                one["id"],
-                TableName(one["schema"], one["name"]),
-                one["kind"],
-                one["persistence"],
+                leaf["id"],
+                TableName(leaf["schema"], leaf["name"]),
+                leaf["kind"],
+                leaf["persistence"],
                 0,
                 0,
                 0,
-                _identity(one["identity"]),
-                one["row_security"],
-                one["readable"],
+                _identity(leaf["identity"]),
+                leaf["row_security"],
+                leaf["readable"],
             )
-            for one in shape["leaves"] or ()
+            for leaf in shape["leaves"] or ()
         ),
         partition_of=TableName(*partition_of) if partition_of else None,
         inherits=shape["inherits"],
@@ -265,7 +265,7 @@ def describe_note(connection: PgConnection, note: Note) -> RelationDescription |
         return None
     # The catalog is to hold it: no NUL, no NaN, no half of a surrogate pair.
     connection.execute("SELECT %s::jsonb", (json.dumps(note.shape),))
-    published = [one for one in note.shape["columns"] or () if not one["generated"]]
+    published = [column for column in note.shape["columns"] or () if not column["generated"]]
     types = resolve_types(connection, ((one["type"], one["modifier"]) for one in published))
     seen = described(note.shape, note.table_id, types)
     return replace(seen, full_needs_generated=full_needs_generated(connection))

@@ -137,7 +137,7 @@ def test_history_keeps_what_came_after_a_pinned_one_or_the_last_few_and_says_whe
         small.commit(RowDelta((small.segment({1000 + cut: "b"}),)), keep)
 
     def kept() -> list[StagedArchive]:
-        present = [one["snapshot-id"] for one in small.table.metadata["snapshots"]]
+        present = [snapshot["snapshot-id"] for snapshot in small.table.metadata["snapshots"]]
         # The snapshots of main, as many, are all there: none had to go for them.
         assert len(present) - sum(one.snapshot_id in present for one in made) == len(made)
         assert small.table.metadata["refs"][COLD]["snapshot-id"] == made[-1].snapshot_id

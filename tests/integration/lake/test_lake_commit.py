@@ -56,7 +56,7 @@ def test_later_segments_of_one_snapshot_win(table: SmallTable, lake: SparkSessio
     )
     assert len(table.pyiceberg().snapshots()) == before + 1
     assert staged.sequence_number == 2 + 4
-    numbers = [one.sequence_number or 0 for one in table.entries() if one.snapshot_id == staged.snapshot_id]
+    numbers = [entry.sequence_number or 0 for entry in table.entries() if entry.snapshot_id == staged.snapshot_id]
     assert sorted(numbers) == [3, 3, 4, 4, 5, 5, 6], "base+1 to base+K, and none beyond the snapshot's own"
     _agree(table, lake, {1: "s3", 2: "s2", 3: "a3"})
     table.commit(RowDelta((table.segment({4: "t4"}, [4]), table.segment({5: "t5"}), table.segment({}, [3, 5]))))
@@ -158,7 +158,7 @@ def test_insert_only_tables_have_no_deletes_and_pyiceberg_reads_them(table: Smal
     read = table.pyiceberg().scan().to_arrow()
     assert dict(zip(read["id"].to_pylist(), read["v"].to_pylist(), strict=True)) == expected
     _agree(table, lake, expected)
-    operations = {one["summary"]["operation"] for one in table.table.metadata["snapshots"]}
+    operations = {snapshot["summary"]["operation"] for snapshot in table.table.metadata["snapshots"]}
     assert operations == {"append"}
 
 
@@ -186,7 +186,7 @@ def test_equality_ids_are_integers_in_the_manifest_itself(file_table: SmallTable
     table = file_table.pyiceberg()
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    deletes = next(one for one in snapshot.manifests(table.io) if one.content == 1)
+    deletes = next(manifest for manifest in snapshot.manifests(table.io) if manifest.content == 1)
     with table.io.new_input(deletes.manifest_path).open() as stream:
         content = stream.read()
     assert b'"element-id": 136, "items": "int"' in content

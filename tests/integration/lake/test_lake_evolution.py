@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def _schema(*fields: str) -> LakeSchema:
     """Fields as `ID name type`; those whose name begins with k are the key."""
-    parsed = [one.split(" ", 2) for one in fields]
+    parsed = [field.split(" ", 2) for field in fields]
     return LakeSchema(
         0,
         tuple(
@@ -168,7 +168,7 @@ def test_values_are_looked_up_by_field_id(database: Database, warehouse: str) ->
         (old.data[0].path,), pa.table({"key": pa.array([7], pa.int64())}), ("b", "note", "a", "n"), CHANGED, STORAGE,
         table.table.location,
     )  # fmt: skip
-    (found,) = (rows_of(one, STORAGE) for one in find_rows(task))
+    (found,) = (rows_of(row, STORAGE) for row in find_rows(task))
     assert found.to_pylist() == [{"key": 7, "b": "seven", "note": None, "a": None, "n": 7}]
     assert found.schema.types == [pa.int64(), pa.string(), pa.string(), pa.list_(pa.int32()), pa.int64()]
 
@@ -178,8 +178,8 @@ def test_a_schema_that_comes_back_has_its_number_again(database: Database, wareh
     table.commit(schema=RENAMED)
     table.commit(schema=FIRST)
     table.commit(schema=FIRST)
-    assert [one["schema-id"] for one in table.table.metadata["schemas"]] == [0, 1]
-    assert [one["schema-id"] for one in table.table.metadata["snapshots"]] == [0, 1, 0, 0]
+    assert [schema["schema-id"] for schema in table.table.metadata["schemas"]] == [0, 1]
+    assert [snapshot["schema-id"] for snapshot in table.table.metadata["snapshots"]] == [0, 1, 0, 0]
 
 
 def test_what_other_engines_are_to_leave_out_of_uuids_follows_their_names(

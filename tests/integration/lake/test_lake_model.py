@@ -172,5 +172,9 @@ def _check(table: SmallTable, expected: Rows, duckdb: DuckDBPyConnection) -> Non
     assert by_key(found) == expected
     if not table.table.equality_deletes:
         assert table.scanned() == expected
-    assert table.table.data_files == sum(one.live_files for one in table.table.manifests if one.content == 0)
-    assert table.table.delete_files == sum(one.live_files for one in table.table.manifests if one.content == 1)
+    assert table.table.data_files == sum(
+        manifest.live_files for manifest in table.table.manifests if manifest.content == 0
+    )
+    assert table.table.delete_files == sum(
+        manifest.live_files for manifest in table.table.manifests if manifest.content == 1
+    )

@@ -332,7 +332,7 @@ def test_a_file_of_which_many_rows_are_dead_is_written_anew(
     rows: Rows = {}
     wear(table, rows, per_commit=5)
     before = table.table
-    (old,) = [one for one in before.live_data_files() if one.records]
+    (old,) = [file for file in before.live_data_files() if file.records]
     assert old.records == 400
     resolution = table.compute_renewal()
     assert resolution is not None
@@ -341,7 +341,7 @@ def test_a_file_of_which_many_rows_are_dead_is_written_anew(
     rows |= {399: "new"}
     del rows[200]
     table.commit(RowDelta((), resolution=resolution))
-    new = max(table.table.live_data_files(), key=lambda one: one.records)
+    new = max(table.table.live_data_files(), key=lambda file: file.records)
     assert (new.records, new.sequence_number) == (360, old.sequence_number)
     assert table.duckdb() == table.spark(lake) == table.scanned() == rows
     assert table.spark(lake, f" VERSION AS OF {before.snapshot_id}") == {**rows, 399: "old", 200: "old"}
@@ -392,7 +392,7 @@ def test_a_worn_file_stays_while_a_delete_of_its_number_is_pending(
     file_table.commit(RowDelta((file_table.segment({3: "b"}, [1]),)))
     number = file_table.table.sequence_number
     # The younger file's only row dies by its position, while the delete of its number is still pending.
-    (young,) = [one for one in file_table.table.live_data_files() if one.sequence_number == number]
+    (young,) = [file for file in file_table.table.live_data_files() if file.sequence_number == number]
     hidden = write_position_deletes({young.path: np.array([0])}, file_table.location, STORAGE)
     file_table.commit(RowDelta((), positions=(hidden,)))
     assert file_table.merge() is None
@@ -400,7 +400,7 @@ def test_a_worn_file_stays_while_a_delete_of_its_number_is_pending(
     file_table.resolve()
     while file_table.merge() is not None:
         assert file_table.duckdb() == file_table.scanned() == {2: "a"}
-    assert [one.records for one in file_table.table.live_data_files()] == [1]
+    assert [file.records for file in file_table.table.live_data_files()] == [1]
 
 
 def test_deletes_about_files_that_others_have_rewritten_go(

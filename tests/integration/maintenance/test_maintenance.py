@@ -193,7 +193,7 @@ def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) ->
     assert result.errors == []
     rewrites = [details for operation, _, details in maintained.journal(T) if operation == "rewrite_data_files"]
     assert len(rewrites) > 1
-    assert all(one["counts"]["rewritten_data_files_count"] <= 2 for one in rewrites)
+    assert all(rewrite["counts"]["rewritten_data_files_count"] <= 2 for rewrite in rewrites)
     after = maintained.debt(T).figures
     assert after.delete_files == 0
     assert after.small_files < 2

@@ -84,8 +84,8 @@ def backdate_history(maintained: Maintained, hours: float) -> None:
     assert path is not None
     document = orjson.loads(path.read_bytes())
     shift = round(hours * 3_600_000)
-    for one in document["snapshots"]:
-        one["timestamp-ms"] -= shift
+    for snapshot in document["snapshots"]:
+        snapshot["timestamp-ms"] -= shift
     for one in (*document["snapshot-log"], *document["metadata-log"]):
         one["timestamp-ms"] -= shift
     document["last-updated-ms"] -= shift
@@ -301,7 +301,7 @@ def _dry(maintained: Maintained) -> Sweep:
     with maintained.maintainer() as maintainer:
         (debt,) = maintainer.look([maintained.table_id(T)])
         operations, swept = maintainer.dry_run(debt)
-    assert any(type(one).__name__ == "SweepFiles" for one in operations)
+    assert any(type(operation).__name__ == "SweepFiles" for operation in operations)
     assert swept is not None
     return swept
 

@@ -120,7 +120,7 @@ def test_a_table_can_be_read_at_every_f_from_the_one_on_at_which_it_went_live(
     for frontier, rows in states.items():
         assert traveller.rows("changing", frontier) == rows
     for table in ("resting", "nothing"):
-        for frontier in (since[table], *(one for one in states if one > since[table]), last):
+        for frontier in (since[table], *(state for state in states if state > since[table]), last):
             assert traveller.rows(table, frontier) == mirror.heap(table)
     # Before that, some chunks are in the lake, and rows as they were at later positions.
     assert len([one for one in frontiers(mirror) if one < since["changing"]]) > 5

@@ -182,7 +182,7 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
 
     def history() -> set[int]:
         known = metadata.read_metadata(mirror.location("public.events"), StorageOptions())
-        return {int(one["snapshot-id"]) for one in known["snapshots"]}
+        return {int(snapshot["snapshot-id"]) for snapshot in known["snapshots"]}
 
     with mirror.pumping() as running:
         mirror.await_live("public.events")

@@ -48,7 +48,7 @@ class Folds:
         if step is not Step.FOLDED:
             return
         metadata = read_metadata(self.mirror.location(EVENTS), StorageOptions())
-        unread = [one for one in metadata["snapshots"] if int(one["summary"]["total-equality-deletes"])]
+        unread = [snapshot for snapshot in metadata["snapshots"] if int(snapshot["summary"]["total-equality-deletes"])]
         (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
         self.seen.append((len(unread), str(phase)))
 
@@ -142,7 +142,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Databa
         assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
         divided.assert_exact()
         metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
-        assert max(int(one["summary"]["total-equality-deletes"]) for one in metadata["snapshots"]) == 1
+        assert max(int(snapshot["summary"]["total-equality-deletes"]) for snapshot in metadata["snapshots"]) == 1
         _announced(database, going_on=False)
         divided.assert_exact()
 

@@ -12,18 +12,19 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from mirror_pump.config import Settings
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.retain.retention import change_retention, look, resume, show_retention
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow import backoff
+from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.retention import partition_shedding as retention
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import connect
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -412,9 +413,9 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
 
     @contextmanager
     def session() -> Iterator[PartitionShedding]:
-        connecting = partial(connect, database.dsn, autocommit=True)
-        tasks, inbox = ThreadTaskRunner(1), SimpleQueue[Any]()
-        retention = PartitionShedding(connecting, tasks, StorageOptions(), inbox, "s", database.dsn, Steps(), 0.01)
+        inbox = SimpleQueue[Any]()
+        settings = Settings(dsn=database.dsn, slot="s", retention_interval=0.05)
+        retention = PartitionShedding(SessionContext(settings, StorageOptions(), ThreadTaskRunner(1), Steps(), inbox))
         retention.start()
         try:
             yield retention

@@ -57,7 +57,7 @@ def _status(mirror: Mirror) -> MirrorStatus:
 
 
 def _table(mirror: Mirror, name: str) -> TableStatus:
-    return next(one for one in _status(mirror).tables if one.table == name)
+    return next(table for table in _status(mirror).tables if table.table == name)
 
 
 def _copied_again(pump: RunningPump | Steps) -> list[Any]:

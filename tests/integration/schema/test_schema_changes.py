@@ -160,7 +160,7 @@ def _heap(database: Database, table_id: int) -> tuple[list[str], list[Any]]:
 
 def _lake(mirror: Mirror, name: str) -> tuple[list[str], list[Any]]:
     table = read_duckdb(mirror.location(name))
-    return table.column_names, _comparable(list(zip(*(one.to_pylist() for one in table.columns), strict=True)))
+    return table.column_names, _comparable(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
 
 def _comparable(rows: list[Any]) -> list[Any]:

@@ -281,7 +281,7 @@ def test_a_change_of_a_sidecar_is_a_difference_to_verify(
         report = verify(mirror.settings, engine=ComparisonEngine(mirror.runner, partial(compare, spark)))
     table = report.tables[0].to_json()
     assert table["different_rows"] == 4, table
-    shown = {one["key"]["id"]: one["columns"] for one in table["differences"]}
+    shown = {difference["key"]["id"]: difference["columns"] for difference in table["differences"]}
     assert shown["1"] == {"d__raw": {"heap": "-infinity", "lake": "infinity"}}
     assert shown["2"] == {"d__raw": {"heap": None, "lake": "-infinity"}}
     assert shown["4"] == {"d": {"heap": "+5874897-12-31", "lake": "-4713-11-24"}}

@@ -79,8 +79,12 @@ def summary(report: VerifyReport) -> tuple[int, int, int, list[tuple[Any, ...]]]
     found = table.comparison
     assert found is not None, table.problem
     differences = [
-        (int(one["key"]["id"]), one["kind"], sorted({name.removesuffix("__raw") for name in one["columns"]}))
-        for one in found.differences
+        (
+            int(difference["key"]["id"]),
+            difference["kind"],
+            sorted({name.removesuffix("__raw") for name in difference["columns"]}),
+        )
+        for difference in found.differences
     ]
     return found.heap_rows, found.lake_rows, found.different_rows, sorted(differences)
 

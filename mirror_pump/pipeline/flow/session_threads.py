@@ -1,0 +1,29 @@
+"""The threads of a session, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from mirror_pump.pipeline.flow.events import Event, ThreadFailed
+from mirror_pump.service_thread import ServiceThread
+
+
+class ThreadStopped(Exception):
+    """The pump is to end; the thread forgets what it was doing."""
+
+
+def session_thread(
+    name: str, run: Callable[[], None], inbox: SimpleQueue[Event], *, interrupt: Callable[[], None] | None = None
+) -> ServiceThread:
+    """A thread of one session. An error that ends it reaches the loop as ThreadFailed, and the loop raises it."""
+
+    def reported() -> None:
+        try:
+            run()
+        except ThreadStopped:
+            return
+        except BaseException as error:  # noqa: BLE001 - a thread that is gone in silence would stop what waits for it
+            inbox.put(ThreadFailed(error))
+
+    return ServiceThread(name, reported, interrupt=interrupt)
