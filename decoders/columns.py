@@ -1,4 +1,4 @@
-"""The column types that a mirrored value can have, and their Arrow form (design section 9)."""
+"""The column types that a mirrored value can have, and their Arrow form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lake type a Postgres type becomes (design section 9): a pure function of catalog facts."""
+"""Which lake type a Postgres type becomes: a pure function of catalog facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decodes a segment, a consecutive slice of the stream, into what it does to each table (design section 5).
+"""Decodes a segment, a consecutive slice of the stream, into what it does to each table.
 
 The order of work per relation: find all cells (tuples.py), number the keys (keys.py), sort events by key
 (net_effect.py), fill unchanged TOAST values (toast.py); only then is text parsed (text.py), and only that of rows which

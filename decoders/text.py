@@ -1,4 +1,4 @@
-"""Postgres text output to typed Arrow arrays: the one set of parsers that stream and copy share (design section 9).
+"""Postgres text output to typed Arrow arrays: the one set of parsers that stream and copy share.
 
 Expects the pinned session settings: DateStyle ISO, TimeZone UTC, extra_float_digits 1, bytea_output hex. Each parser
 has a vectorised way for what is usual, and looks closer only when that refuses.

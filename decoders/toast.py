@@ -1,4 +1,4 @@
-"""Fills cells that pgoutput left out because a large (TOASTed) value did not change (design section 4).
+"""Fills cells that pgoutput left out because a large (TOASTed) value did not change.
 
 The value is in the old tuple when the server sent one with it, or in an earlier image of the same row in the segment;
 otherwise outside the segment, under the key that the row had when the segment began.

@@ -124,7 +124,8 @@ class Settings(BaseSettings):
     )
 
     idle_publish_bytes: Size = Field(
-        default=ByteSize(256 * 1024), description="When idle, publish F once this much foreign WAL has gone by"
+        default=ByteSize(256 * 1024),
+        description="When idle, publish the frontier once this much foreign WAL has gone by",
     )
     idle_publish_interval: Seconds = Field(
         default=10.0, description="When idle, seconds between two such publishes, at least"

@@ -67,6 +67,16 @@ class LakeError(MirrorPumpError):
     """Files or metadata of the lake cannot be read or written: the operator of the storage acts."""
 
 
+class FileMissing(LakeError):
+    """A file of the lake that something names, or the directory that it belongs into, is not there, although the
+    storage answered. Whether that is one table's trouble or the whole storage's, `lake.commit.presence` tells."""
+
+    def __init__(self, message: str, remedy: str = "", location: str = "") -> None:
+        super().__init__(message, remedy)
+        self.location = location
+        """URI of the file."""
+
+
 class ForeignTable(LakeError):
     """Another engine made of a lake table what the mirror cannot go on with: that table is set aside, others go on."""
 

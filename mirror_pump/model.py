@@ -1,11 +1,8 @@
-"""The values every layer speaks in. No I/O; imports nothing of the project but the decoders' column types.
-
-Words: F is the frontier, L0 the WAL position from which a table's changes are in the slot, s0 the Iceberg
-sequence number of a table's start snapshot, S the published lake snapshot (design sections 1, 4 and 7).
-"""
+"""The values that every layer speaks in. No I/O; imports nothing of the project but the decoders' column types."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -57,22 +54,58 @@ class TableName:
 
 
 class TableState(StrEnum):
-    """Where a mirrored table stands (modak.mirror_tables.state)."""
+    """Where a mirrored table stands (modak.mirror_tables.state).
 
+    Only the publish transaction changes it, but for the first row (registration.py, which enters COPYING), the last
+    (unregistering deletes the row, from any state) and FAILED to DROPPED (watching.py). TRANSITIONS has all of them.
+    """
+
+    WAITING = "waiting"
+    """It has to be copied again, and cannot be yet: for want of a key or of being published whole, which its owner has
+    to mend (`error` says so), or because transactions that wrote to it before are still open. No change is applied;
+    readable as of its last frontier. It goes on by itself."""
     COPYING = "copying"
-    """Its stream changes are applied, its initial copy is not complete: readers are promised nothing yet."""
+    """Its stream changes are applied, its copy is not complete: readers are promised nothing yet, or what they were
+    promised before, if it is copied again."""
     FILLING = "filling"
     """Every row is in the lake, but rows from before a column was added still lack its value. Readers see the table as
     it was before."""
     LIVE = "live"
-    """Everything at or below F is in the lake."""
+    """Everything at or below the frontier is in the lake."""
     FAILED = "failed"
-    """Set aside with an error; readable as of its last F; other tables go on."""
+    """Set aside with an error; readable as of its last frontier; other tables go on."""
+    DROPPED = "dropped"
+    """Dropped in Postgres. Readable as of its last frontier until it is unregistered, or another table of its name is
+    registered."""
 
     @property
     def has_all_rows(self) -> bool:
-        """Whether the lake table that commits build on holds every row as of F: no row is still to be copied."""
+        """Whether the lake table that commits build on holds every row as of the frontier: no row is still to be
+        copied."""
         return self in (TableState.LIVE, TableState.FILLING)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no change of the table is applied any more, whatever comes: FAILED or DROPPED."""
+        return self in (TableState.FAILED, TableState.DROPPED)
+
+
+TRANSITIONS: Mapping[TableState, frozenset[TableState]] = {
+    # Described behind every transaction that wrote to it; set aside; dropped.
+    TableState.WAITING: frozenset({TableState.COPYING, TableState.FAILED, TableState.DROPPED}),
+    # Complete; altered or published otherwise; set aside; dropped. It also begins again: COPYING to COPYING.
+    TableState.COPYING: frozenset({TableState.LIVE, TableState.WAITING, TableState.FAILED, TableState.DROPPED}),
+    # Filled; altered so that it has to be copied again, now or later; set aside; dropped. More may come to be filled.
+    TableState.FILLING: frozenset(
+        {TableState.LIVE, TableState.COPYING, TableState.WAITING, TableState.FAILED, TableState.DROPPED}
+    ),
+    TableState.LIVE: frozenset(
+        {TableState.FILLING, TableState.COPYING, TableState.WAITING, TableState.FAILED, TableState.DROPPED}
+    ),
+    TableState.FAILED: frozenset({TableState.DROPPED}),
+    TableState.DROPPED: frozenset(),
+}
+"""What follows each state of one registration; a registration begins as COPYING, and may end from any state."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +148,7 @@ class TierKind(StrEnum):
 
 
 EVERYTHING_IN_HEAP = -(2**63)
-"""T (cutline.tier_key_hi) of a table whose every row is at or above it, hence in Postgres."""
+"""The cut-line (cutline.tier_key_hi) of a table whose every row is at or above it, hence in Postgres."""
 
 FIRST_YEAR = {
     TierKind.BIGINT: EVERYTHING_IN_HEAP,
@@ -123,13 +156,14 @@ FIRST_YEAR = {
     TierKind.TIMESTAMP: -62_135_596_800_000_000,
     TierKind.DATE: -719_162,
 }
-"""0001-01-01, where T of a time key begins if the table has no partition for anything older: not every engine can write
-down what is before."""
+"""0001-01-01, where the cut-line of a time key begins if the table has no partition for anything older: not every
+engine can write down what is before."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Heap retention of a table: rows below the cut-line T are the lake's and the delta's, the others the heap's.
+    """Heap retention of a table: rows below the cut-line are the lake's and the delta's, the others the
+    heap's.
 
     Tier values are integers: bigint keys as they are, times as microseconds since 1970-01-01 UTC (a timestamp: as if it
     were UTC), dates as days since then, -infinity -2^63, infinity 2^63-1.
@@ -139,14 +173,14 @@ class Tier:
     """The partition key's column."""
     kind: TierKind
     cut: int = EVERYTHING_IN_HEAP
-    """T."""
+    """The cut-line."""
     lag: int | None = None
     """How far below the high-water mark rows stay in the heap, in tier values. None: retention was switched off after
-    T had moved; what is below T stays the lake's."""
+    the cut-line had moved; what is below the cut-line stays the lake's."""
 
     @property
     def moved(self) -> bool:
-        """Whether any row may be below T."""
+        """Whether any row may be below the cut-line."""
         return self.cut > FIRST_YEAR[self.kind]
 
 
@@ -162,9 +196,9 @@ class MirroredTable:
     """Names of the key columns, in attribute order: the primary key, or the replica identity index."""
     state: TableState
     start_lsn: Lsn
-    """L0: only transactions that end after it concern the table."""
+    """The start LSN: only transactions that end after it concern the table."""
     data_sequence_number: SequenceNumber
-    """s0: the sequence number that copied files are born at."""
+    """The start sequence number: the sequence number that copied files are born at."""
     generation: int
     """Counts restarts of the initial copy; a chunk read for an older generation is thrown away."""
     lake_table: str
@@ -172,13 +206,12 @@ class MirroredTable:
     location: str
     """Root URI of the Iceberg table's files."""
     live_after_lsn: Lsn | None
-    """Set once the last chunk is read: the table is live when F reaches it."""
+    """Set once the last chunk is read: the table is live when the frontier reaches it."""
     next_field_id: int = 0
     """The lowest field ID that no column ever had; 0: one above the highest in use."""
     shape: str = ""
-    """What the table is like as of F (modak.mirror_shape(), JSON); empty for one that was registered without."""
-    awaiting_description: bool = False
-    """It has to be copied again, and cannot be before the stream says what it is like: until then it is not applied."""
+    """What the table is like as of the frontier (modak.mirror_shape(), JSON); empty for one that was registered
+    without."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
     dropped_rows: tuple[str, ...] = ()
@@ -188,10 +221,16 @@ class MirroredTable:
     """Heap retention; None: a plain mirror, all of whose rows are in the heap."""
 
     @property
+    def awaiting_description(self) -> bool:
+        """It has to be copied again, and cannot be before the stream says what it is like: until then it is not
+        applied."""
+        return self.state is TableState.WAITING
+
+    @property
     def excluded_places(self) -> tuple[int, ...]:
         """Where the excluded columns are in the rows that pgoutput sends, counted from 0."""
-        order = sorted([column.attnum for column in self.columns] + [one.attnum for one in self.excluded])
-        return tuple(order.index(one.attnum) for one in self.excluded)
+        order = sorted([column.attnum for column in self.columns] + [column.attnum for column in self.excluded])
+        return tuple(order.index(column.attnum) for column in self.excluded)
 
     @property
     def key_columns(self) -> tuple[Column, ...]:

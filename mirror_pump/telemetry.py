@@ -193,7 +193,8 @@ _batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "Fro
 
 
 def record_publish(*, changes: int, publish_seconds: float, batch_seconds: float | None) -> None:
-    """Counts one landed publish. `batch_seconds` is None when it published no batch, but copies or F alone."""
+    """Counts one landed publish. `batch_seconds` is None when it published no batch, but copies or the frontier
+    alone."""
     _publishes.add(1)
     _changes.add(changes)
     _publish_seconds.record(publish_seconds)

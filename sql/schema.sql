@@ -220,7 +220,7 @@ COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what 
 CREATE TABLE modak.mirror_tables (
     table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
     slot_name       text        NOT NULL REFERENCES modak.mirror_slots (slot_name),
-    state           text        NOT NULL CHECK (state IN ('copying', 'filling', 'live', 'failed')),
+    state           text        NOT NULL CHECK (state IN ('waiting', 'copying', 'filling', 'live', 'failed', 'dropped')),
     start_lsn       bigint      NOT NULL,
     born_sequence   bigint      NOT NULL,
     generation      int         NOT NULL DEFAULT 0,
@@ -237,7 +237,6 @@ CREATE TABLE modak.mirror_tables (
     shape           jsonb,
     staged_location text,
     staged_snapshot_id bigint,
-    stalled         boolean     NOT NULL DEFAULT false,
     published       text,
     dropped_rows    jsonb,
     excluded        jsonb       NOT NULL DEFAULT '[]',
@@ -258,6 +257,17 @@ CREATE TABLE modak.copy_chunks (
     PRIMARY KEY (table_id, generation, chunk_no)
 );
 COMMENT ON TABLE modak.copy_chunks IS 'Block ranges of initial copies; done_at is set in the transaction that publishes the chunk''s file';
+
+CREATE TABLE modak.former_locations (
+    location          text        PRIMARY KEY,
+    schema_name       text        NOT NULL,
+    table_name        text        NOT NULL,
+    metadata_location text,
+    registered_at     timestamptz NOT NULL,
+    ended_at          timestamptz NOT NULL DEFAULT now(),
+    ended_by          text        NOT NULL CHECK (ended_by IN ('unregister', 'register'))
+);
+COMMENT ON TABLE modak.former_locations IS 'Where files of registrations that have ended are, until somebody has them removed';
 
 CREATE TABLE modak.mirror_shapes (
     table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
@@ -688,7 +698,7 @@ SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
   JOIN pg_class c ON c.oid = m.table_id::oid
   LEFT JOIN pg_publication p ON p.pubname = s.publication_name
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE m.slot_name = mirror_published.slot AND m.state <> 'failed'
+ WHERE m.slot_name = mirror_published.slot AND m.state NOT IN ('failed', 'dropped')
 $$;
 
 CREATE TABLE modak.mirror_captured (
@@ -1377,7 +1387,7 @@ BEGIN
         RETURN format('changes of partition %s are not captured', held_by);
     ELSIF name IS NOT NULL AND modak.captured_too_many(one) THEN
         RETURN format('more than %s changes of partition %s were captured', one.capture_limit, held_by);
-    ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = id AND m.state = 'live' AND NOT m.stalled
+    ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = id AND m.state = 'live'
                          AND m.start_lsn <= one.sealed_lsn) THEN
         RETURN format('the table is being copied, or was since partition %s was sealed', held_by);
     END IF;

@@ -1,7 +1,7 @@
 """Runs picklable functions as Spark tasks and gives futures back: the one seam between the pipeline and Spark.
 
 RDD jobs of one task each, submitted from a few threads: measured at 96-121 ms for a small segment on a warm session,
-against 136-199 ms for createDataFrame with mapInArrow (design section 14), and no shuffle either way.
+against 136-199 ms for createDataFrame with mapInArrow, and no shuffle either way.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChanges, decode_segment
+from mirror_pump.errors import FileMissing
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
@@ -72,6 +73,8 @@ class TableResult:
     its rows."""
     sidecars: frozenset[int] = frozenset()
     """Field IDs of the columns that have a sidecar in the data file."""
+    missing: str | None = None
+    """The file that could not be written because its directory is gone. Then nothing else counts."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,22 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     # Of what a task leaves that fails nobody would learn, and it would take the room that the next try needs.
     with StagedFiles(task.storage) as written:
         return SegmentResult(
-            tuple(_write(change, tables[change.relation_id], task.storage, written) for change in changes)
+            tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
         )
 
 
 def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
     """The key of each row."""
     return packing.pack([rows.column(field.name) for field in schema.key.fields])
+
+
+def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
+    """One table's directory that is gone does not concern the segment's other tables."""
+    try:
+        return _write(changes, table, storage, written)
+    except FileMissing as error:
+        table_id = TableId(changes.relation_id)
+        return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, None, missing=error.location)
 
 
 def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:

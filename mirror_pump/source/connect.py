@@ -1,7 +1,7 @@
 """Connections to the source database: pinned session settings, and driver errors turned into ours.
 
 Both sides of the mirror compare text that Postgres prints, so every setting that changes how a value is printed is
-pinned on every connection, ordinary, replication and ADBC alike (design section 9). They travel in the startup
+pinned on every connection, ordinary, replication and ADBC alike. They travel in the startup
 packet, where they win over ALTER ROLE and ALTER DATABASE settings.
 """
 
@@ -48,7 +48,7 @@ PINNED_SETTINGS: dict[str, str] = {
     "row_security": "off",
     # Chunk reads are short; compiling their expressions costs more than it saves.
     "jit": "off",
-    # An acknowledged publish must survive a crash, else the slot is ahead of F afterwards.
+    # An acknowledged publish must survive a crash, else the slot is ahead of the frontier afterwards.
     "synchronous_commit": "on",
     # Limits that a role or database may carry for interactive users.
     "statement_timeout": "0",

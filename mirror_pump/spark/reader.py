@@ -18,9 +18,10 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from mirror_pump.config import Settings, load_settings
 from mirror_pump.engine.session import CATALOG
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import FileMissing, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TierKind, parse_lsn
+from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import Split, hybrid_reads
 from mirror_pump.ops.reads.query import Query, plain_reads
 from mirror_pump.ops.reads.table_reads import LakeSide, Point, ReadMode, TableRead
@@ -81,10 +82,10 @@ def read(
     """The mirrored table (named as Postgres reads names) as a DataFrame, as of one moment, pinned until released.
 
     `mode`: `seam`, `lake`, `heap` or `hybrid` (docs/reading.md). `min_lsn`: a WAL position (`16/B374D848`, or bytes)
-    that F has to have passed, for which `max_wait` seconds are waited; hybrid reads wait for the present position by
-    themselves, and fall back to the heap with a warning. `split`: where a hybrid read passes from the lake to the
-    heap, on the tier key. The database is the one of `settings`, of `dsn`, or of the environment, as for the program.
-    `partitions`: Spark partitions of the heap's side, by default as many as Spark has slots.
+    that the frontier has to have passed, for which `max_wait` seconds are waited; hybrid reads wait for the present
+    position by themselves, and fall back to the heap with a warning. `split`: where a hybrid read passes from the lake
+    to the heap, on the tier key. The database is the one of `settings`, of `dsn`, or of the environment, as for the
+    program. `partitions`: Spark partitions of the heap's side, by default as many as Spark has slots.
 
     The session needs Iceberg's runtime and the JDBC driver (`mirror-pump connect --engine spark`). Column names and
     types are the lake's. Raises UsageError, TableError, SourceError.
@@ -113,11 +114,15 @@ def read(
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
         least = None if lsn is None else Lsn(lsn)
-        if wanted is ReadMode.HYBRID:
-            (one,) = hybrid_reads(given, ids, least, max_wait, split, storage, enter, warn, stopped)
-        else:
-            query = Query("", wanted, min_lsn=least, max_wait=max_wait)
-            (one,) = plain_reads(given, query, ids, storage, enter, warn, stopped)
+        try:
+            if wanted is ReadMode.HYBRID:
+                (one,) = hybrid_reads(given, ids, least, max_wait, split, storage, enter, warn, stopped)
+            else:
+                query = Query("", wanted, min_lsn=least, max_wait=max_wait)
+                (one,) = plain_reads(given, query, ids, storage, enter, warn, stopped)
+        except FileMissing:
+            explain_failed_read(given.require_dsn(), ids, storage)
+            raise
         frame = _frame(spark, given, one, partitions or context.defaultParallelism)
         pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
         pinned.read = one

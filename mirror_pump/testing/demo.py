@@ -191,7 +191,7 @@ class Demo:
         if load.returncode != 0 or tps is None:
             raise DemoFailed(f"pgbench failed, see {self.directory / 'pgbench.log'}")
         self.figures.tps = float(tps[1])
-        with self._step("mirror-pump wait --now: F passes the end of the load"):
+        with self._step("mirror-pump wait --now: the frontier passes the end of the load"):
             drain = time.monotonic()
             program.run("wait", "--now", "--timeout", "120")
             self.figures.drain_seconds = time.monotonic() - drain
@@ -220,7 +220,7 @@ class Demo:
         published = query(dsn, _PUBLISHED)
         frontiers = {row[0] for row in published}
         if len(published) != len(TABLES) or len(frontiers) != 1 or None in frontiers:
-            raise DemoFailed(f"the tables do not share one F: {published}")
+            raise DemoFailed(f"the tables do not share one frontier: {published}")
         begin = time.monotonic()
         row = spark.sql(_SUMS.format(**{name: snapshot for _, name, snapshot in published})).collect()[0]
         accounts, tellers, branches, history, transactions = (int(value) for value in row)
@@ -238,11 +238,11 @@ class Demo:
         )
         mark = "[green]✓[/green]" if check.equal else "[red]✗[/red]"
         self.console.print(
-            f"  {mark} F = {format_lsn(check.frontier)}: accounts = tellers = branches = history = {sums} "
+            f"  {mark} frontier {format_lsn(check.frontier)}: accounts = tellers = branches = history = {sums} "
             f"[dim]({check.transactions:,} transactions, Spark read them in {check.seconds:.1f} s)[/dim]"
         )
         if not check.equal:
-            raise DemoFailed(f"the sums in the lake differ at F = {format_lsn(check.frontier)}")
+            raise DemoFailed(f"the sums in the lake differ at frontier {format_lsn(check.frontier)}")
         return check
 
     def _prove(self, dsn: str, spark: SparkSession, program: Program) -> None:
@@ -263,7 +263,7 @@ class Demo:
 
     def _stop(self, program: Program, pump: subprocess.Popen[bytes]) -> None:
         program.stop(pump)
-        words = re.search(r"stopped at F = \S+ .*after ([\d,]+) commits, ([\d,]+) changes", self._pump_log())
+        words = re.search(r"stopped at frontier \S+ .*after ([\d,]+) commits, ([\d,]+) changes", self._pump_log())
         if words is None:
             raise DemoFailed(f"the pump did not say where it stopped, see {self.directory / 'pump.log'}")
         self.figures.commits, self.figures.changes = (int(word.replace(",", "")) for word in words.groups())

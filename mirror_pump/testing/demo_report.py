@@ -71,10 +71,10 @@ def print_summary(console: Console, figures: DemoFigures, seconds: int) -> None:
         ("commits", f"{figures.commits:,}, each of all four tables at once"),
         ("lag", (f"median {lags[len(lags) // 2]:.2f} s, 99 of 100 below {lags[int(len(lags) * 0.99)]:.2f} s"
                  " [dim](batch age 1 s, and two Sparks on this machine)[/dim]")),
-        ("after the load", f"F had passed its end {figures.drain_seconds:.1f} s later"),
+        ("after the load", f"the frontier had passed its end {figures.drain_seconds:.1f} s later"),
         ("proved", (f"four equal sums at {len({check.frontier for check in figures.checks})} frontiers; "
                    f"all rows in {figures.verify_seconds:.1f} s")),
-        ("F", figures.verify["frontier"]),
+        ("frontier", figures.verify["frontier"]),
     ):  # fmt: skip
         facts.add_row(name, value)
     console.print()

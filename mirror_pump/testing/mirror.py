@@ -243,16 +243,18 @@ class Mirror:
     def assert_equal(self, *tables: str) -> None:
         """Fails unless heap and lake hold the same rows, each once. Nobody may write meanwhile."""
         for table in tables:
-            assert_same(self.heap(table), self.lake(table), f"{table} at F = {format_lsn(self.frontier())}")
+            assert_same(self.heap(table), self.lake(table), f"{table} at frontier {format_lsn(self.frontier())}")
 
     def assert_sound(self) -> None:
         """Fails if F ever moved back, if a chunk was published twice, or if the slot is acknowledged beyond F."""
         back = self.database.rows("SELECT former, present FROM audit.frontiers WHERE present < former ORDER BY seen")
-        assert not back, f"F moved back: {back}"
+        assert not back, f"the frontier moved back: {back}"
         twice = self.database.rows("SELECT * FROM audit.chunks GROUP BY 1, 2, 3, 4 HAVING count(*) > 1")
-        assert not twice, f"chunks (table, L0, generation, number) published twice: {twice}"
+        assert not twice, f"chunks (table, start LSN, generation, number) published twice: {twice}"
         acknowledged, frontier = self.acknowledged(), self.frontier()
-        assert acknowledged <= frontier, f"the slot is at {format_lsn(acknowledged)}, beyond F = {format_lsn(frontier)}"
+        assert acknowledged <= frontier, (
+            f"the slot is at {format_lsn(acknowledged)}, beyond the frontier {format_lsn(frontier)}"
+        )
 
     def _mirror_table(self, table: str) -> tuple[str, str]:
         rows = self.database.rows(

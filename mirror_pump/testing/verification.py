@@ -67,5 +67,5 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
     # A copy that goes on now is nobody's: only what can be compared counts.
     compared = [table for table in report.tables if table.comparison is not None]
     different = [table.to_json() for table in compared if not table.equal]
-    assert not different, f"heap and lake differ at F = {report.frontier}: {different}"
+    assert not different, f"heap and lake differ at frontier {report.frontier}: {different}"
     return len(compared)

@@ -19,7 +19,7 @@ COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what 
 CREATE TABLE modak.mirror_tables (
     table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
     slot_name       text        NOT NULL REFERENCES modak.mirror_slots (slot_name),
-    state           text        NOT NULL CHECK (state IN ('copying', 'filling', 'live', 'failed')),
+    state           text        NOT NULL CHECK (state IN ('waiting', 'copying', 'filling', 'live', 'failed', 'dropped')),
     start_lsn       bigint      NOT NULL,
     born_sequence   bigint      NOT NULL,
     generation      int         NOT NULL DEFAULT 0,
@@ -47,3 +47,14 @@ CREATE TABLE modak.copy_chunks (
     PRIMARY KEY (table_id, generation, chunk_no)
 );
 COMMENT ON TABLE modak.copy_chunks IS 'Block ranges of initial copies; done_at is set in the transaction that publishes the chunk''s file';
+
+CREATE TABLE modak.former_locations (
+    location          text        PRIMARY KEY,
+    schema_name       text        NOT NULL,
+    table_name        text        NOT NULL,
+    metadata_location text,
+    registered_at     timestamptz NOT NULL,
+    ended_at          timestamptz NOT NULL DEFAULT now(),
+    ended_by          text        NOT NULL CHECK (ended_by IN ('unregister', 'register'))
+);
+COMMENT ON TABLE modak.former_locations IS 'Where files of registrations that have ended are, until somebody has them removed';

@@ -5,7 +5,6 @@ ALTER TABLE modak.mirror_tables
     ADD COLUMN shape jsonb,
     ADD COLUMN staged_location text,
     ADD COLUMN staged_snapshot_id bigint,
-    ADD COLUMN stalled boolean NOT NULL DEFAULT false,
     ADD COLUMN published text,
     ADD COLUMN dropped_rows jsonb;
 
@@ -429,7 +428,7 @@ SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
   JOIN pg_class c ON c.oid = m.table_id::oid
   LEFT JOIN pg_publication p ON p.pubname = s.publication_name
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE m.slot_name = mirror_published.slot AND m.state <> 'failed'
+ WHERE m.slot_name = mirror_published.slot AND m.state NOT IN ('failed', 'dropped')
 $$;
 
 UPDATE modak.mirror_tables m SET published = n.present

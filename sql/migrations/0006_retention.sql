@@ -712,7 +712,7 @@ BEGIN
         RETURN format('changes of partition %s are not captured', held_by);
     ELSIF name IS NOT NULL AND modak.captured_too_many(one) THEN
         RETURN format('more than %s changes of partition %s were captured', one.capture_limit, held_by);
-    ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = id AND m.state = 'live' AND NOT m.stalled
+    ELSIF NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = id AND m.state = 'live'
                          AND m.start_lsn <= one.sealed_lsn) THEN
         RETURN format('the table is being copied, or was since partition %s was sealed', held_by);
     END IF;

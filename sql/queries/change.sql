@@ -8,8 +8,8 @@ WITH seam AS (
 UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
-       start_lsn = %(start_lsn)s, stalled = %(stalled)s, error = %(error)s,
-       state = CASE WHEN %(copy_again)s THEN 'copying' WHEN %(fills)s THEN 'filling' ELSE state END,
+       start_lsn = %(start_lsn)s, error = %(error)s,
+       state = CASE WHEN %(copy_again)s THEN %(copied_as)s WHEN %(fills)s THEN 'filling' ELSE state END,
        dropped_rows = CASE WHEN %(copy_again)s THEN NULL
                            ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
        live_after_lsn = CASE WHEN %(fills)s THEN NULL ELSE live_after_lsn END

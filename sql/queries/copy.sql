@@ -4,7 +4,7 @@
 -- Tables whose copy is not complete, and whether their chunks are planned.
 SELECT m.table_id, EXISTS (SELECT FROM modak.copy_progress p WHERE p.table_id = m.table_id)
   FROM modak.mirror_tables m
- WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL AND NOT m.stalled
+ WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL
  ORDER BY m.table_id;
 
 -- name: chunks

@@ -103,7 +103,7 @@ ON CONFLICT (table_id) DO UPDATE
 -- Under the slot's lock: publishes that came before have landed, those that come later compare their files' age with it.
 UPDATE modak.mirror_tables
    SET swept_before = greatest(swept_before, to_timestamp(%(before)s))
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('copying', 'filling');
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: published
 -- Not of tables with heap retention, whose S is of the branch cold: no rewrite of main touches it.
@@ -113,7 +113,7 @@ SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_loca
   JOIN modak.tables t USING (table_id)
   JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
- WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('copying', 'filling')
+ WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('waiting', 'copying', 'filling')
    AND NOT (t.heap_retention_lag IS NOT NULL OR c.tier_key_hi >
              CASE WHEN t.tier_key_type = 'date' THEN -719162 WHEN t.tier_key_type LIKE 'timestamp%%' THEN -62135596800000000
                   ELSE -9223372036854775808 END);
@@ -127,7 +127,7 @@ SELECT clock_timestamp();
 -- maintenance off, or that is being copied, is not missing anybody.
 SELECT m.table_id, t.schema_name, t.table_name, s.stats, s.collected_at,
        CASE WHEN i.metadata_location IS DISTINCT FROM s.stats ->> 'metadata_location'
-             AND t.maintenance_policy ->> 'maintenance_enabled' IS DISTINCT FROM 'false' AND m.state <> 'copying'
+             AND t.maintenance_policy ->> 'maintenance_enabled' IS DISTINCT FROM 'false' AND m.state NOT IN ('waiting', 'copying')
             THEN extract(epoch FROM clock_timestamp() - greatest(t.created_at, s.collected_at))::float8 END,
        sweep.sequence, pass.phase, pass.errors
   FROM modak.mirror_tables m

@@ -4,7 +4,7 @@
 -- Whether it may have left out changes since that was recorded, or does so now. Tables that wait to be described are
 -- promised nothing.
 SELECT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
-                WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.stalled));
+                WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting'));
 
 -- name: altered
 -- Tables of which it may have left out changes, and those that it does not publish whole.
@@ -25,5 +25,5 @@ SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
 SELECT n.nspname, c.relname
   FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
   JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE s.publication_name = %(publication)s AND m.state <> 'failed'
+ WHERE s.publication_name = %(publication)s AND m.state NOT IN ('failed', 'dropped')
  ORDER BY m.table_id;

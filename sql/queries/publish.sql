@@ -36,6 +36,15 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
  WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
    AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn);
 
+-- name: stored
+-- Where the files of all mirrored tables are, which metadata file the next commit builds on, and which one readers see.
+SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), i.metadata_location, m.state = 'failed'
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ ORDER BY m.table_id;
+
 -- name: left_to_the_lake
 -- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
@@ -59,7 +68,7 @@ UPDATE modak.mirror_tables
        born_sequence = coalesce(%(born_sequence)s, born_sequence),
        key_index = coalesce(key_index, '{}') || %(key_index)s,
        updated_at = now()
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state <> 'failed'
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state NOT IN ('failed', 'dropped')
    AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
    AND clock_timestamp() - %(read_at)s < interval '20 min';
 
@@ -111,7 +120,7 @@ UPDATE modak.mirror_tables
                     WHERE table_id = %(table_id)s AND generation = %(generation)s AND done_at IS NULL);
 
 -- name: fail
-UPDATE modak.mirror_tables SET state = 'failed', error = %(error)s, updated_at = now()
+UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s;
 
 -- name: advance

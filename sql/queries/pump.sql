@@ -7,8 +7,8 @@ SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
 -- name: copying
 -- Without those that wait for their owner to give them a key, or for somebody to publish them again.
 SELECT count(*) FROM modak.mirror_tables m
- WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
-   AND NOT (m.stalled AND (EXISTS (SELECT FROM modak.mirror_shapes s
+ WHERE m.slot_name = %(slot)s AND m.state IN ('waiting', 'copying', 'filling')
+   AND NOT (m.state = 'waiting' AND (EXISTS (SELECT FROM modak.mirror_shapes s
                                     WHERE s.table_id = m.table_id AND NOT modak.mirror_has_key(s.shape))
                            OR EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n
                                        WHERE n.table_id = m.table_id AND NOT n.whole)));
@@ -36,10 +36,10 @@ UPDATE modak.mirror_tables SET key_index = coalesce(key_index, '{}') || %(report
        SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR UPDATE SKIP LOCKED));
 
 -- name: not_failed
-SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'failed' ORDER BY table_id;
+SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state NOT IN ('failed', 'dropped') ORDER BY table_id;
 
 -- name: set_aside
-SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s AND state = 'failed';
+SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s AND state IN ('failed', 'dropped');
 
 -- name: failed
 -- Tables that were set aside and are published still, and the publication.
@@ -48,6 +48,16 @@ SELECT m.table_id, p.pubname
   JOIN pg_publication p ON p.pubname = s.publication_name
   JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = m.table_id::oid
  WHERE m.slot_name = %(slot)s AND m.state = 'failed';
+
+-- name: waiting
+-- Tables that wait for their owner before they are copied again, and why.
+SELECT table_id, error FROM modak.mirror_tables
+ WHERE slot_name = %(slot)s AND state = 'waiting' AND error IS NOT NULL;
+
+-- name: failed_and_dropped
+-- Of tables that failed, those that were dropped since: no change of theirs is looked at any more.
+UPDATE modak.mirror_tables m SET state = 'dropped', error = %(error)s, updated_at = now()
+ WHERE m.slot_name = %(slot)s AND m.state = 'failed' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_id::oid);
 
 -- name: unpublish
 SELECT modak.mirror_unpublish(%(publication)s, %(table_id)s);

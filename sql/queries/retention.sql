@@ -2,12 +2,12 @@
 
 -- name: tables
 SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL
+ WHERE m.slot_name = %(slot)s AND m.retention IS NOT NULL AND m.state <> 'dropped'
    AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
  ORDER BY m.table_id;
 
 -- name: choices
-SELECT m.retention, m.state = 'live' AND NOT m.stalled, t.heap_retention_lag, c.tier_key_hi, s.applied_lsn
+SELECT m.retention, m.state = 'live', t.heap_retention_lag, c.tier_key_hi, s.applied_lsn
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;
@@ -147,6 +147,14 @@ UPDATE modak.mirror_tables SET retention = retention - 'stopped' WHERE table_id 
 SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', pg_export_snapshot(),
        modak.watch_mark(%(relation_id)s::bigint::oid)
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
+
+-- name: lake_locations
+-- The metadata files of S and of the lake table.
+SELECT c.lake_props ->> 'metadata_location', i.metadata_location
+  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE c.table_id = %(table_id)s;
 
 -- name: pin
 INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)

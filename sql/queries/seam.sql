@@ -26,7 +26,8 @@ RETURNING pin_id;
 -- What the pinned tables' cut-lines say as of the reader's snapshot.
 SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', c.replicated_lsn,
        i.metadata_location,
-       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint
+       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint,
+       m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = c.table_id::oid)
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.tables t USING (table_id)

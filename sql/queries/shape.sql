@@ -11,7 +11,7 @@ SELECT secret FROM modak.mirror_secret;
 -- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
 -- them. Not those that the stream has nothing or not all of.
 SELECT s.table_id, s.told_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.state <> 'failed' AND (m.shape IS NULL OR m.stalled)
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND (m.shape IS NULL OR m.state = 'waiting')
    AND modak.mirror_has_key(s.shape)
    AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
 
@@ -26,7 +26,7 @@ SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 -- name: differing
 -- The tables that `note` would tell of a change of; reads only.
 SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
    AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid);
 
 -- name: record

@@ -8,7 +8,7 @@ SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, 
   JOIN modak.tables t USING (table_id)
   JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
- WHERE m.slot_name = %(slot)s AND m.state <> 'failed'
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
  ORDER BY m.table_id;
 
 -- name: free_to_change

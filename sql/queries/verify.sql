@@ -1,7 +1,8 @@
 -- What `verify` reads (mirror_pump/ops/verify/verification.py).
 
 -- name: live
-SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY table_id;
+-- All that have a heap to be compared with.
+SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'dropped' ORDER BY table_id;
 
 -- name: bytes
 -- Of heaps, with their TOAST; nothing of those that are gone.
@@ -28,9 +29,9 @@ SELECT p.pin_id, c.table_id, c.replicated_lsn,
 
 -- name: copies
 -- Of those tables that are being copied, how far they are.
-SELECT m.table_id, m.start_lsn, m.generation, m.stalled, m.live_after_lsn,
+SELECT m.table_id, m.start_lsn, m.generation, m.state, m.live_after_lsn,
        (SELECT count(*) FILTER (WHERE c.done_at IS NOT NULL) FROM modak.copy_chunks c WHERE c.table_id = m.table_id)
-  FROM modak.mirror_tables m WHERE m.table_id = ANY (%(table_ids)s) AND m.state = 'copying' ORDER BY 1;
+  FROM modak.mirror_tables m WHERE m.table_id = ANY (%(table_ids)s) AND m.state IN ('waiting', 'copying') ORDER BY 1;
 
 -- name: release
 DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);

@@ -1,4 +1,4 @@
-"""kill -9 at every step: the next pump goes on where F stands; nothing is lost, nothing is there twice."""
+"""kill -9 at every step: the next pump goes on where the frontier stands; nothing is lost, nothing is there twice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""All types, all schema changes, all row changes at once, between kills, faults, restarts and copies: F is exact.
+"""All types, all schema changes, all row changes at once, between kills, faults, restarts and copies: the frontier is
+exact.
 
-Every F that is promised on the way is compared, with every row and column of every table: a trigger of the test's on
-the catalog keeps a record of what was promised, whichever process did, dead or alive.
+Every frontier that is promised on the way is compared, with every row and column of every table: a trigger of the
+test's on the catalog keeps a record of what was promised, whichever process did, dead or alive.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _STEPS = (
 
 _LED = "SELECT FROM pg_stat_activity WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"
 
-# At the end of the transaction: a publish moves S and F one after the other.
+# At the end of the transaction: a publish moves the published snapshot and the frontier one after the other.
 _AUDIT = """
 CREATE TABLE audit.points (seen bigserial, table_id bigint, frontier bigint, location text);
 CREATE FUNCTION audit.point() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

@@ -1,4 +1,4 @@
-"""Random transactions and faults: at every published F, heap and lake hold the same."""
+"""Random transactions and faults: at every published frontier, heap and lake hold the same."""
 
 from __future__ import annotations
 

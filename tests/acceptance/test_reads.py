@@ -72,7 +72,7 @@ def _model_at(mirror: Mirror, snapshot: str) -> list[Row]:
 
 
 def _cut(mirror: Mirror) -> int:
-    """T of public.events."""
+    """The cut-line of public.events."""
     return int(
         mirror.database.rows(
             "SELECT tier_key_hi FROM modak.cutline WHERE table_id = 'public.events'::regclass::oid::bigint"

@@ -1,4 +1,5 @@
-"""Random schema changes between random row changes: at every published F, each live table is what the heap was then."""
+"""Random schema changes between random row changes: at every published frontier, each live table is what the heap was
+then."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ SELECT c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
 
 @pytest.mark.parametrize("told", [True, False], ids=["event triggers", "no event triggers"])
 def test_every_published_frontier_is_exact(database: Database, warehouse: str, told: bool) -> None:
-    """Without event triggers, F is exact again once the pump has compared the catalogs: then only the end counts."""
+    """Without event triggers, the frontier is exact again once the pump has compared the catalogs: then only the end
+    counts."""
     _play(database, warehouse, random.Random(printed_seed()), told)
 
 
@@ -124,7 +126,7 @@ def _await_settled(mirror: Mirror, writer: Writer) -> None:
             problems = _differences(writer, {(one, end, location) for one, (_, location) in live.items()})
         if not problems:
             return
-        states = mirror.database.rows("SELECT table_id, state, stalled, live_after_lsn, error FROM modak.mirror_tables")
+        states = mirror.database.rows("SELECT table_id, state, live_after_lsn, error FROM modak.mirror_tables")
         assert time.monotonic() < deadline, f"not within {_SETTLE} s: {problems}; {states}"
 
 
@@ -138,8 +140,8 @@ def _differences(writer: Writer, points: set[tuple[int, int, str]]) -> list[str]
             if found not in possible:
                 wanted = possible[0]
                 problems.append(
-                    f"table {writer.table_ids[table_id]} at F = {frontier}: columns {found[0]}, wanted {wanted[0]};"
-                    f" missing {sorted(set(wanted[1]) - set(found[1]))[:3]},"
+                    f"table {writer.table_ids[table_id]} at frontier {frontier}: columns {found[0]},"
+                    f" wanted {wanted[0]}; missing {sorted(set(wanted[1]) - set(found[1]))[:3]},"
                     f" extra {sorted(set(found[1]) - set(wanted[1]))[:3]}"
                 )
     return problems

@@ -58,7 +58,8 @@ def scene(postgres: EmbeddedPostgres, lake_root: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize("ended_by", ["delete", "rollback", "never pinned"])
 def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ended_by: str) -> None:
     """Step by step. All of it in one REPEATABLE READ transaction, so that the model tells what one moment is; a pin
-    that is deleted is committed before, and then its T and S are the ones that are read, whatever has moved since."""
+    that is deleted is committed before, and then its cut-line and the published snapshot are the ones that are read,
+    whatever has moved since."""
     where = {"table_oid": scene.table_oid}
     stale = 0
     with scene.busy():
@@ -135,7 +136,7 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
 
 
 def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: Scene) -> None:
-    """The connection of the advance dies when T is moved already, and nothing is committed: twice."""
+    """The connection of the advance dies when the cut-line is moved already, and nothing is committed: twice."""
     scene.database.execute(
         "CREATE SEQUENCE audit.attempts",
         "CREATE FUNCTION audit.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -185,8 +186,9 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
 def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_corrected_by_the_delta(
     scene: Scene,
 ) -> None:
-    """At any committed instant, while partitions are sealed, passed by T, and dropped; nothing in both, nothing in
-    neither. A pin keeps the first of them attached for a while: what is in the heap below T is nobody's."""
+    """At any committed instant, while partitions are sealed, passed by the cut-line, and dropped; nothing in both,
+    nothing in neither. A pin keeps the first of them attached for a while: what is in the heap below the cut-line is
+    nobody's."""
     pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     attached = 0
     with scene.busy(2):
@@ -267,7 +269,8 @@ def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(
 
 
 def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: Scene) -> None:
-    """Several sessions at the same few keys: of partitions that are gone, sealed, and passed by T but attached."""
+    """Several sessions at the same few keys: of partitions that are gone, sealed, and passed by the cut-line but
+    attached."""
     first = scene.rows("SELECT coalesce(max(seen), 0) FROM audit.corrections")[0][0]
     pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     places = [5, 15, scene.shedding.cut + 5, scene.shedding.cut + WIDTH + 5]
@@ -393,7 +396,8 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
             connection.execute("INSERT INTO timed VALUES (%s, 'first')", (time,))
     mirror.register("public.named", retention=at_once("50"))
     mirror.register("public.timed", retention=at_once("1 day"))
-    # Held by a pin from before T moves: what is below T stays in the heap, and plain UPDATE and DELETE reach it.
+    # Held by a pin from before the cut-line moves: what is below the cut-line stays in the heap, and plain UPDATE and
+    # DELETE reach it.
     database.rows("SELECT pin_id FROM modak.pin('named', in_one_snapshot => true)")
     database.rows("SELECT pin_id FROM modak.pin('timed', in_one_snapshot => true)")
     mirror.catch_up()

@@ -120,7 +120,7 @@ def partitioned(database: Database, warehouse: str) -> Mirror:
 def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
     partitioned: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers have it as of a former F, which the heap is beyond."""
+    """Readers have it as of a former frontier, which the heap is beyond."""
     gate = GatedCopies(partitioned.runner)
     gate.hold()
     states = []

@@ -47,7 +47,7 @@ class _Size:
 
 
 def run(mirror: Mirror, options: Options) -> Outcome:
-    """The table must be live. The next transaction is written once F has passed the last one."""
+    """The table must be live. The next transaction is written once the frontier has passed the last one."""
     count = options.scaled(COMMITS, 40)
     window = min(_WINDOW, count // 4)
     warm_up = options.scaled(_WARM_UP, 20)

@@ -1,4 +1,5 @@
-"""lag: 1,000 changes a second in transactions of ten; from each commit until a polling reader sees that F passed it."""
+"""lag: 1,000 changes a second in transactions of ten; from each commit until a polling reader sees that the frontier
+passed it."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def _measure(mirror: Mirror, process: MeasuredProcess, begin: float, end: float)
         seen_at, frontiers = _poll(mirror, process, file, end)
     committed, targets = _markers(file)
     measured = (committed >= begin) & (committed < end)
-    # The first look at which F had reached the commit's position.
+    # The first look at which frontier had reached the commit's position.
     place = np.searchsorted(np.array(frontiers), targets[measured])
     if not measured.any() or place.max() >= len(frontiers):
         raise BenchmarkFailed("not every commit became visible")
@@ -111,7 +112,8 @@ def _measure(mirror: Mirror, process: MeasuredProcess, begin: float, end: float)
 
 
 def _poll(mirror: Mirror, process: MeasuredProcess, file: Path, end: float) -> tuple[list[float], list[int]]:
-    """F at each of its changes and when it was seen, until it has passed everything that was committed before `end`."""
+    """The frontier at each of its changes and when it was seen, until it has passed everything that was committed
+    before `end`."""
     seen_at: list[float] = []
     frontiers: list[int] = []
     target: int | None = None

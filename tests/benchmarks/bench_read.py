@@ -2,7 +2,7 @@
 
 After the initial copy, 1,000,000 changes arrive in 500 commits; then maintenance compacts the table, beside the pump.
 Snapshots never change, so all states are read at the end, in turns: the pump runs and commits all the while, and what
-else the machine does meets every state. Each answer is compared with what the heap held at that F.
+else the machine does meets every state. Each answer is compared with what the heap held at that the frontier.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class _Look:
     """Rows in equality deletes."""
     delete_files: int
     behind: int
-    """Bytes of WAL that F has not passed."""
+    """Bytes of WAL that the frontier has not passed."""
 
 
 def rows_at(options: Options) -> int:

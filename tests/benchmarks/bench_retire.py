@@ -1,4 +1,5 @@
-"""retire: a partition of 1,000,000 rows is sealed, passed by T, proven and dropped, beside 200 writes/s into it.
+"""retire: a partition of 1,000,000 rows is sealed, passed by the cut-line, proven and dropped, beside 200 writes/s
+into it.
 
 How long each step takes, and how long any other session waits for a lock meanwhile. Afterwards a seam read has to find
 every row, with every write that was acknowledged.

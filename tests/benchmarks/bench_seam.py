@@ -1,7 +1,8 @@
 """seam: reads of 10,000,000 rows, 90 % of them in the lake, beside reads of the same rows from the heap alone.
 
-A pin keeps the heap's old partitions from being dropped while T passes them: so both reads find all rows, in one table,
-and what is written to an old partition, a correction, is in the heap as well. The pump has stopped before anything is
+A pin keeps the heap's old partitions from being dropped while the cut-line passes them: so both reads find all rows,
+in one table, and what is written to an old partition, a correction, is in the heap as well. The pump has stopped
+before anything is
 read: it would fold the corrections away.
 """
 
@@ -89,7 +90,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     corrections = options.scaled(CORRECTIONS, 100)
     edge = rows - rows // _PARTITIONS + 1
     aging.register(mirror, rows // _PARTITIONS - 1)
-    # The first T is below every row.
+    # The first cut-line is below every row.
     mirror.execute("SELECT modak.pin('public.aging', interval '6 hours', true)")
     leaving = _leave(mirror, options)
     figures: Figures = {"seam.rows": rows, "seam.corrections": corrections, "seam.leaving_s": round(leaving, 1)}

@@ -2,7 +2,7 @@
 
 Reads its request as JSON from stdin: `dsn`, `rows`, `per_second` (transactions of ten changes), `first` (number of
 the first), `file`, `function` (of a number and `rows`, makes the changes). Writes a RECORD for each transaction: the
-time.monotonic() at which COMMIT had returned, and a WAL position that F has to pass. Goes on until SIGTERM.
+time.monotonic() at which COMMIT had returned, and a WAL position that the frontier has to pass. Goes on until SIGTERM.
 """
 
 from __future__ import annotations

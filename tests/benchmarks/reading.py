@@ -53,7 +53,7 @@ VALUES ('public.acct'::regclass::oid::bigint, %s, -9223372036854775808, now() + 
 
 @dataclass(frozen=True)
 class Moment:
-    """A snapshot of the lake at some F, and what the heap held at that F."""
+    """A snapshot of the lake at some frontier, and what the heap held at that the frontier."""
 
     frontier: int
     location: str
@@ -93,7 +93,7 @@ def current_snapshot(content: Mapping[str, Any]) -> tuple[int, Mapping[str, str]
 
 
 def current(mirror: Mirror) -> tuple[str, int]:
-    """Where the table's newest metadata is, and F."""
+    """Where the table's newest metadata is, and the frontier."""
     with mirror.connect() as connection:
         found = connection.execute(_POINTER).fetchone()
     assert found is not None
@@ -101,7 +101,7 @@ def current(mirror: Mirror) -> tuple[str, int]:
 
 
 def moment(mirror: Mirror, keys: Sequence[int]) -> Moment:
-    """The present one. Nobody else may write: F then passes all that there is, and the heap stays as it is.
+    """The present one. Nobody else may write: the frontier then passes all that there is, and the heap stays as it is.
 
     The snapshot is pinned, so that it stays in the table's history, where Spark looks for it.
     """

@@ -30,7 +30,8 @@ def next_number(mirror: Mirror) -> int:
 
 
 def write_one_by_one(mirror: Mirror, process: MeasuredProcess, transactions: int, tens: int) -> float:
-    """So many transactions of `tens` times ten changes, each once F has passed the one before. Returns the seconds."""
+    """So many transactions of `tens` times ten changes, each once the frontier has passed the one before. Returns the
+    seconds."""
     first = next_number(mirror)
     began = time.monotonic()
     with mirror.connect() as connection:
@@ -41,7 +42,8 @@ def write_one_by_one(mirror: Mirror, process: MeasuredProcess, transactions: int
                     "SELECT count(public.bench_ten(i, %s)) FROM generate_series(%s::bigint, %s) i",
                     (mirror.rows, at, at + tens - 1),
                 )
-                # Before the commit record: after it, the position might already be beyond what F will ever be told.
+                # Before the commit record: after it, the position might already be beyond what frontier will ever be
+                # told.
                 row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
             assert row is not None
             deadline = time.monotonic() + _LONGEST

@@ -1,4 +1,5 @@
-"""A partitioned table with heap retention, partitions sealed and T moved by hand, and the seam read by hand."""
+"""A partitioned table with heap retention, partitions sealed and the cut-line moved by hand, and the seam read by
+hand."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Divided:
     mirror: Mirror
     partitions: int
     sealed: int = 0
-    """Partitions that T has passed."""
+    """Partitions that the cut-line has passed."""
 
     @classmethod
     def create(cls, mirror: Mirror, partitions: int = 3, rows: int = 50) -> Divided:
@@ -70,7 +71,7 @@ class Divided:
 
     @property
     def cut(self) -> int:
-        """T."""
+        """The cut-line."""
         rows = self.mirror.database.rows("SELECT tier_key_hi FROM modak.cutline WHERE table_id = %s", (self.table_id,))
         return int(rows[0][0])
 
@@ -102,7 +103,7 @@ class Divided:
             )
 
     def ask(self, running: RunningPump) -> str | None:
-        """Asks the pump once for T to pass the sealed partition; why not, or None."""
+        """Asks the pump once for the cut-line to pass the sealed partition; why not, or None."""
         with connect(self.mirror.database.dsn, autocommit=True) as connection:
             table = load_table(connection, self.table_id)
         assert table is not None
@@ -113,12 +114,12 @@ class Divided:
         return "the session ended" if answer.cancelled() else answer.result()
 
     def advance(self, running: RunningPump) -> None:
-        """Has the pump move T past the next partition."""
+        """Has the pump move the cut-line past the next partition."""
         self.seal()
         self.finish_advance(running)
 
     def finish_advance(self, running: RunningPump) -> None:
-        """Has the pump move T past the partition that is sealed."""
+        """Has the pump move the cut-line past the partition that is sealed."""
         self.mirror.await_frontier()
         said: list[str | None] = []
 
@@ -130,8 +131,8 @@ class Divided:
         self.sealed += 1
 
     def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
-        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. S is scanned without a
-        filter."""
+        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
+        is scanned without a filter."""
         with self.mirror.database.connect(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
@@ -173,7 +174,7 @@ class Divided:
             case 2:
                 delete(connection, at, key)
             case 3:
-                # What the heap holds of it, as ordinary DML has it: in sealed partitions too, and across T.
+                # What the heap holds of it, as ordinary DML has it: in sealed partitions too, and across the cut-line.
                 rows = run(
                     connection, f"DELETE FROM events WHERE at BETWEEN {at} AND {at + 3} RETURNING at, id"
                 ).fetchall()

@@ -1,7 +1,7 @@
 """Random transactions of row changes and schema changes mixed, and what the tables held after each.
 
-One session writes, so the content after each of its transactions is what any F from that commit to the next has to
-show.
+One session writes, so the content after each of its transactions is what any frontier from that commit to the next has
+to show.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class History:
     states: dict[int, list[tuple[int, int, State]]] = field(default_factory=dict)
 
     def possible(self, table_id: int, frontier: int) -> list[State]:
-        """What the table may be at F: one state, or two where F is within the few bytes in which a commit happened."""
+        """What the table may be at the frontier: one state, or two where the frontier is within the few bytes in which
+        a commit happened."""
         known = self.states[table_id]
         ended = [state for _, after, state in known if after <= frontier][-1:]
         return ended + [state for before, after, state in known if before < frontier < after]

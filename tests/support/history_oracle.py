@@ -1,4 +1,5 @@
-"""What the lake has to be at each F: exact commit positions from a slot of the test's own, and a model of tables."""
+"""What the lake has to be at each frontier: exact commit positions from a slot of the test's own, and a model of
+tables."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class History:
         self._waiting[number] = self.tables
 
     def at(self, frontier: int, table: str) -> Contents:
-        """The table's contents at F: after the last transaction that ends at or below it."""
+        """The table's contents at the frontier: after the last transaction that ends at or below it."""
         if self._waiting:
             for number, end in sorted(self.log.ends().items(), key=lambda item: item[1]):
                 assert not self._ends or end > self._ends[-1], "transactions are recorded in the order of their commits"

@@ -1,9 +1,10 @@
 """A stream of inserts into a table that sheds partitions behind them, and late writes into those on their way out.
 
 Inserts bring one row a tier key to `public.stream`, its value the key; late writes change, delete, add and move rows
-from two partitions below T to one above, where partitions are sealed, passed by T, proven and dropped.
-`public.stream_model` is a plain table that gets the same in the same transactions. Values of late writes come from a
-sequence, so that no two are alike: a digest of keys and values per partition tells a lost, doubled or outdated row.
+from two partitions below the cut-line to one above, where partitions are sealed, passed by the cut-line, proven and
+dropped. `public.stream_model` is a plain table that gets the same in the same transactions. Values of late writes come
+from a sequence, so that no two are alike: a digest of keys and values per partition tells a lost, doubled or outdated
+row.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class LateStream:
         first, self.top = self.top, self.top + count
         with connection.transaction():
             for table in ("stream", "stream_model"):
-                # Late writes come as far up as T and a partition: that is below what retention keeps.
+                # Late writes come as far up as the cut-line and a partition: that is below what retention keeps.
                 connection.execute(
                     f"INSERT INTO {table} SELECT g, 0, g FROM generate_series({first}, {self.top - 1}) g".encode()
                 )
@@ -209,10 +210,11 @@ class LateStream:
         )
 
     def read(self, duckdb: DuckDBPyConnection, *, pinned_for: float | None) -> bool:
-        """One read by the protocol's statements, compared with the model; whether T or S had moved on by then.
+        """One read by the protocol's statements, compared with the model; whether the cut-line or the published
+        snapshot had moved on by then.
 
-        `pinned_for` None: unpinned. Else the pin is taken, and the read begins when S has moved, or after so many
-        seconds."""
+        `pinned_for` None: unpinned. Else the pin is taken, and the read begins when the published snapshot has moved,
+        or after so many seconds."""
         pin: Row | None = None
         if pinned_for is not None:
             (pin,) = self.mirror.database.rows(

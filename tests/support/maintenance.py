@@ -96,7 +96,7 @@ class Maintained:
         return LakeTable.load(self.mirror.location(table), STORAGE)
 
     def published(self, table: str) -> tuple[int, str]:
-        """S and the metadata file that cutline names."""
+        """The published snapshot and the metadata file that cutline names."""
         ((snapshot, location),) = self.mirror.database.rows(
             "SELECT lake_snapshot_id, lake_props ->> 'metadata_location' FROM modak.cutline WHERE table_id = %s",
             (self.table_id(table),),

@@ -1,7 +1,8 @@
 """The state machine of the property test: random transactions, batch cuts, restarts, faults, registrations.
 
-Every F that is published on the way is checked: each live table, as DuckDB reads it at that F, against what the model
-says it held at that F. The pump runs all the time in its own thread; the steps only push it around.
+Every frontier that is published on the way is checked: each live table, as DuckDB reads it at that the frontier,
+against what the model says it held at that the frontier. The pump runs all the time in its own thread; the steps only
+push it around.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     server: ClassVar[EmbeddedPostgres]
     published: ClassVar[int] = 0
-    """(F, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
+    """(the frontier, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
     resolves: ClassVar[int] = 0
     """Resolves that landed so far."""
     indexed: ClassVar[int] = 0
@@ -174,7 +175,7 @@ class MirrorMachine(RuleBasedStateMachine):
             publishes = self._steps.count(Step.PUBLISHED)
             ending = self._chance.choice([Ending.COMMIT, Ending.COMMIT, Ending.COMMIT, *Ending])
             self._writer.transaction(random_operations(self._chance, 6), ending)
-            # Mostly each transaction waits for a publish after the one before, so that many F are seen.
+            # Mostly each transaction waits for a publish after the one before, so that many the frontier are seen.
             deadline = time.monotonic() + self._chance.choice([0.0, 0.1, 0.1])
             while self._steps.count(Step.PUBLISHED) == publishes and time.monotonic() < deadline:
                 time.sleep(0.002)
@@ -345,5 +346,7 @@ class MirrorMachine(RuleBasedStateMachine):
                 self._rows[location] = lake_rows(location, self._duckdb)
             contents = self._history.at(frontier, table)
             expected = normalised([(*key, *row) for key, row in contents.items()])
-            assert_same(expected, self._rows[location], f"{table} at F = {format_lsn(frontier)} (heap: by the model)")
+            assert_same(
+                expected, self._rows[location], f"{table} at frontier {format_lsn(frontier)} (heap: by the model)"
+            )
             MirrorMachine.published += 1

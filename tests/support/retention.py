@@ -92,7 +92,7 @@ class Shedding:
 
     @property
     def cut(self) -> int:
-        """T."""
+        """The cut-line."""
         return int(self.mirror.database.rows("SELECT tier_key_hi FROM modak.cutline")[0][0])
 
     def states(self) -> dict[str, str]:
@@ -125,8 +125,8 @@ class Shedding:
         )
 
     def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
-        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. S is scanned without a
-        filter."""
+        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
+        is scanned without a filter."""
         with self.mirror.database.connect(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
@@ -186,7 +186,7 @@ class Shedding:
                 for changed in rows:
                     connection.execute("UPDATE model SET n = n + 1 WHERE (at, id) = (%s, %s)", changed)
             case 5:
-                # Moves a row, also across T in either direction.
+                # Moves a row, also across the cut-line in either direction.
                 to = chance.randrange(top)
                 row = connection.execute(
                     "SELECT at, id FROM events WHERE at BETWEEN %s AND %s AND NOT EXISTS"

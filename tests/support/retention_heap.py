@@ -1,6 +1,6 @@
 """A partitioned table and a catalog that says it is mirrored: what the database does by itself, without a pump.
 
-The catalog's rows are made by hand, and T is moved by modak.advance() as a publish does it.
+The catalog's rows are made by hand, and the cut-line is moved by modak.advance() as a publish does it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LOW = -(2**63)
 
 
 class Heap:
-    """public.ev, partitions ev0 [0, 100), ev1 [100, 200), ev2 [200, 300) by `at`, DEFAULT partition evd; T is -2^63."""
+    """public.ev, partitions ev0 [0, 100), ev1 [100, 200), ev2 [200, 300) by `at`, DEFAULT partition evd; the cut-line
+    is -2^63."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -85,7 +86,8 @@ class Heap:
         )
 
     def advance(self, name: str, cut: int, frontier: int | None = None) -> str | None:
-        """Why T does not pass the partition; None if it has. F is `frontier`, or all that there is."""
+        """Why the cut-line does not pass the partition; None if it has. The frontier is `frontier`, or all that there
+        is."""
         at = self.database.lsn() if frontier is None else frontier
         reason: str | None = self.value("SELECT modak.advance('ev'::regclass::oid::bigint, %s, %s, %s)", name, cut, at)
         return reason
@@ -100,7 +102,7 @@ class Heap:
         return int(self.value("SELECT 'ev'::regclass::oid::bigint"))
 
     def pass_by(self, name: str, cut: int) -> None:
-        """Seals a partition and has T pass it."""
+        """Seals a partition and has the cut-line pass it."""
         self.seal(name)
         assert self.advance(name, cut) is None
 
@@ -118,7 +120,7 @@ class Heap:
         return dict(rows)
 
     def prove(self) -> None:
-        """Says of all partitions that T has passed that they are proven."""
+        """Says of all partitions that the cut-line has passed that they are proven."""
         self.database.execute(
             "UPDATE modak.partitions SET state = 'tiered', proven_as = modak.watch_mark(relation_id::oid)"
             " WHERE state = 'tiering'"

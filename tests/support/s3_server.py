@@ -26,6 +26,8 @@ class S3Server(ThreadingHTTPServer):
         self.parts: dict[str, dict[int, bytes]] = {}
         self.keys: set[str] = set()
         """Access keys of the requests."""
+        self.forbidden = False
+        """Answer 403 to everything."""
 
     @property
     def endpoint(self) -> str:
@@ -46,6 +48,14 @@ def s3_server() -> Iterator[S3Server]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: S3Server
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.server.forbidden:
+            self._body()
+            self._answer(403, _error("AccessDenied"))
+        return not self.server.forbidden
 
     def do_GET(self) -> None:
         path, query = self._target()
@@ -98,7 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.keys.add(found[1])
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
-        return unquote(url.path).strip("/"), query
+        # An object's name may end with a slash: clients make such ones, empty, for directories.
+        path = unquote(url.path).lstrip("/")
+        return path.rstrip("/") if path.count("/") <= 1 else path, query
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":

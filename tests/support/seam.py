@@ -72,7 +72,7 @@ class Retained:
 
     def retire(self) -> None:
         """Registers the table. Partition 0 leaves the heap, partition 1 stays in it, sealed: a reader's pin holds it
-        back. T is 200."""
+        back. The cut-line is 200."""
         self.mirror.register(EVENTS, retention=at_once("150"))
         with self.database.connect() as connection:
             connection.execute(

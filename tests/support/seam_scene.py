@@ -69,8 +69,9 @@ CREATE FUNCTION audit.misplaced() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 CREATE CONSTRAINT TRIGGER misplaced AFTER INSERT OR UPDATE ON modak.delta DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW EXECUTE FUNCTION audit.misplaced();
 """
-"""What every transaction left: T, S and their file; each version of each correction, in the order in which the locks of
-its row were had; corrections that were at or above T when their transaction ended."""
+"""What every transaction left: the cut-line, the published snapshot and their file; each version of each correction,
+in the order in which the locks of its row were had; corrections that were at or above the cut-line when their
+transaction ended."""
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Scene:
             return connection.execute(query, parameters or None).fetchall()
 
     def advancing(self, partitions: int = 2, least: int = 10, seconds: float = 90) -> Iterator[int]:
-        """Counts from 0 until T has passed so many more partitions, and at least so far."""
+        """Counts from 0 until the cut-line has passed so many more partitions, and at least so far."""
         target = self.shedding.cut + partitions * WIDTH
         for _ in range(partitions):
             self.shedding.grow()
@@ -114,7 +115,7 @@ class Scene:
         )
 
     def await_cut(self) -> None:
-        """Returns once T has passed what is sealed: while nobody has it pinned, which T waits for."""
+        """Returns once the cut-line has passed what is sealed: while nobody has it pinned, which cut-line waits for."""
         sealed: LiteralString = "SELECT partition_id FROM modak.partitions WHERE state = 'sealing'"
         await_true(lambda: self.rows(sealed) == [], 60, "T passes what is sealed")
 
@@ -134,8 +135,8 @@ class Scene:
         self.await_folded()
 
     def cold(self, connection: psycopg.Connection[Any], location: str, t: int) -> dict[str, Row]:
-        """The lake's rows at S by their canonical key, corrected by the delta as this connection sees it: the largest
-        version of a key wins. S is scanned without a filter."""
+        """The lake's rows at the published snapshot by their canonical key, corrected by the delta as this connection
+        sees it: the largest version of a key wins. The published snapshot is scanned without a filter."""
         scanned = lake_rows(location, self.duckdb)
         assert not [row for row in scanned if row[0] >= t], f"S holds rows at or above T = {t}"
         cold = {canonical(row[0], row[1]): row for row in scanned}
@@ -173,7 +174,8 @@ class Scene:
             self.compare(connection, t, location, what)
 
     def seam(self, connection: psycopg.Connection[Any]) -> tuple[int, int, str, str]:
-        """T, S, the metadata file and the snapshot that cutline names, as the connection sees them."""
+        """The cut-line, the published snapshot, the metadata file and the snapshot that cutline names, as the
+        connection sees them."""
         where = {"table_oid": self.table_oid}
         cut = connection.execute(UNPINNED, where).fetchone()
         handles = connection.execute(HANDLES, where).fetchone()

@@ -23,5 +23,5 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.ops.setup.initialisation import initialise
 
         mirror = initialise(settings, say)
-        say(f"ready: F = {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
+        say(f"ready: frontier {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
         say("next: mirror-pump register TABLE... and mirror-pump run")

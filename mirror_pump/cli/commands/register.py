@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables, other_tables
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
-from mirror_pump.cli.terminal.output import count_text, remark, report_error, say
+from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
@@ -127,34 +128,61 @@ def add(app: typer.Typer) -> None:
     def unregister(
         settings: Settings,
         tables: Annotated[
-            list[str],
-            typer.Argument(metavar="TABLE", help="Names as Postgres reads them", autocompletion=mirrored_tables),
-        ],
+            list[str] | None,
+            typer.Argument(
+                metavar="TABLE",
+                help="Names as Postgres reads them",
+                autocompletion=mirrored_tables,
+                show_default=False,
+            ),
+        ] = None,
         drop_lake: Annotated[
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
         ] = False,
         keep_lake: Annotated[
             bool, typer.Option("--keep-lake", help="Leave it, although it has the only copy of rows that the heap shed")
         ] = False,
+        former: Annotated[
+            bool, typer.Option("--former", help="Only delete the files of registrations of that name that have ended")
+        ] = False,
+        show: Annotated[
+            bool, typer.Option("--list", help="Only show where registrations that have ended left files")
+        ] = False,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="With --list: JSON, as docs/cli-json.md describes it")
+        ] = False,
     ) -> int:
         """Take tables out of the mirror. Their lake tables stay as of their last F unless --drop-lake is given.
 
-        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given. One table's refusal
-        does not stop the others; exit 1 reports it.
+        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given. Files that stay are
+        listed by --list until --former, or --drop-lake if no table of that name is registered, deletes them. One
+        table's refusal does not stop the others; exit 1 reports it.
         """
         from mirror_pump.ops.register.unregistration import unregister as take_out
+        from mirror_pump.ops.register.unregistration import unregister_former
         from mirror_pump.ops.setup.stored_settings import complete
 
-        if drop_lake and keep_lake:
-            raise UsageError("--drop-lake and --keep-lake exclude each other")
+        if sum((drop_lake, keep_lake, former, show)) > 1:
+            raise UsageError("--drop-lake, --keep-lake, --former and --list exclude each other")
+        if as_json and not show:
+            raise UsageError("--json is for --list")
+        if bool(tables) == show:
+            raise UsageError("--list takes no TABLE" if show else "name a TABLE, or give --list")
         settings = complete(settings)
+        if show:
+            return _list_former(settings, as_json=as_json)
+
+        def end(name: str) -> str:
+            return unregister_former(settings, name) if former else take_out(settings, name, drop_lake, keep_lake)
+
+        assert tables is not None
         if len(tables) == 1:
-            say(take_out(settings, tables[0], drop_lake, keep_lake))
+            say(end(tables[0]))
             return 0
         refused = False
         for table in dict.fromkeys(tables):
             try:
-                say(take_out(settings, table, drop_lake, keep_lake))
+                say(end(table))
             except (ConnectionLost, Interrupted):
                 # Of no single table.
                 raise
@@ -162,6 +190,23 @@ def add(app: typer.Typer) -> None:
                 report_error(error, "not unregistered", table)
                 refused = True
         return 1 if refused else 0
+
+
+def _list_former(settings: Settings, *, as_json: bool) -> int:
+    from mirror_pump.ops.register.unregistration import list_former
+
+    found = list_former(settings)
+    if as_json:
+        write_json([one.to_json() for one in found])
+        return 0
+    for one in found:
+        former = one.former
+        ended = f"{former.ended_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        say(f"{former.table}: {count_text(one.files)} files, {bytes_text(one.size_bytes)}, ended {ended}")
+        say(f"  {former.location}")
+    if not found:
+        remark("no registration that has ended left files")
+    return 0
 
 
 def _show(previews: Sequence[TablePreview]) -> int:

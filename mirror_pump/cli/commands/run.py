@@ -53,7 +53,8 @@ def add(app: typer.Typer) -> None:
             bool, typer.Option("--once", help="Catch up with the WAL as it stands now, then exit 0")
         ] = False,
         until_lsn: Annotated[
-            str | None, typer.Option("--until-lsn", metavar="LSN", help="Stop once F has passed this WAL position")
+            str | None,
+            typer.Option("--until-lsn", metavar="LSN", help="Stop once the frontier has passed this WAL position"),
         ] = None,
         maintain: Annotated[
             bool, typer.Option("--maintain", help="Start `mirror-pump maintain --serve` beside it, and end it with it")
@@ -83,7 +84,7 @@ def add(app: typer.Typer) -> None:
             with signals.handled():
                 _run(settings, signals, until, once=once, maintain=maintain, standby=not no_standby)
         except StoppedBySignal:
-            remark(f"mirror-pump: {signals.name}: stopped before anything was received; F is what it was")
+            remark(f"mirror-pump: {signals.name}: stopped before anything was received; the frontier is what it was")
         return signals.exit_code
 
 
@@ -106,7 +107,7 @@ def _run(
     signals.serve(lambda: pump.at_work, pump.request_stop, "")
     result = pump.run(until=until, once=once, standby=standby)
     remark(
-        f"mirror-pump: stopped at F = {format_lsn(result.frontier)} ({result.reason}) after "
+        f"mirror-pump: stopped at frontier {format_lsn(result.frontier)} ({result.reason}) after "
         f"{count_text(result.commits)} commits, {count_text(result.changes)} changes"
     )
 

@@ -64,12 +64,14 @@ def add(app: typer.Typer) -> None:
         ] = Mode.SEAM,
         at: Annotated[
             str | None,
-            typer.Option("--at", metavar="LSN|TIME", help="As of a published F of the past, from the lake"),
+            typer.Option("--at", metavar="LSN|TIME", help="As of a published frontier of the past, from the lake"),
         ] = None,
         min_lsn: Annotated[
             str | None,
             typer.Option(
-                "--min-lsn", metavar="LSN", help=r"Wait until F has passed this \[hybrid: the present end of WAL]"
+                "--min-lsn",
+                metavar="LSN",
+                help=r"Wait until the frontier has passed this \[hybrid: the present end of WAL]",
             ),
         ] = None,
         max_wait: Annotated[

@@ -48,7 +48,7 @@ def add(app: typer.Typer) -> None:
         when nothing that concerns the mirror was committed since F.
 
         `--check` is for cron and probes. It prints nothing when all is well, and exits 1 when the slot is lost, no pump
-        leads, a table has failed, retention has stopped, or the lag exceeds `--max-lag`.
+        leads, a table has failed or waits for its owner, retention has stopped, or the lag exceeds `--max-lag`.
         """
         if check and watch:
             raise UsageError("--check and --watch exclude each other", "give one of them")

@@ -50,11 +50,11 @@ def add(app: typer.Typer) -> None:
                     continue
                 rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
                 # One that was compared again was compared at another F.
-                at = "" if table["frontier"] == result["frontier"] else f", at F = {table['frontier']}"
+                at = "" if table["frontier"] == result["frontier"] else f", at frontier {table['frontier']}"
                 say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
                 for difference in table["differences"]:
                     say(f"  {_inline(difference)}")
-            say(f"compared at F = {result['frontier']}")
+            say(f"compared at frontier {result['frontier']}")
         return 0 if report.equal else 1
 
 

@@ -41,5 +41,5 @@ def add(app: typer.Typer) -> None:
         if result.error is not None:
             report_error(result.error)
             return 1
-        say(f"F = {format_lsn(result.frontier)} has passed {format_lsn(result.target)}")
+        say(f"frontier {format_lsn(result.frontier)} has passed {format_lsn(result.target)}")
         return 0

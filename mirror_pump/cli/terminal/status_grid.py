@@ -13,7 +13,14 @@ from mirror_pump.cli.terminal.output import bytes_text, count_text, seconds_text
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import TableStatus
 
-_STYLES = {TableState.LIVE: "green", TableState.COPYING: "yellow", TableState.FAILED: "red"}
+_STYLES = {
+    TableState.LIVE: "green",
+    TableState.WAITING: "yellow",
+    TableState.COPYING: "yellow",
+    TableState.FILLING: "yellow",
+    TableState.FAILED: "red",
+    TableState.DROPPED: "dim",
+}
 _GAP = "  "
 """Between two columns."""
 _NAME_HEADING = "table"
@@ -134,6 +141,6 @@ _OPTIONAL = (
     _Column("delete files", lambda table: count_text(table.content.delete_files if table.content else None)),
     _Column("deletes", lambda table: table.deletes.mode),
     _Column("index", _index),
-    _Column("F", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
+    _Column("frontier", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
 )
 """Left out from the end on, where there is no room for all."""

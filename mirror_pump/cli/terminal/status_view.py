@@ -12,9 +12,19 @@ from mirror_pump.cli.terminal.status_grid import TableGrid
 from mirror_pump.errors import about
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
+from mirror_pump.source.catalog.former_locations import FormerLocation
 
 _ALERT_STYLES = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
-_STATE_ORDER = (TableState.FAILED, TableState.COPYING, TableState.FILLING, TableState.LIVE)
+_NAMED = 3
+"""Tables that the line about former registrations names."""
+_STATE_ORDER = (
+    TableState.FAILED,
+    TableState.WAITING,
+    TableState.COPYING,
+    TableState.FILLING,
+    TableState.LIVE,
+    TableState.DROPPED,
+)
 
 
 def render(status: MirrorStatus) -> RenderableType:
@@ -22,6 +32,8 @@ def render(status: MirrorStatus) -> RenderableType:
     parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
     parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
     parts.extend((_frontier(status), _slot(status.slot), *_pumps(status)))
+    if status.former_locations:
+        parts.append(Text(_former(status.former_locations)))
     if not status.tables:
         return Group(*parts, Text("no tables: mirror-pump register TABLE"))
     tables = _in_order(status)
@@ -31,6 +43,7 @@ def render(status: MirrorStatus) -> RenderableType:
         for table in tables
         if table.maintenance is not None and table.maintenance.due
     )
+    parts.extend(Text(about(table.table, one_line(table.note))) for table in tables if table.note is not None)
     parts.extend(_retention(table) for table in tables if table.retention is not None)
     parts.extend(
         Text(f"{table.table}: generated columns left out: {', '.join(table.generated_left_out)}")
@@ -64,7 +77,7 @@ def _in_order(status: MirrorStatus) -> Sequence[TableStatus]:
 
 
 def _frontier(status: MirrorStatus) -> Text:
-    text = f"F = {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind"
+    text = f"frontier {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind"
     if status.lag_seconds is not None:
         text += f", {seconds_text(status.lag_seconds)}"
     return Text(text)
@@ -114,11 +127,20 @@ def _maintenance(status: MirrorStatus) -> Text:
     return Text(text, style="yellow" if due and not status.served else "")
 
 
+def _former(locations: Sequence[FormerLocation]) -> str:
+    names = list(dict.fromkeys(str(former.table) for former in locations))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"files of former registrations: {', '.join(names[:_NAMED])}{more} (mirror-pump unregister --list shows them,"
+        " --former removes them)"
+    )
+
+
 def _retention(table: TableStatus) -> Text:
     """Old partitions, corrections and pins of one table, on a line."""
     state = table.retention
     assert state is not None
-    parts = [f"T = {state.cut}", f"S = {table.snapshot_id}"]
+    parts = [f"cut-line {state.cut}", f"snapshot {table.snapshot_id}"]
     if state.partitions:
         parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
     parts.append(f"{count_text(state.delta_rows)} corrections")

@@ -40,13 +40,14 @@ from mirror_pump.lake.format.metadata import (
     metadata_directory,
     new_snapshot_id,
     next_location,
+    seam_directory,
     seam_location,
     seam_metadata,
     with_archive_snapshot,
 )
 from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
 from mirror_pump.lake.format.snapshot_summary import FileTally, totals
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
 
@@ -118,6 +119,9 @@ class ArchiveBranch:
         manifests, live, hiding = self._content(table, line, writer, number, written)
         former = archive_snapshot(metadata)
         seam_at = seam_location(metadata, number)
+        if former is None or SEAM_METADATA not in former["summary"]:
+            # The first one. Later the directory is there, or somebody removed it.
+            make_directory(seam_directory(metadata), self._storage)
         tally = FileTally()
         for content, records, size in live:
             tally.count(content, records, size)

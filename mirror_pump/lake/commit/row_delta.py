@@ -49,7 +49,7 @@ from mirror_pump.lake.format.snapshot_summary import (
     snapshot_stats,
     summarise,
 )
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
 from mirror_pump.model import SequenceNumber, SnapshotId
 
 
@@ -136,9 +136,13 @@ class LakeTable:
         """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is s0.
 
         `divided`: of a table with heap retention. The start snapshot is what it has below T so far, nothing, and hence
-        the head of the branch `cold` too. Raises LakeError if the storage fails.
+        the head of the branch `cold` too. Makes the directories of the table's files: nobody does later. Raises
+        LakeError if the storage fails.
         """
-        empty = cls(new_metadata(schema, location.rstrip("/"), properties, now_ms), "", storage, ())
+        root = location.rstrip("/")
+        for name in ("metadata", "data"):
+            make_directory(join(root, name), storage)
+        empty = cls(new_metadata(schema, root, properties, now_ms), "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
 
     @classmethod
@@ -285,6 +289,9 @@ class LakeTable:
             metadata = with_branch(metadata, COLD, snapshot_id)
         new_location = next_location(self.metadata, old_location)
         files = [*writer.files, (new_location, orjson.dumps(metadata))]
+        if old_location is not None and not old_location.startswith(f"{metadata_directory(self.metadata)}/"):
+            # Another engine has just chosen another one.
+            make_directory(metadata_directory(self.metadata), self.storage)
         write_all(files, self.storage)
         return StagedCommit(
             table=LakeTable(metadata, new_location, self.storage, manifests, self.retention),

@@ -65,7 +65,7 @@ class LakeSchema:
         """The lake schema of a registered table.
 
         Only key columns are required: a value that the typed column cannot hold leaves it NULL even where
-        Postgres says NOT NULL (design section 9).
+        Postgres says NOT NULL.
         """
         return cls(
             schema_id,

@@ -2,7 +2,7 @@
 
 A commit is a sequence of segments. A segment deletes keys, then brings rows: every key that it deletes loses the row
 that it had before the segment, in the table or in an earlier segment's file. A key whose row comes without a delete had
-none (design section 5), so at most one row of a key is left.
+none, so at most one row of a key is left.
 """
 
 from __future__ import annotations

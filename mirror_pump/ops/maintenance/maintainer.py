@@ -138,12 +138,13 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
     ):
         maintenance = _maintenance(settings, connection, start, heartbeat)
         for table_id, name in choose(connection, settings, names).items():
-            debts = maintenance.look([table_id])
-            if not debts:
-                yield Outcome(name, ("left alone: it is being copied, or cannot be read",))
+            found = PassResult(name)
+            debt = maintenance.debt_of(table_id, found)
+            if debt is None:
+                yield Outcome(name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors))
                 continue
             try:
-                operations, swept = maintenance.dry_run(debts[0])
+                operations, swept = maintenance.dry_run(debt)
             except LakeError as error:
                 yield Outcome(name, (), (str(error),))
                 continue

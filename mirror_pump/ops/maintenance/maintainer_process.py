@@ -55,13 +55,13 @@ class MaintainerProcess:
         while not self._thread.stopping():
             command = [sys.executable, "-c", _PROGRAM]
             # A group of its own leaves a terminal's Ctrl-C to the pump.
-            with subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0) as one:
-                while one.poll() is None and not self._thread.pause(0.5):
+            with subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0) as process:
+                while process.poll() is None and not self._thread.pause(0.5):
                     pass
-                if one.poll() is None:
-                    _end(one)
+                if process.poll() is None:
+                    _end(process)
                     return
-            self._log.warning("the maintainer ended", exit_code=one.returncode, again_in=pause)
+            self._log.warning("the maintainer ended", exit_code=process.returncode, again_in=pause)
             self._thread.pause(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 

@@ -10,13 +10,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from mirror_pump.engine.procedures import Procedures
-from mirror_pump.errors import CommitConflict, LakeError, TableError, UsageError
+from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
+from mirror_pump.lake.commit.presence import head_files, require_files
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats
 from mirror_pump.lake.storage import StorageOptions
@@ -41,6 +43,7 @@ from mirror_pump.ops.maintenance.plan import (
     warnings_of,
 )
 from mirror_pump.ops.maintenance.sweep import Sweep, pinned_snapshots, sweep
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.policy import Policy, policy_of
 from mirror_pump.source.catalog.maintenance import (
@@ -58,6 +61,7 @@ from mirror_pump.source.catalog.maintenance import (
     store_stats,
     table_lock,
 )
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.telemetry import get_logger
 
@@ -180,7 +184,7 @@ class Maintenance:
         """What a requested pass would do now, and which files its sweep would delete."""
         operations = debt.due(asked=True)
         swept = None
-        if any(isinstance(one, SweepFiles) for one in operations):
+        if any(isinstance(operation, SweepFiles) for operation in operations):
             swept = sweep(
                 self._connection, self._slot, debt.table, debt.policy, self._procedures(), self._storage, dry_run=True
             )
@@ -198,14 +202,14 @@ class Maintenance:
                 parts = None
                 more = True
                 while more:
-                    debt = self._debt_of(table_id, result)
+                    debt = self.debt_of(table_id, result)
                     due = decide(debt, asked) if debt is not None else None
                     if isinstance(due, RewriteDataFiles):
                         parts = due.parts if parts is None else parts
                         parts -= 1
                     more = debt is not None and due is not None and self._do(debt, due, result) and bool(parts)
                     result.before = result.before or (debt.figures if debt is not None else None)
-            last_look = self._debt_of(table_id, result)
+            last_look = self.debt_of(table_id, result)
             if last_look is not None:
                 result.after = last_look.figures
                 self._republish(last_look)
@@ -217,7 +221,7 @@ class Maintenance:
         return result
 
     def _anything_due(self, table_id: TableId, result: PassResult) -> bool:
-        debt = self._debt_of(table_id, result)
+        debt = self.debt_of(table_id, result)
         return debt is not None and debt.policy.maintenance_enabled and bool(debt.due(asked=False))
 
     def _do(self, debt: MaintenanceBacklog, due: Operation, result: PassResult) -> bool:
@@ -249,7 +253,7 @@ class Maintenance:
         """One attempt, on the table as it is now. None: the table is gone or being copied."""
         # First: its start may take minutes, in which commits land, readers pin, and a pump should know of no rewrite.
         procedures = self._procedures()
-        debt = self._debt_of(table_id, PassResult(""))
+        debt = self.debt_of(table_id, PassResult(""))
         if debt is None:
             return None
         kind = COMPACTION
@@ -266,7 +270,7 @@ class Maintenance:
             outcome["counts"] = counts
             outcome["sequence_number"] = debt.figures.sequence_number
             if kind == COMPACTION:
-                after = self._debt_of(table_id, PassResult(""))
+                after = self.debt_of(table_id, PassResult(""))
                 if after is not None:
                     self._republish(after)
                     outcome["snapshot_id"] = int(after.state.snapshot_id)
@@ -324,7 +328,11 @@ class Maintenance:
         pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
         present = {int(snapshot["snapshot-id"]) for snapshot in debt.state.metadata["snapshots"]}
-        ids = [one for one in due.snapshot_ids if one in present and one not in debt.table.protected]
+        ids = [
+            snapshot_id
+            for snapshot_id in due.snapshot_ids
+            if snapshot_id in present and snapshot_id not in debt.table.protected
+        ]
         if not ids:
             return {"expired_snapshots": 0}
         with self._window(debt, at_once=True):
@@ -343,7 +351,7 @@ class Maintenance:
     def _republish(self, debt: MaintenanceBacklog) -> None:
         republish(self._connection, self._slot, debt.table.table_id, debt.table.start_lsn, self._storage)
 
-    def _debt_of(self, table_id: TableId, result: PassResult) -> MaintenanceBacklog | None:
+    def debt_of(self, table_id: TableId, result: PassResult) -> MaintenanceBacklog | None:
         """The table's present debt; None, with the reason in `result`, if it cannot be maintained now."""
         tables = read_tables(self._connection, self._slot, [table_id])
         if not tables:
@@ -362,15 +370,28 @@ class Maintenance:
     def _debt(self, table: MaintainedTable) -> MaintenanceBacklog:
         policy = policy_of(table.policy)
         state = self._loaded.get(table.table_id)
-        if state is None or state.metadata_location != table.metadata_location:
-            state = self._loaded[table.table_id] = LakeTable.load(table.metadata_location, self._storage)
+        try:
+            if state is None or state.metadata_location != table.metadata_location:
+                state = self._loaded[table.table_id] = LakeTable.load(table.metadata_location, self._storage)
+            # What is remembered of it may be gone.
+            require_files(head_files(state), self._storage)
+        except FileMissing as error:
+            raise self._explained(table.table_id, error) from error
         # Raises where another engine altered the table: of such a one there is no debt to be decided on.
-        key = tuple(one.name for one in state.schema.key.fields)
+        key = tuple(field.name for field in state.schema.key.fields)
         figures = self._meter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
         stats = {**figures.to_json(), "metadata_location": table.metadata_location}
         store_stats(self._connection, table.table_id, stats, warnings, policy.to_json())
         return MaintenanceBacklog(table, state, key, policy, figures, self._past(table.table_id), warnings)
+
+    def _explained(self, table_id: TableId, error: FileMissing) -> LakeError:
+        """What a missing file means: for this table, or for the warehouse."""
+        table = load_table(self._connection, table_id)
+        if table is None:
+            return error
+        found = MissingFiles(self._storage, partial(stored_tables, self._connection)).error_of(table, error)
+        return LakeError(f"{found}: {found.remedy}")
 
     def _past(self, table_id: TableId) -> Past:
         swept = last(self._connection, table_id, NAMES[SweepFiles])
@@ -379,4 +400,4 @@ class Maintenance:
 
 def described(operations: Iterable[Operation]) -> list[str]:
     """Operations as lines for people."""
-    return [f"{NAMES[type(one)]}: {one.reason}" for one in operations]
+    return [f"{NAMES[type(operation)]}: {operation.reason}" for operation in operations]

@@ -108,9 +108,9 @@ def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str) -> str
     query = f"SELECT * FROM {identifier(namespace)}.{identifier(name)} LIMIT 10"
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
-# DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the F at
-# which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes metadata
-# files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
+# DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the frontier
+# at which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes
+# metadata files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
 import duckdb
 import psycopg
 
@@ -177,7 +177,8 @@ for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence
     summary = snapshot.summary
     if summary.get("{COLD_CUT}") is not None:
         continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
-    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves F as it was.
+    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves the frontier
+    # as it was.
     if summary.get("{COPYING_PROPERTY}") or snapshot.parent_snapshot_id is None:
         copying, frontier = True, None
     if summary.get("{FRONTIER_PROPERTY}"):
@@ -189,7 +190,7 @@ if copying:
 if not readable:
     raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
 newest, frontier = readable[-1]
-print("F =", frontier, "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
+print("frontier", frontier, "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
 rows = table.scan(snapshot_id=newest.snapshot_id).to_arrow()
 print(rows.num_rows)"""
 

@@ -1,23 +1,26 @@
-"""Hybrid reads: the old side of a mirrored table from the lake, the young side from the heap, both as of one F.
+"""Hybrid reads: the old side of a mirrored table from the lake, the young side from the heap, both as of one frontier.
 
 Neither side can be had at a moment of one's choosing: the heap shows the present only, the lake what was published. A
-heap snapshot taken before F misses what was committed up to F, one taken after it shows more than F; and no snapshot
-of the ordinary kind says which transactions it sees in terms of WAL. So:
+heap snapshot taken before the frontier misses what was committed up to the frontier, one taken after it shows more
+than the frontier; and no snapshot of the ordinary kind says which transactions it sees in terms of WAL. So:
 
 1. A temporary slot gives a WAL position L and a snapshot that sees exactly what ended before L.
-2. F is waited for until it has passed L, and the position that the reader asks for. The lake is pinned at F.
-3. The temporary slot's own stream from L to F, of the tables at hand, is laid over the heap's side.
+2. The frontier is waited for until it has passed L, and the position that the reader asks for. The lake is pinned at
+the frontier.
+3. The temporary slot's own stream from L to the frontier, of the tables at hand, is laid over the heap's side.
 
-Old side: the lake at F, rows below the split. Young side: the heap at L, rows at or above the split whose key did not
-change between L and F; and those that did change, as they were at F. Invariant: the union is the table at F, a state
-that the database had: whether a row belongs to the old or the young side is decided by the row as it was at F, on both
-sides alike. A row that moved across the split between L and F is hidden on the heap's side because its key changed, and
-comes from whichever side it is on at F. All tables are read at the same F, and F is at or beyond everything that was
-committed when the read began.
+Old side: the lake at the frontier, rows below the split. Young side: the heap at L, rows at or above the split whose
+key did not change between L and the frontier; and those that did change, as they were at the frontier. Invariant: the
+union is the table at the frontier, a state that the database had: whether a row belongs to the old or the young side
+is decided by the row as it was at the frontier, on both sides alike. A row that moved across the split between L and
+the frontier is hidden on the heap's side because its key changed, and comes from whichever side it is on at the
+frontier. All tables are read at the same frontier, and the frontier is at or beyond everything that was committed when
+the read began.
 
-Where this cannot be had in time (F is too slow, a transaction that was open at the beginning does not end, no slot or
-no permission for one, the table is altered or truncated meanwhile) all tables are read from the heap, in one snapshot,
-and the reader is told. Tables with heap retention are read at their seam instead, in a snapshot of their own.
+Where this cannot be had in time (the frontier is too slow, a transaction that was open at the beginning does not end,
+no slot or no permission for one, the table is altered or truncated meanwhile) all tables are read from the heap, in
+one snapshot, and the reader is told. Tables with heap retention are read at their seam instead, in a snapshot of their
+own.
 """
 
 from __future__ import annotations
@@ -82,11 +85,17 @@ def hybrid_reads(
     present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.DIVIDED, stopped=stopped))
     divided = [seam for seam in present.seams.values() if seam.divided]
     whole = [seam.table.table_id for seam in present.seams.values() if not seam.divided]
+    for seam in present.seams.values():
+        if seam.dropped:
+            raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     reads = [seam_read(present, seam, storage) for seam in divided]
     if not whole:
         return reads
     if divided:
-        warn("tables with heap retention are read as of another moment than the others (--mode lake: all of them at F)")
+        warn(
+            "tables with heap retention are read as of another moment than the others"
+            " (--mode lake: all of them at one frontier)"
+        )
     try:
         return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped)]
     except (SourceError, TableError) as error:
@@ -98,7 +107,7 @@ def hybrid_reads(
 
 
 class _FromHeap(TableError):
-    """The lake and the heap cannot be brought to one F: the heap alone can serve the read."""
+    """The lake and the heap cannot be brought to one frontier: the heap alone can serve the read."""
 
 
 def _exact(
@@ -153,7 +162,7 @@ def _read(
     heap = heap_side(moment.connection, moment.snapshot, table, point.above)
     rows = _changed(moment, overlay)
     young = _young(moment, table, rows, point)
-    # A row that is on the lake's side at F, or gone, only hides its key here.
+    # A row that is on the lake's side at the frontier, or gone, only hides its key here.
     corrections = [
         row if keep else DeltaRow(gone=True, values=row.values) for row, keep in zip(rows, young, strict=True)
     ]
@@ -162,7 +171,7 @@ def _read(
 
 
 def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow]:
-    """What became of each key between L and F."""
+    """What became of each key between L and the frontier."""
     table = overlay.table
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     former = former_rows(overlay, moment.connection)
@@ -183,7 +192,7 @@ def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[Delt
     """Whether each row is there and at or above the split: as Postgres compares."""
     if not rows:
         return []
-    place, column = next((at, one) for at, one in enumerate(table.columns) if one.name == point.column)
+    place, column = next((at, found) for at, found in enumerate(table.columns) if found.name == point.column)
     if point.literal is None:
         return [not row.gone for row in rows]
     query = (

@@ -3,12 +3,12 @@
 All tables of a statement are read as of one moment, which is pinned until the statement is over:
 
 - seam (the default): tables with heap retention are read whole, as the database held them in one snapshot P (see
-  mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one F; F was
-  published before P.
-- lake: everything from the lake, at one F; of tables with retention, corrections of old rows as far as folded.
+  mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier; the
+  frontier was published before P.
+- lake: everything from the lake, at one frontier; of tables with retention, corrections of old rows as far as folded.
 - heap: what the tables hold in Postgres, all in one snapshot.
 - hybrid: see mirror_pump/ops/reads/hybrid_reads.py.
-- at some F of the past: see mirror_pump/ops/reads/time_travel.py.
+- at some frontier of the past: see mirror_pump/ops/reads/time_travel.py.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import FileMissing, TableError, UsageError
 from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, TableId, TableName, format_lsn
+from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
+from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.table_reads import (
     LakeSide,
     ReadMode,
     TableRead,
     Warn,
+    dropped_read,
     heap_read,
     lake_read,
     main_head,
@@ -66,7 +68,7 @@ class Query:
     at: When | None = None
     """A state of the past; then the lake is read, whatever `mode` says."""
     min_lsn: Lsn | None = None
-    """Nothing older than this is read. None: whatever F is; with hybrid, the present end of WAL."""
+    """Nothing older than this is read. None: whatever frontier is; with hybrid, the present end of WAL."""
     max_wait: float = 5.0
     """Seconds to wait for that."""
 
@@ -87,16 +89,29 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
             return
         reach_storage(connection, settings)
         moments: list[ConsistentSnapshot] = []
-        reads = _reads(settings, query, list(names), stack, moments, warn)
-        for read in reads:
-            made = create_view(connection, read)
-            for name in names[read.table.table_id]:
-                _schema(connection, name)
-                connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-        fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
-        yield connection
+        with _explained_failures(settings, list(names)):
+            reads = _reads(settings, query, list(names), stack, moments, warn)
+            for read in reads:
+                made = create_view(connection, read)
+                for name in names[read.table.table_id]:
+                    _schema(connection, name)
+                    connection.execute(f"CREATE VIEW {name} AS FROM {made}")
+            fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
+            yield connection
         for moment in moments:
             moment.check()
+
+
+@contextmanager
+def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Iterator[None]:
+    """Where the block fails to read a file, TableError says so if files of one of the tables are gone."""
+    import duckdb
+
+    try:
+        yield
+    except (FileMissing, duckdb.IOException, duckdb.HTTPException):
+        explain_failed_read(settings.require_dsn(), table_ids, StorageOptions(settings.storage_properties, fsync=False))
+        raise
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
@@ -173,7 +188,7 @@ def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> Tabl
         if len(found) == 1:
             return found[0]
         if found:
-            named = ", ".join(sorted(mirrored[one].quoted for one in found))
+            named = ", ".join(sorted(mirrored[name].quoted for name in found))
             raise UsageError(f"{'.'.join(parts)} is the name of several mirrored tables", f"name the schema: {named}")
     return None
 
@@ -220,26 +235,39 @@ def plain_reads(
     frontier = one_frontier(of_lake)
     if of_lake and len(of_lake) < len(seams):
         names = ", ".join(str(seam.table.name) for seam in of_lake)
-        at = "" if frontier is None else f" = {format_lsn(frontier)}"
+        at = "" if frontier is None else f" {format_lsn(frontier)}"
         warn(
-            f"{names}: as of F{at}; the tables with heap retention: as of now. A transaction in between shows in these"
-            " alone (--mode lake: all of them at F)"
+            f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between"
+            " shows in these alone (--mode lake: all of them at one frontier)"
         )
     reads = []
     for seam in seams:
-        if seam not in of_lake:
+        if seam not in of_lake and seam.dropped:
+            reads.append(dropped_read(moment, seam, storage))
+        elif seam not in of_lake:
             reads.append(seam_read(moment, seam, storage))
         else:
             lake = main_head(moment, seam, storage) if seam.divided else published(seam)
             reads.append(lake_read(seam, lake, storage))
-        if seam.table.state.value == "failed":
-            since = "" if seam.frontier is None else f"; its lake ends at F = {format_lsn(seam.frontier)}"
-            warn(f"{seam.table.name} was set aside by the mirror{since}")
+        if (state := _not_followed(seam)) is not None:
+            since = "" if seam.frontier is None else f"; its lake ends at frontier {format_lsn(seam.frontier)}"
+            warn(f"{seam.table.name} {state}{since}")
     return reads
 
 
+def _not_followed(seam: TableCutline) -> str | None:
+    """What keeps the table from being brought up to date; None if nothing does."""
+    if seam.dropped:
+        return "was dropped in Postgres"
+    states = {
+        TableState.FAILED: "was set aside by the mirror",
+        TableState.WAITING: "waits to be copied again",
+    }
+    return states.get(seam.table.state)
+
+
 def _await(settings: Settings, query: Query) -> None:
-    """Until F has passed what the reader requires; the heap needs no waiting."""
+    """Until the frontier has passed what the reader requires; the heap needs no waiting."""
     if query.min_lsn is None or query.mode is ReadMode.HEAP or query.at is not None:
         return
     error = wait_for(settings, query.min_lsn, query.max_wait).error
@@ -252,7 +280,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
     present = one_frontier(seams.values())
     assert present is not None
     documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}
-    histories = {name: history(one, _complete_from(seams[name])) for name, one in documents.items()}
+    histories = {name: history(document, _complete_from(seams[name])) for name, document in documents.items()}
     frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
@@ -261,7 +289,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
         location = moment.main_now(seams[name].table.table_id)
         if snapshot_of(read_metadata(location, storage), snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out this moment", "try again")
-    warn(f"read at F = {format_lsn(frontier)}")
+    warn(f"read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
 
 

@@ -6,10 +6,12 @@ A read is
     + the corrections' own rows,
 and each mode is one way to fill that in:
 
-seam    tables with heap retention: the lake at S (rows below T), corrected by the delta, and the heap from T on, all as
+seam    tables with heap retention: the lake at the published snapshot (rows below the cut-line), corrected by the
+delta, and the heap from the cut-line on, all as
         of the moment (mirror_pump/source/catalog/consistent_snapshot.py argues why that is one state). Plain mirrors:
         as `lake`.
-lake    the lake's `main` as of F, as every Iceberg engine sees it. Of a table with retention that lacks the corrections
+lake    the lake's `main` as of the frontier, as every Iceberg engine sees it. Of a table with retention that lacks the
+corrections
         that are not folded yet.
 heap    what the heap holds, as a query of Postgres would find it.
 hybrid  see mirror_pump/ops/reads/hybrid_reads.py.
@@ -120,7 +122,7 @@ class TableRead:
     heap: HeapSide | None
     corrections: Corrections | None
     frontier: Lsn | None
-    """F of the lake's side, where it is a state of the whole table."""
+    """The frontier of the lake's side, where it is a state of the whole table."""
 
 
 def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
@@ -138,8 +140,18 @@ def lake_read(seam: TableCutline, lake: LakeSide, storage: StorageOptions) -> Ta
     return assemble(seam.table, ReadMode.LAKE, lake, None, storage, (), of_lake=True, frontier=promised(seam))
 
 
+def dropped_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
+    """A table with heap retention that was dropped: all that was in the lake at the frontier, and the corrections of
+    old rows that are not folded yet. There is no heap any more."""
+    lake = main_head(moment, seam, storage)
+    frontier = promised(seam)
+    return assemble(seam.table, ReadMode.LAKE, lake, None, storage, moment.delta(seam), of_lake=True, frontier=frontier)
+
+
 def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """The heap alone. The lake's schema says which sidecars there are."""
+    """The heap alone. The lake's schema says which sidecars there are. TableError for a table that was dropped."""
+    if seam.dropped:
+        raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     heap = heap_side(moment.connection, moment.snapshot, seam.table, "")
     schema = LakeSide(seam.main_location, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
@@ -147,19 +159,20 @@ def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
 
 def published(seam: TableCutline) -> LakeSide:
-    """The lake's side of a plain mirror at F: S is what the last publish made readers' own."""
+    """The lake's side of a plain mirror at the frontier: the published snapshot is what the last publish made readers'
+    own."""
     return LakeSide(seam.location, seam.snapshot_id, None)
 
 
 def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> LakeSide:
-    """The lake's side of a table with retention at F: `main`, whose head is pinned for the moment."""
+    """The lake's side of a table with retention at the frontier: `main`, whose head is pinned for the moment."""
     head = int(read_metadata(seam.main_location, storage).get("current-snapshot-id") or -1)
     moment.pin_also(seam.table.table_id, head)
     return LakeSide(seam.main_location, head, None)
 
 
 def promised(seam: TableCutline) -> Lsn:
-    """F. TableError while readers are promised nothing."""
+    """The frontier. TableError while readers are promised nothing."""
     if seam.frontier is None:
         raise TableError(
             f"{seam.table.name} is still being copied into the lake",
@@ -169,13 +182,16 @@ def promised(seam: TableCutline) -> Lsn:
 
 
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
-    """The F that the tables share; None for no table. TableError if one of them was left behind by the others."""
-    found = {promised(seam): seam.table for seam in seams}
+    """The frontier that the tables share; None for no table. TableError if one of them was left behind by the
+    others."""
+    found = {promised(seam): seam for seam in seams}
     if len(found) > 1:
         oldest = found[min(found)]
-        state = "was set aside" if oldest.state is TableState.FAILED else "is behind"
+        state = "was set aside" if oldest.table.state is TableState.FAILED else "is behind"
+        if oldest.dropped:
+            state = "was dropped in Postgres"
         raise TableError(
-            f"{oldest.name} {state}: the tables of this statement cannot be read at one F",
+            f"{oldest.table.name} {state}: the tables of this statement cannot be read at one frontier",
             "see `mirror-pump status`, or read the tables one by one",
         )
     return next(iter(found), None)
@@ -202,9 +218,11 @@ def assemble(
     corrections = None
     if rows:
         names = _sidecar_names(table)
-        raw = {names[one.field_id]: raws[one.name] for one in table.columns if one.name in raws}
+        raw = {names[column.field_id]: raws[column.name] for column in table.columns if column.name in raws}
         nothing = pa.nulls(len(rows), pa.string())
-        content = pa.table({one.name: raw.get(one.name, nothing) if one.raw else values[one.name] for one in columns})
+        content = pa.table(
+            {column.name: raw.get(column.name, nothing) if column.raw else values[column.name] for column in columns}
+        )
         kept = pa.array([not row.gone for row in rows], pa.bool_())
         corrections = Corrections(content.select(list(table.key)), content.filter(kept), of_lake)
     return TableRead(table, mode, columns, lake, heap, corrections, frontier)
@@ -273,7 +291,7 @@ SPLIT_KINDS: dict[Kind, TierKind] = {
 def axis(table: MirroredTable) -> Column | None:
     """The column that the table is split on: the tier key, else the first key column if it has an axis."""
     name = table.tier.column if table.tier is not None else table.key_columns[0].name
-    column = next(one for one in table.columns if one.name == name)
+    column = next(column for column in table.columns if column.name == name)
     return column if column.type.kind in SPLIT_KINDS else None
 
 

@@ -1,15 +1,15 @@
-"""Time travel: which snapshots of several tables show them as of one F of the past.
+"""Time travel: which snapshots of several tables show them as of one frontier of the past.
 
-Each publish moves all tables to its F at once, and leaves a snapshot, with F in its summary, of those that it changed
-and of those that go live with it. So the mirror's state at a published F is, for each table, its newest snapshot with
-at most that F. Invariant: nothing else is ever taken for it. A snapshot that was thinned out of the history leaves a
-gap between the ones around it, seen by the next one's parent; a table that has such a gap right behind the snapshot in
-question may have been changed by then, and is refused there.
+Each publish moves all tables to its frontier at once, and leaves a snapshot, with the frontier in its summary, of
+those that it changed and of those that go live with it. So the mirror's state at a published frontier is, for each
+table, its newest snapshot with at most that the frontier. Invariant: nothing else is ever taken for it. A snapshot
+that was thinned out of the history leaves a gap between the ones around it, seen by the next one's parent; a table
+that has such a gap right behind the snapshot in question may have been changed by then, and is refused there.
 
 A table's past begins with the snapshot with which it went live (`mirror_pump.pipeline.publish.staging.Stager.stage`
 argues that
-it, and no earlier one, is the table at its F). Snapshots of a copy are marked, and are nobody's past. Of a table that
-was copied again, what was before its copy is refused too: its columns may have been others.
+it, and no earlier one, is the table at its frontier). Snapshots of a copy are marked, and are nobody's past. Of a
+table that was copied again, what was before its copy is refused too: its columns may have been others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PastSnapshot:
 
     snapshot_id: int
     frontier: Lsn
-    """F of the publish that made it; of the one before where it only exchanged files."""
+    """The frontier of the publish that made it; of the one before where it only exchanged files."""
     followed: bool
     """The next snapshot is its child: nothing was thinned out in between. True of the newest."""
     moment_ms: int
@@ -82,27 +82,27 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
     `complete_from` is a position before which the table was not whole: its copy was under way.
     """
     main = [snapshot for snapshot in metadata["snapshots"] if COLD_CUT not in snapshot.get("summary", {})]
-    main.sort(key=lambda one: int(one.get("sequence-number", 0)))
+    main.sort(key=lambda snapshot: int(snapshot.get("sequence-number", 0)))
     found: list[PastSnapshot] = []
     frontier: Lsn | None = None
     before: Mapping[str, Any] | None = None
     begins = False
-    for place, one in enumerate(main):
-        summary = one.get("summary", {})
+    for place, snapshot in enumerate(main):
+        summary = snapshot.get("summary", {})
         stated = summary.get(FRONTIER_PROPERTY)
         if COPYING_PROPERTY in summary:
             frontier, found = None, []
         elif stated is not None:
             frontier = parse_lsn(stated)
-        # Exchanges of files by other engines do not say F: it is that of the snapshot before. Where the beginning is
-        # gone, it may be any.
+        # Exchanges of files by other engines do not say the frontier: it is that of the snapshot before. Where the
+        # beginning is gone, it may be any.
         if frontier is not None and frontier >= complete_from:
             if not found:
-                begins = before is not None and _copied(before) and _follows(one, before)
+                begins = before is not None and _copied(before) and _follows(snapshot, before)
             following = main[place + 1] if place + 1 < len(main) else None
-            followed = following is None or _follows(following, one)
-            found.append(PastSnapshot(int(one["snapshot-id"]), frontier, followed, int(one["timestamp-ms"])))
-        before = one
+            followed = following is None or _follows(following, snapshot)
+            found.append(PastSnapshot(int(snapshot["snapshot-id"]), frontier, followed, int(snapshot["timestamp-ms"])))
+        before = snapshot
     return History(tuple(found), begins)
 
 
@@ -118,17 +118,17 @@ def _follows(snapshot: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
 def snapshots_at(
     when: When, histories: Mapping[TableName, History], present: Lsn, now_ms: int
 ) -> tuple[Lsn, dict[TableName, int]]:
-    """The newest F that is published and not after `when`, and each table's snapshot at it.
+    """The newest frontier that is published and not after `when`, and each table's snapshot at it.
 
-    `present` is the tables' F now, `now_ms` the time now, in milliseconds since 1970 UTC. UsageError for a point that
-    is not reached yet, TableError for one before a table went live and where the history does not tell any more; they
-    name what can be read.
+    `present` is the tables' frontier now, `now_ms` the time now, in milliseconds since 1970 UTC. UsageError for a
+    point that is not reached yet, TableError for one before a table went live and where the history does not tell any
+    more; they name what can be read.
     """
     _refuse_future(when, present, now_ms)
-    every = [one for past in histories.values() for one in past.snapshots]
+    every = [snapshot for past in histories.values() for snapshot in past.snapshots]
     begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=present)
-    published = sorted({one.frontier for one in every if one.frontier >= begin})
-    earlier = {one.frontier for one in every if _not_after(one, when)}
+    published = sorted({snapshot.frontier for snapshot in every if snapshot.frontier >= begin})
+    earlier = {snapshot.frontier for snapshot in every if _not_after(snapshot, when)}
     reached = [frontier for frontier in published if frontier in earlier]
     if when.frontier == present:
         reached.append(present)
@@ -141,7 +141,7 @@ def snapshots_at(
         snapshot = _at(past.snapshots, chosen)
         if snapshot is None:
             raise TableError(
-                f"the history of {name} is thinned out around F = {format_lsn(chosen)}",
+                f"the history of {name} is thinned out around frontier {format_lsn(chosen)}",
                 _readable(histories, published, chosen),
             )
         found[name] = snapshot.snapshot_id
@@ -158,7 +158,8 @@ def _not_after(snapshot: PastSnapshot, when: When) -> bool:
 def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
     if when.frontier is not None and when.frontier > present:
         raise UsageError(
-            f"F has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}", "see `mirror-pump wait`"
+            f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}",
+            "see `mirror-pump wait`",
         )
     if when.moment_ms is not None and when.moment_ms > now_ms:
         raise UsageError(
@@ -170,13 +171,13 @@ def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
 def _refuse_before_live(when: When, histories: Mapping[TableName, History], published: Collection[Lsn]) -> None:
     """TableError if it is known that a table was not live yet; of several the last."""
     first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
-    late = {name: one for name, one in first.items() if not _not_after(one, when)}
+    late = {name: snapshot for name, snapshot in first.items() if not _not_after(snapshot, when)}
     if not late:
         return
     name = max(late, key=lambda table: late[table].frontier)
     since = late[name]
     raise TableError(
-        f"{name} has been live since F = {format_lsn(since.frontier)} ({time_text(since.moment_ms)}):"
+        f"{name} has been live since frontier {format_lsn(since.frontier)} ({time_text(since.moment_ms)}):"
         " before that it was being copied",
         _readable(histories, published),
     )
@@ -192,7 +193,7 @@ def time_text(moment_ms: int) -> str:
 
 
 def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
-    """The snapshot that shows the table at a published F; None if none is left that certainly does."""
+    """The snapshot that shows the table at a published frontier; None if none is left that certainly does."""
     earlier = [step for step in steps if step.frontier <= frontier]
     if not earlier:
         return None
@@ -201,9 +202,11 @@ def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
 
 
 def _readable(histories: Mapping[TableName, History], published: Collection[Lsn], around: Lsn | None = None) -> str:
-    points = [one for one in published if all(_at(past.snapshots, one) is not None for past in histories.values())]
+    points = [
+        point for point in published if all(_at(past.snapshots, point) is not None for past in histories.values())
+    ]
     if not points:
-        return "no F of the past is left for all of these tables; read them one by one"
+        return "no frontier of the past is left for all of these tables; read them one by one"
     if around is not None:
         points.sort(key=lambda point: abs(point - around))
-    return f"readable, for example: --at {', '.join(format_lsn(one) for one in sorted(points[:_NAMED]))}"
+    return f"readable, for example: --at {', '.join(format_lsn(point) for point in sorted(points[:_NAMED]))}"

@@ -66,9 +66,9 @@ def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
 
 def _lake(lake: LakeSide, columns: tuple[OutputColumn, ...]) -> str:
     selected = ", ".join(
-        f"CAST({held} AS {duckdb_type(one.type)}) AS {identifier(one.name)}"
-        for one in columns
-        for held in ["NULL" if one.lake_name is None else identifier(one.lake_name)]
+        f"CAST({held} AS {duckdb_type(column.type)}) AS {identifier(column.name)}"
+        for column in columns
+        for held in ["NULL" if column.lake_name is None else identifier(column.lake_name)]
     )
     at = "" if lake.snapshot_id in (None, -1) else f", snapshot_from_id = {lake.snapshot_id}"
     rows = f"SELECT {selected} FROM iceberg_scan({literal(lake.location)}{at})"

@@ -1,9 +1,9 @@
 """Puts tables under the mirror: one transaction each, while the pump runs or not.
 
-The registration transaction holds a lock that keeps writers out, for as long as it takes to note L0. Writers release
-their locks only after their changes are visible, so every snapshot taken later sees all that committed before L0, and
-every change after L0 is in the slot. Locks are asked for with a time limit and let go between tries: others queue
-behind a waiting lock request.
+The registration transaction holds a lock that keeps writers out, for as long as it takes to note the start LSN.
+Writers release their locks only after their changes are visible, so every snapshot taken later sees all that committed
+before the start LSN, and every change after the start LSN is in the slot. Locks are asked for with a time limit and
+let go between tries: others queue behind a waiting lock request.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import partial
 from mirror_pump.config import Settings
 from mirror_pump.errors import (
     ConnectionLost,
+    FileMissing,
     Interrupted,
     MirrorPumpError,
     NotLeader,
@@ -36,6 +37,7 @@ from mirror_pump.lake.commit.catalog import (
     insert_pointer,
     load_pointer,
 )
+from mirror_pump.lake.commit.presence import require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.metadata import archive_snapshot, read_document
@@ -43,12 +45,14 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
-from mirror_pump.ops.register.unregistration import registered_as
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
 from mirror_pump.pipeline.session.listener import CHANNEL
 from mirror_pump.pipeline.session.pump import Pump
-from mirror_pump.source.catalog.tables import generated_left_out, insert_table, load_table
+from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
+from mirror_pump.source.catalog.registered_names import registered_as
+from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
@@ -57,7 +61,7 @@ from mirror_pump.source.relations.column_choices import (
     describe_choices,
     same_choices,
 )
-from mirror_pump.source.relations.relations import RelationDescription, describe, refuse, resolve_name
+from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
@@ -65,6 +69,7 @@ from mirror_pump.source.retention.retention_plan import (
     enter_default,
     enter_partitions,
     plan_retention,
+    sheds,
 )
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
@@ -101,6 +106,12 @@ class CopyProgress:
     """0 until the copy is planned."""
     rows: int
     """Rows in finished chunks."""
+    error: str = ""
+    """Why the table cannot be copied, or not before its owner has done something."""
+
+    @property
+    def under_way(self) -> bool:
+        return self.state == TableState.COPYING or (self.state == TableState.WAITING and not self.error)
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,8 @@ def _register_one(
     """Adds the table to `registered` in the moment in which it is."""
     table_name, table_id = resolve_name(connection, name)
     known = load_table(connection, table_id)
-    if known is not None:
+    former = known if known is not None and known.state is TableState.DROPPED else None
+    if known is not None and former is None:
         if known.state is TableState.FAILED:
             raise TableError(
                 f"{known.name} is registered, but was set aside",
@@ -215,24 +227,24 @@ def _register_one(
             )
         registered[table_id] = name
         return
-    if registered_as(connection, table_name) is not None:
-        raise TableError(
-            f"another table was registered as {table_name}, and has been dropped or renamed since",
-            f"Unregister it first: mirror-pump unregister {shlex.quote(str(table_name))}",
-        )
+    if former is None:
+        former = registered_as(connection, table_name)
+    if former is not None:
+        _refuse_to_retire(connection, former)
     description = chosen(connection, describe(connection, table_id, settings.publication), choices)
     refuse(description)
     plan = None
     if retention is not None:
         plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
     storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
+    _refuse_missing_warehouse(connection, settings, storage)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
 
     def enter() -> None:
         # An interrupt ends what the server is at, and comes when it is certain whether the COMMIT has happened.
         with deferred_interrupt(connection.cancel):
-            _enter(connection, settings, description, table, staged, choices, plan)
+            _enter(connection, settings, description, table, staged, choices, plan, former)
             registered[table_id] = name
 
     try:
@@ -247,17 +259,58 @@ def _register_one(
         raise
 
 
+def _refuse_to_retire(connection: PgConnection, former: MirroredTable) -> None:
+    """TableError for a registration that must not end because another table of its name is registered."""
+    unregister = f"mirror-pump unregister {shlex.quote(str(former.name))}"
+    if former.state is not TableState.DROPPED and not is_gone(connection, former.table_id):
+        raise TableError(
+            f"another table was registered as {former.name}, and has been renamed since",
+            f"Unregister it first: {unregister}",
+        )
+    if sheds(connection, former) or (former.tier is not None and former.tier.moved):
+        raise TableError(
+            f"{former.name} was dropped, and its lake table holds rows that its heap had shed before: nothing else has"
+            " them",
+            f"Say what is to become of them: `{unregister} --keep-lake`, or `--drop-lake` if nobody needs them.",
+        )
+
+
+def _retire(connection: PgConnection, settings: Settings, former: MirroredTable) -> None:
+    """End the registration of a table that was dropped, in the transaction that registers another one. Its files stay,
+    as a former location."""
+    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+    present = load_table(connection, former.table_id)
+    if present is None or present.location != former.location:
+        raise TableError(f"{former.name} was unregistered by somebody else meanwhile", "Register it again.")
+    # The cut-line may have moved since that was looked at.
+    _refuse_to_retire(connection, present)
+    record_former_location(connection, former.table_id, EndedBy.REGISTER)
+    delete_table(connection, former.table_id)
+
+
+def _refuse_missing_warehouse(connection: PgConnection, settings: Settings, storage: StorageOptions) -> None:
+    """LakeError if tables that are registered show that the warehouse is not there now: the new table would be written
+    to the disk below it."""
+    with source_errors("reading where the tables' files are"):
+        tables = stored_tables(connection)
+    require_any(settings.require_warehouse(), tables, storage)
+
+
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach."""
+    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach. One whose
+    metadata is gone holds nothing."""
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
-    cold = archive_snapshot(read_document(pointer, storage))
+    try:
+        cold = archive_snapshot(read_document(pointer, storage))
+    except FileMissing:
+        return
     if cold is not None and int(cold["summary"].get("total-records", 0)):
         raise TableError(
             f"the lake table {name} of a former registration holds rows that the heap had shed",
-            "Rename the lake table, or drop it if nobody needs them, with an engine that has the catalog"
-            " (mirror-pump connect).",
+            "Rename the lake table with an engine that has the catalog (mirror-pump connect), or, if nobody needs them,"
+            f" have it removed: mirror-pump unregister --former {shlex.quote(str(name))}",
         )
 
 
@@ -306,8 +359,9 @@ def _enter(
     staged: StagedCommit,
     choices: ColumnChoices,
     plan: RetentionPlan | None,
+    former: MirroredTable | None,
 ) -> None:
-    """The registration transaction."""
+    """The registration transaction. `former`: a registration of a table that was dropped, which ends with it."""
     with source_errors(f"registering {table.name}"), connection.transaction():
         limit_lock(connection, settings)
         # First, since it takes the strongest lock.
@@ -323,7 +377,11 @@ def _enter(
         connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
-        if load_pointer(connection, table.name.schema, table.lake_table) is not None:
+        if former is not None:
+            _retire(connection, settings, former)
+        pointer = load_pointer(connection, table.name.schema, table.lake_table)
+        if pointer is not None:
+            note_newest_metadata(connection, pointer)
             delete_pointer(connection, table.name.schema, table.lake_table)
         insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
         insert_table(
@@ -352,7 +410,7 @@ def _follow(
     while True:
         progress = list(_progress(connection, tables))
         on_progress(progress)
-        if all(one.state != TableState.COPYING for one in progress):
+        if not any(one.under_way for one in progress):
             return
         if is_led(connection, settings.slot):
             led_at = time.monotonic()
@@ -389,6 +447,6 @@ def _progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyP
     with source_errors("reading the copies' progress"):
         rows = connection.execute(_SQL["progress"], {"table_ids": list(tables)}).fetchall()
     return {
-        CopyProgress(str(TableName(schema, name)), state, done, total, copied): error
+        CopyProgress(str(TableName(schema, name)), state, done, total, copied, error): error
         for _, schema, name, state, error, done, total, copied in rows
     }

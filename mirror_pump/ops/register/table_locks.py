@@ -29,8 +29,8 @@ def with_lock_retries(settings: Settings, name: TableName, attempt: Callable[[],
         reraise=True,
     )
     try:
-        for one in tries:
-            with one:
+        for attempt_context in tries:
+            with attempt_context:
                 try:
                     attempt()
                 except MirrorPumpError as error:

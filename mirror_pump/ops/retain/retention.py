@@ -66,7 +66,7 @@ class TableOutlook:
 
     table: str
     cut: str
-    """T."""
+    """The cut-line."""
     lag: str
     newest: str | None
     """The high-water mark: the newest key, of times no later than the present."""
@@ -78,8 +78,8 @@ class TableOutlook:
     @property
     def summary(self) -> str:
         if self.stopped is not None:
-            return f"T = {self.cut}, STOPPED: {self.stopped}"
-        return f"T = {self.cut}, keeps {self.lag} behind {self.newest or 'the first row'}"
+            return f"cut-line {self.cut}, STOPPED: {self.stopped}"
+        return f"cut-line {self.cut}, keeps {self.lag} behind {self.newest or 'the first row'}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -220,40 +220,40 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
         not_made=not_made,
         partitions=tuple(
             PartitionOutlook(
-                one.partition_id,
-                shown(tier.kind, one.lo),
-                shown(tier.kind, one.hi),
-                one.state,
-                _next(tier, one, choices, newest),
+                partition.partition_id,
+                shown(tier.kind, partition.lo),
+                shown(tier.kind, partition.hi),
+                partition.state,
+                _next(tier, partition, choices, newest),
             )
-            for one in known
+            for partition in known
         ),
     )
 
 
-def _next(tier: Tier, one: Partition, choices: RetentionChoices, newest: int | None) -> str:
+def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: int | None) -> str:
     """What comes next for a partition."""
-    why = f": {one.reason}" if one.reason else ""
-    tried = f" (tried {one.attempts} times)" if one.attempts else ""
+    why = f": {partition.reason}" if partition.reason else ""
+    tried = f" (tried {partition.attempts} times)" if partition.attempts else ""
     if choices.stopped is not None:
         return f"nothing happens before `mirror-pump retain TABLE`{why}"
-    if one.name is None:
-        return f"T passes it in its turn{why}"
-    if one.state == HOT:
-        return when_due(tier, one.hi, choices.lag, newest) + why + tried
-    if one.state == TIERED:
-        return _leaving(one, choices) + why + tried
+    if partition.name is None:
+        return f"the cut-line passes it in its turn{why}"
+    if partition.state == HOT:
+        return when_due(tier, partition.hi, choices.lag, newest) + why + tried
+    if partition.state == TIERED:
+        return _leaving(partition, choices) + why + tried
     follows = {
-        SEALING: "T passes it once F has passed the position at which it was sealed",
+        SEALING: "the cut-line passes it once the frontier has passed the position at which it was sealed",
         TIERING: "it is compared with the lake next",
     }
-    return follows[one.state] + why + tried
+    return follows[partition.state] + why + tried
 
 
-def _leaving(one: Partition, choices: RetentionChoices) -> str:
+def _leaving(partition: Partition, choices: RetentionChoices) -> str:
     """When a partition goes that the lake holds."""
     how = "detached" if choices.detach else "dropped"
-    left = one.grace_left(choices.drop_grace)
+    left = partition.grace_left(choices.drop_grace)
     if left <= timedelta(0):
         return f"the lake holds it: it is {how} next"
     return f"the lake holds it: it is {how} after {datetime.now(UTC) + left:%Y-%m-%d %H:%M:%S}+00 (drop_grace)"

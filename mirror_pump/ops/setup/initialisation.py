@@ -59,7 +59,7 @@ SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
        m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
        array_agg(a.attname::text ORDER BY a.attnum)
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
- WHERE t.publication_name = %s AND m.state <> 'failed' AND a.attgenerated = 's' AND NOT a.attisdropped
+ WHERE t.publication_name = %s AND m.state NOT IN ('failed', 'dropped') AND a.attgenerated = 's' AND NOT a.attisdropped
  GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1
 """
 
@@ -72,7 +72,7 @@ class Initialised:
     publication: str
     warehouse: str
     position: Lsn
-    """F: where the slot begins, or what has been applied since."""
+    """The frontier: where the slot begins, or what has been applied since."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +247,10 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
 
 def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Lsn:
     """Creates the slot and its catalog row, or checks them; returns the applied position."""
-    recorded = next((one for one in _recorded(connection) if one.slot == settings.slot), None)
+    recorded = next((mirror for mirror in _recorded(connection) if mirror.slot == settings.slot), None)
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or _count(connection, _TABLES)):
-        # What an idle pump acknowledged lies ahead of F, so the position is the pump's to judge.
+        # What an idle pump acknowledged lies ahead of the frontier, so the position is the pump's to judge.
         check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied

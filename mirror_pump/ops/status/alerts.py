@@ -70,18 +70,18 @@ def _leader(status: MirrorStatus) -> list[Alert]:
         return []
     start = "start one with `mirror-pump run`"
     if error is None:
-        return [Alert(Severity.CRITICAL, "no pump leads: F stands still", start)]
+        return [Alert(Severity.CRITICAL, "no pump leads: the frontier stands still", start)]
     last = f"the last one stopped at {moment_text(error.at)}: {error.error}"
     if error.retry_in is not None:
         last = f"the last one is gone, while {failing(error)}"
-    return [Alert(Severity.CRITICAL, f"no pump leads: F stands still; {last}", f"{error.remedy or start}")]
+    return [Alert(Severity.CRITICAL, f"no pump leads: the frontier stands still; {last}", f"{error.remedy or start}")]
 
 
 def failing(error: PumpError) -> str:
     """What a pump that tries again and again has to say."""
     return (
-        f"the pump has been failing since {moment_text(error.since)}, F stands still ({error.attempts} attempts, the"
-        f" last one at {moment_text(error.at)}): {error.error}"
+        f"the pump has been failing since {moment_text(error.since)}, the frontier stands still ({error.attempts}"
+        f" attempts, the last one at {moment_text(error.at)}): {error.error}"
     )
 
 
@@ -112,6 +112,9 @@ def _table(table: TableStatus) -> list[Alert]:
         found.append(Alert(Severity.CRITICAL, table.error, table=table.table))
     elif table.state is TableState.FAILED:
         found.append(Alert(Severity.CRITICAL, "set aside, without a reason", table=table.table))
+    if table.state is TableState.DROPPED:
+        # It was somebody's will: nothing stops, and nobody has to come.
+        return found
     if table.retention is not None and table.retention.stopped is not None:
         found.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))
     if table.retention is not None and table.retention.not_made is not None:

@@ -1,4 +1,4 @@
-"""What `status` says of tables with heap retention: T, partitions, pins, and corrections that wait."""
+"""What `status` says of tables with heap retention: the cut-line, partitions, pins, and corrections that wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RetentionState:
     """One table that has heap retention, or is pinned by readers."""
 
     cut: str
-    """T, as SQL prints the tier key."""
+    """The cut-line, as SQL prints the tier key."""
     lag: str | None
     """heap_retention; None if nothing leaves."""
     retention_line: int | None

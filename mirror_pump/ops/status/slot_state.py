@@ -21,8 +21,9 @@ SELECT s.system_identifier, s.timeline, s.database_name, s.applied_lsn, s.applie
  WHERE s.slot_name = %s
 """
 
-# A slot keeps the WAL from the beginning of the oldest transaction that is still open, however far F is. One that began
-# before the newest published commit is worth a word; other roles' transactions are for pg_read_all_stats to see.
+# A slot keeps the WAL from the beginning of the oldest transaction that is still open, however far the frontier is.
+# One that began before the newest published commit is worth a word; other roles' transactions are for
+# pg_read_all_stats to see.
 _HOLDER = """
 SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - since)::float8
   FROM (SELECT 'transaction' AS kind, pid, application_name AS application, NULL AS prepared, xact_start AS since
@@ -81,7 +82,8 @@ def _look(connection: PgConnection, slot: str) -> tuple[_Slot, SourceError | Non
     row = _read(connection, slot)
     error = _error(connection, slot, row)
     if error is not None:
-        # A pump that has just begun may have moved F and the slot between the two questions; now it holds the slot.
+        # A pump that has just begun may have moved the frontier and the slot between the two questions; now it holds
+        # the slot.
         row = _read(connection, slot)
         error = _error(connection, slot, row)
     return row, error

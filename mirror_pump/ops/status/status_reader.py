@@ -18,6 +18,7 @@ from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, TableStatus
+from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.catalog.tables import GENERATED_LEFT_OUT
@@ -26,10 +27,11 @@ from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
 
-# One statement, so that F and the WAL position belong to one moment. What the pump reports as applied to its walsender
-# counts as reached: one with nothing in hand reports how far it has read, and publishes F only now and then (design
-# section 4). What the slot has confirmed does not: somebody else may have moved it. The written position, not the
-# insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
+# One statement, so that the frontier and the WAL position belong to one moment. What the pump reports as applied to
+# its walsender counts as reached: one with nothing in hand reports how far it has read, and publishes the frontier
+# only now and then. What the slot has confirmed does not: somebody else may have moved it. The
+# written position, not the insert position: that one is past the header of a page on which nothing stands yet, and an
+# idle lag would not be 0.
 _MIRROR = """
 SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
        s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch, s.last_error,
@@ -42,9 +44,10 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_databa
 _TABLES = f"""
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
        c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
-       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}, h.shape IS NULL OR modak.mirror_has_key(h.shape)
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.mirror_shapes h USING (table_id)
   LEFT JOIN modak.cutline c USING (table_id)
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
@@ -55,6 +58,11 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
  WHERE m.slot_name = %s
  ORDER BY t.schema_name, t.table_name
 """
+
+
+_WAITS = "it is copied again once the transactions that wrote to it before have ended"
+
+_KEYLESS = "it has no key: give it one, and it is copied again by itself"
 
 
 class StatusReader:
@@ -93,7 +101,7 @@ class StatusReader:
             if slot.publication_error is None:
                 unpublished = not_whole(self._connection, self._settings.slot)
         reached = max(applied, replayed or 0)
-        # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
+        # Beyond the frontier the pump only reports when nothing is in its hands: until then nothing was left out.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
         contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
@@ -115,7 +123,11 @@ class StatusReader:
         )
         with source_errors("reading the mirror's status"):
             backlog = maintenance_due(self._connection, self._settings.slot, self._contents, at)
-            status = replace(status, served=is_served(self._connection, self._settings.slot))
+            status = replace(
+                status,
+                served=is_served(self._connection, self._settings.slot),
+                former_locations=former_locations(self._connection),
+            )
         shown = (
             replace(
                 _table(table, status, contents, unpublished),
@@ -172,16 +184,25 @@ def _table(
     row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
     table_id, schema, table_name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
-    total, done, rows, index, left_out = rest
+    total, done, rows, index, left_out, has_key = rest
     name = TableName(schema, table_name)
+    note = None
+    if state == TableState.DROPPED:
+        note, error = error, None
+    elif state == TableState.WAITING and has_key:
+        # What it waited for has been done.
+        note, error = _WAITS, None
+    elif state == TableState.WAITING:
+        error = error or _KEYLESS
     if table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name)
-        error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
+        note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
-    # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
+    # All live tables share one frontier: what holds of the mirror holds of them. A table set aside stays where it
+    # stopped.
     live = state == TableState.LIVE and frontier is not None
     behind = mirror.lag_bytes if live else None
-    if state == TableState.FAILED and frontier is not None:
+    if state in (TableState.FAILED, TableState.WAITING) and frontier is not None:
         behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
         table=str(name),
@@ -199,6 +220,7 @@ def _table(
         rows_copied=rows,
         deletes=DeleteMode(**(index or {})),
         error=error or (content if isinstance(content, str) else None),
+        note=note,
         generated_left_out=tuple(left_out),
     )
 

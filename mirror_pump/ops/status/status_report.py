@@ -12,6 +12,7 @@ from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.retention_state import RetentionState
+from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.standby import StandbyProcess
 
@@ -37,7 +38,7 @@ class TableStatus:
     lake_table: str
     state: TableState
     frontier: Lsn | None
-    """F; None until the initial copy is complete."""
+    """The frontier; None until the initial copy is complete."""
     lag_bytes: int | None
     lag_seconds: float | None
     snapshot_id: int | None
@@ -51,6 +52,8 @@ class TableStatus:
     rows_copied: int
     deletes: DeleteMode
     error: str | None
+    note: str | None = None
+    """What is to be known of it, though nobody has to act: that it was dropped, what it waits for."""
     generated_left_out: tuple[str, ...] = ()
     """Generated columns that are not mirrored."""
     retention: RetentionState | None = None
@@ -155,6 +158,8 @@ class MirrorStatus:
     """Pumps that wait for the lead."""
     served: bool = False
     """A maintainer runs."""
+    former_locations: tuple[FormerLocation, ...] = ()
+    """Places that hold files of registrations that have ended."""
     alerts: tuple[Alert, ...] = ()
     """What somebody should look at, critical ones first."""
 
@@ -216,6 +221,7 @@ class MirrorStatus:
             },
             "alerts": [asdict(alert) for alert in self.alerts],
             "tables": [_table_json(table) for table in self.tables],
+            "former_locations": [former.to_json() for former in self.former_locations],
         }
 
 
@@ -249,6 +255,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "metadata_location": table.metadata_location,
         "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
         "error": table.error,
+        "note": table.note,
         "generated_left_out": list(table.generated_left_out),
         "retention": None if table.retention is None else table.retention.to_json(),
         "maintenance": None if table.maintenance is None else table.maintenance.to_json(),

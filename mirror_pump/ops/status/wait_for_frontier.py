@@ -1,4 +1,4 @@
-"""Waits until F has passed a WAL position, and asks an idle pump to publish it."""
+"""Waits until the frontier has passed a WAL position, and asks an idle pump to publish it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ class WaitResult:
 
     target: Lsn
     frontier: Lsn
-    """F as last seen."""
+    """The frontier as last seen."""
     error: MirrorPumpError | None
-    """Why F did not get there in time; None when it did."""
+    """Why the frontier did not get there in time; None when it did."""
 
 
 def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResult:
-    """Returns once F of every live table has passed `target`, or `timeout` seconds later. None: the present position.
+    """Returns once the frontier of every live table has passed `target`, or `timeout` seconds later. None: the present
+    position.
 
     Tables that are being copied or were set aside are not waited for. Raises SourceError when the database cannot be
     asked.
@@ -54,7 +55,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
     deadline = time.monotonic() + timeout
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection,
-        source_errors("waiting for F"),
+        source_errors("waiting for the frontier"),
     ):
         slot = complete_from(connection, settings).slot
         if target is None:
@@ -68,7 +69,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
                 return WaitResult(target, frontier, None)
             now = time.monotonic()
             if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
-                # F will never get there.
+                # The frontier will never get there.
                 return WaitResult(target, frontier, lost)
             if now >= deadline:
                 return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active, error))
@@ -80,7 +81,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
 
 
 def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
-    """F, whether somebody reads the slot, and why the pump that there is cannot go on."""
+    """The frontier, whether somebody reads the slot, and why the pump that there is cannot go on."""
     row = connection.execute(_FRONTIER, (slot,)).fetchone()
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
@@ -94,7 +95,8 @@ def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError
 def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool, error: PumpError | None) -> SourceError:
     behind = target - frontier
     message = (
-        f"F = {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s ({behind} bytes behind)"
+        f"frontier {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s"
+        f" ({behind} bytes behind)"
     )
     if error is not None:
         return SourceError(f"{message}: {failing(error)}", error.remedy)

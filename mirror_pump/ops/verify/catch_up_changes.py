@@ -1,8 +1,8 @@
 """What the stream did to rows between two WAL positions, by a reading of pgoutput that shares nothing with the pump's.
 
-`verify` needs it: the heap is read as of a slot's consistent point L, the lake stands at some F beyond L, and the
-difference between the two moments is exactly the transactions that ended in between. It is written for being obviously
-right, one message after the other into a dict, since the time in between is short.
+`verify` needs it: the heap is read as of a slot's consistent point L, the lake stands at some frontier beyond L, and
+the difference between the two moments is exactly the transactions that ended in between. It is written for being
+obviously right, one message after the other into a dict, since the time in between is short.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def compare(
 def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int]) -> Comparison:
     """Of the tables compared_heap and compared_lake: c0, c1, ... are the fields, n numbers the rows of a key."""
     values = [place for place in range(len(fields)) if place not in keys]
-    one = " AND ".join(["h.n = l.n", *(f"h.c{place} IS NOT DISTINCT FROM l.c{place}" for place in keys)])
-    joined = f"FROM compared_heap h FULL JOIN compared_lake l ON {one}"
+    same_row = " AND ".join(["h.n = l.n", *(f"h.c{place} IS NOT DISTINCT FROM l.c{place}" for place in keys)])
+    joined = f"FROM compared_heap h FULL JOIN compared_lake l ON {same_row}"
     differs = " OR ".join(
         ["h.n IS NULL", "l.n IS NULL", *(f"h.c{place} IS DISTINCT FROM l.c{place}" for place in values)]
     )
@@ -87,7 +87,7 @@ def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Seq
 
 
 def _tier_value(line: CutLine) -> str:
-    """The tier key as the number that T is."""
+    """The tier key as the number that the cut-line is."""
     name = identifier(line.name)
     match line.type.kind:
         case Kind.DATE:

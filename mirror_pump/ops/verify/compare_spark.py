@@ -54,7 +54,7 @@ def compare(
 
 
 def _tier_value(line: CutLine) -> Column:
-    """The tier key as the number that T is."""
+    """The tier key as the number that the cut-line is."""
     column = f.col(spark_identifier(line.name))
     match line.type.kind:
         case Kind.DATE:

@@ -1,4 +1,4 @@
-"""Makes F reach a WAL position: waits for the pump that runs, or runs one for as long as that takes."""
+"""Makes the frontier reach a WAL position: waits for the pump that runs, or runs one for as long as that takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_INTERVAL = 5.0
 
 
 def reach(settings: Settings, target: Lsn) -> None:
-    """Return once F has passed `target`. Raises SourceError when it does not get there."""
+    """Return once the frontier has passed `target`. Raises SourceError when it does not get there."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         with connect(settings.require_dsn(), autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""The heap of a table as it was at a consistent point, and then at F, as a scratch Iceberg table."""
+"""The heap of a table as it was at a consistent point, and then at the frontier, as a scratch Iceberg table."""
 
 from __future__ import annotations
 

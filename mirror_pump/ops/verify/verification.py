@@ -2,16 +2,18 @@
 
 1. A temporary slot gives a WAL position L and a snapshot that sees exactly what ended before it. The heap is read in
    that snapshot, chunk by chunk, into a scratch Iceberg table.
-2. F is waited for until it has passed L; then F and every table's S are read, and pinned, in one statement.
-3. The temporary slot's own stream from L to F is laid over the scratch table: now it holds what the heap held at F.
+2. The frontier is waited for until it has passed L; then the frontier and every table's published snapshot are read,
+and pinned, in one statement.
+3. The temporary slot's own stream from L to the frontier is laid over the scratch table: now it holds what the heap
+held at the frontier.
 4. DuckDB compares the two Iceberg tables if they are small, else Spark (mirror_pump.ops.verify.comparison_engines).
 
 A table that changes meanwhile in a way that the stream's rows do not tell (a partition is made, dropped or rewritten,
 say) is begun again by itself, at another consistent point, and given up after several tries.
 
 Heap and lake are never compared at different points in time, so concurrent writes cannot look like differences, nor
-excuse any. Of a table with heap retention, rows from T on are compared: each partition below is compared with the lake
-and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof).
+excuse any. Of a table with heap retention, rows from the cut-line on are compared: each partition below is compared
+with the lake and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import SMALL_BYTES, ComparisonEngine, Engines, EnginesBySize, OneEngine
@@ -67,7 +70,7 @@ class TableReport:
     problem: str | None = None
     """Why the table could not be compared; then it does not count as equal."""
     frontier: Lsn | None = None
-    """F at which it was compared."""
+    """The frontier at which it was compared."""
 
     @property
     def equal(self) -> bool:
@@ -90,7 +93,7 @@ class TableReport:
 @dataclass(frozen=True)
 class VerifyReport:
     frontier: Lsn
-    """The newest F at which a table was compared; the mirror's, if none was."""
+    """The newest frontier at which a table was compared; the mirror's, if none was."""
     tables: tuple[TableReport, ...]
 
     @property
@@ -272,12 +275,12 @@ class _Verification:
         point: ConsistentPoint,
         reader: PgConnection,
     ) -> dict[TableId, TableReport | Disturbed]:
-        """Bring the heaps from the consistent point to F, and compare them with the lake at F."""
+        """Bring the heaps from the consistent point to the frontier, and compare them with the lake at the frontier."""
         outcomes: dict[TableId, TableReport | Disturbed] = {}
         with self._pinned(tables) as (frontier, locations, cuts):
             present = {table_id: table for table_id, table in tables.items() if table_id in locations}
             for table_id in tables.keys() - present.keys():
-                # Readers have it as of a former F until its copy is complete.
+                # Readers have it as of a former frontier until its copy is complete.
                 outcomes[table_id] = Disturbed("it was set aside, is copied again, or left the mirror")
             if not present:
                 return outcomes
@@ -286,11 +289,14 @@ class _Verification:
             for table_id, table in present.items():
                 line = CutLine.of(table, cuts[table_id])
                 try:
+                    refuse_missing(self._connection, table, self._storage)
                     found = self._compare_table(
                         heaps[table_id], overlay.tables[table_id], reader, locations[table_id], line
                     )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
+                except TableError as error:
+                    outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
                 else:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes
@@ -343,8 +349,8 @@ class _Verification:
     def _pinned(
         self, tables: Mapping[TableId, MirroredTable]
     ) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
-        """F, and of each table the metadata file that has it at that F, and T; nothing of tables that are not live any
-        more, or were registered or copied again since `tables` were read."""
+        """The frontier, and of each table the metadata file that has it at that the frontier, and the cut-line;
+        nothing of tables that are not live any more, or were registered or copied again since `tables` were read."""
         with source_errors("reading the frontier"):
             rows = self._connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
         try:

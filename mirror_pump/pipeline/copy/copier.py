@@ -1,11 +1,12 @@
 """Initial copies: plans chunks, keeps tasks reading them, and reports each finished chunk to the inbox.
 
-A chunk is a range of heap blocks, read in a short snapshot of its own at any time after L0 and born at s0. That is
-enough: whatever changed after L0 comes in the stream too, every stream change of a table under copy deletes its key,
-and each of these deletes is younger than s0, so a copied row survives only where no change came (design section 7).
-A row that an update moved may be copied twice or not at all; the update is in the stream, so both come out right.
-Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without telling: the relation's file node
-changes, the task notices under its lock, and the copy starts again.
+A chunk is a range of heap blocks, read in a short snapshot of its own at any time after the start LSN and born at the
+start sequence number. That is
+enough: whatever changed after the start LSN comes in the stream too, every stream change of a table under copy deletes
+its key, and each of these deletes is younger than the start sequence number, so a copied row survives only where no
+change came. A row that an update moved may be copied twice or not at all; the update is in the
+stream, so both come out right. Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without telling:
+the relation's file node changes, the task notices under its lock, and the copy starts again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ from functools import partial
 import psycopg
 
 from mirror_pump.engine.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.events import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed
+from mirror_pump.pipeline.flow.events import (
+    ChunkCopied,
+    CopyFailed,
+    CopyInvalid,
+    CopyPlanned,
+    LakeFileMissing,
+    ThreadFailed,
+)
 from mirror_pump.pipeline.flow.requests import CopiedChunk
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
@@ -50,13 +58,14 @@ class Copier:
         self._inbox = context.inbox
         self._slots = threading.Semaphore(context.settings.copy_workers)
         self._reported: set[tuple[TableId, int, int, int]] = set()
-        """Chunks given to a task in this run, as (table, L0, generation, number): published or not, not again."""
+        """Chunks given to a task in this run, as (table, start LSN, generation, number): published or not, not
+        again."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
-        """By table and L0, field IDs of the columns that needed a sidecar in a chunk so far."""
+        """By table and the start LSN, field IDs of the columns that needed a sidecar in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
-        """By table and L0, the transactions that have to end before its copy is planned."""
+        """By table and the start LSN, the transactions that have to end before its copy is planned."""
         self._thread = session_thread("copier", self._run, context.inbox, interrupt=self._slots.release)
 
     def start(self) -> None:
@@ -85,8 +94,9 @@ class Copier:
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
         """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings.
 
-        Not before every transaction that may have ended below L0 is visible. A registration had them end; a table that
-        is copied again has its L0 from the stream, which runs ahead of visibility: so those that hold locks are waited
+        Not before every transaction that may have ended below the start LSN is visible. A registration had them end; a
+        table that is copied again has its start LSN from the stream, which runs ahead of visibility: so those that
+        hold locks are waited
         for. Nor while the heap has other columns or partitions than the stream has come to.
         """
         if not self._settled(connection, table):
@@ -174,6 +184,9 @@ class Copier:
         if self._thread.stopping():
             file = None if error is not None else future.result().file
             discard([] if file is None else [file.path], self._context.storage)
+            return
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location, copying=True))
             return
         if error is not None:
             self._inbox.put(ThreadFailed(error))

@@ -8,7 +8,7 @@ from typing import Self
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TableChange:
     table: MirroredTable
     """As it is from there on."""
     former_lsn: Lsn
-    """Its L0 until then. A table that is copied again has a new one."""
+    """Its start LSN until then. A table that is copied again has a new one."""
     before: int
     reason: str = ""
     fills: bool = False
@@ -62,10 +62,17 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Failure:
-    """A table that has to be set aside, and why."""
+    """A table whose changes cannot be applied any more, and why."""
 
     table: MirroredTable
     error: str
+    dropped: bool = False
+    """It was dropped in Postgres: it has ended, and nobody has to mend anything."""
+
+    @property
+    def state(self) -> TableState:
+        """The table's state from here on."""
+        return TableState.DROPPED if self.dropped else TableState.FAILED
 
     @classmethod
     def of(cls, table: MirroredTable, error: TableError) -> Self:

@@ -45,7 +45,7 @@ class CaughtUp:
 
 @dataclass(frozen=True)
 class FrontierWanted:
-    """Somebody waits for F to reach `lsn`."""
+    """Somebody waits for the frontier to reach `lsn`."""
 
     lsn: Lsn
 
@@ -79,6 +79,17 @@ class CopyFailed:
 
     table: MirroredTable
     error: str
+
+
+@dataclass(frozen=True)
+class LakeFileMissing:
+    """Somebody missed a file of the table, at whatever state of it."""
+
+    table_id: TableId
+    location: str
+    """URI of the file."""
+    copying: bool = False
+    """A chunk of the table's copy could not be written: it is read again by another session only."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +132,13 @@ class IndexWanted:
 
 @dataclass(frozen=True)
 class AdvanceWanted:
-    """A sealed partition's rows are to become the lake's: T moves to its upper bound."""
+    """A sealed partition's rows are to become the lake's: the cut-line moves to its upper bound."""
 
     table: MirroredTable
     advance: TierAdvance
     answer: Future[str | None]
-    """None: T has moved. Else why not, in words; to be asked for again later. Cancelled when the session ends first."""
+    """None: the cut-line has moved. Else why not, in words; to be asked for again later. Cancelled when the session
+    ends first."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,7 @@ class FoldReady:
 
 @dataclass(frozen=True)
 class ArchiveBranchOutdated:
-    """S of a table holds on to files that the table has exchanged for others."""
+    """The published snapshot of a table holds on to files that the table has exchanged for others."""
 
     table: MirroredTable
 
@@ -168,6 +180,7 @@ Event: TypeAlias = (
     | CopyPlanned
     | CopyInvalid
     | CopyFailed
+    | LakeFileMissing
     | FileRewriteReady
     | IndexRead
     | IndexWanted

@@ -48,17 +48,18 @@ class SegmentChange:
 
 @dataclass(frozen=True)
 class TierAdvance:
-    """T moves up to the upper bound of a sealed partition, whose rows are the lake's and the delta's from then on."""
+    """The cut-line moves up to the upper bound of a sealed partition, whose rows are the lake's and the delta's from
+    then on."""
 
     partition_id: str
     """modak.partitions.partition_id."""
     cut: int
-    """The new T, a tier value."""
+    """The new cut-line, a tier value."""
 
 
 @dataclass(frozen=True)
 class DeltaFold:
-    """Correction rows of modak.delta that come into the lake with a publish, below T only.
+    """Correction rows of modak.delta that come into the lake with a publish, below the cut-line only.
 
     They are the newest of their keys as of the time they were read; a row that was corrected again since has another
     version, and stays."""
@@ -68,7 +69,7 @@ class DeltaFold:
     versions: tuple[tuple[str, int], ...]
     """(pk, version) of each."""
     cut: int
-    """T when they were read."""
+    """The cut-line when they were read."""
     sidecars: frozenset[int] = frozenset()
     """Field IDs of the columns that have a sidecar in its file."""
 
@@ -86,7 +87,7 @@ class TableDelta:
     restart_copy: bool = False
     """What was copied so far goes, and the copy starts again."""
     not_live_before: Lsn | None = None
-    """The table may not go live before F reaches this: a value was read from the heap at that position."""
+    """The table may not go live before the frontier reaches this: a value was read from the heap at that position."""
     sidecars: frozenset[int] = frozenset()
     """Field IDs of the columns that have a sidecar in the segments' files; the schema gets those that it lacks."""
     resolution: FileRewrite | None = None
@@ -97,11 +98,11 @@ class TableDelta:
     dropped: tuple[tuple[int, PartitionBounds], ...] = ()
     """Rows within these bounds, of so many of `segments` and of all that exists before, are gone."""
     advance: TierAdvance | None = None
-    """T moves with this publish, which does nothing else."""
+    """The cut-line moves with this publish, which does nothing else."""
     fold: DeltaFold | None = None
-    """Corrections of rows below T. Left out if they do not fit the table any more."""
+    """Corrections of rows below the cut-line. Left out if they do not fit the table any more."""
     refresh_archive: bool = False
-    """S is to be made anew: it holds on to files that the table has exchanged since."""
+    """The published snapshot is to be made anew: it holds on to files that the table has exchanged since."""
     republished: bool = False
     """How it is published is another thing than was recorded, and is recorded anew."""
 
@@ -121,7 +122,7 @@ class PublishRequest:
     """One publish: all tables of a batch, and whatever copies have finished meanwhile."""
 
     frontier: Lsn | None = None
-    """The new F; None leaves it where it is."""
+    """The new frontier; None leaves it where it is."""
     commit_time_us: int = 0
     """Commit time of the last transaction at or below `frontier`, microseconds since the Unix epoch; 0 if unknown."""
     deltas: tuple[TableDelta, ...] = ()

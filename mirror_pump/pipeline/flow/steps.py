@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import Protocol, Self
 
+from mirror_pump.pipeline.flow.batches import Failure
+
 
 class Level(Enum):
     """How loud a step is in the log."""
@@ -29,6 +31,7 @@ _COPIES = (
     "Nothing: readers keep the former content, if there is one, until the copy is complete. `mirror-pump status` "
     "shows how far it is."
 )
+_OWNER = "Do what `reason` says: the table is then copied again by itself. Until then readers keep its last state."
 _REGISTER_AGAIN = (
     "Mend what `error` says; then `mirror-pump unregister` the table and `mirror-pump register` it again. Until "
     "then readers keep its last state, and the other tables go on."
@@ -135,21 +138,26 @@ class Step(StrEnum):
     """A file could not be read, or a task broke: tried again after a pause, then the table is copied again."""
     TABLE_COPIED_AGAIN = "table-copied-again", Level.WARNING, _COPIES
     """A table changed in a way that the stream does not carry: its old content stays readable until it is copied."""
+    TABLE_WAITING = "table-waiting", Level.WARNING, _OWNER
+    """A table has to be copied again, and cannot be before its owner has done what `reason` says."""
     TABLE_FAILED = "table-failed", Level.ERROR, _REGISTER_AGAIN
+    TABLE_DROPPED = "table-dropped", Level.INFO
+    """A table was dropped in Postgres: what the lake has of it stays readable as of its last frontier."""
     TABLE_NEGLECTED = "table-neglected", Level.WARNING, _MAINTAIN
     """No maintainer has looked at the table for a day, though it is committed to: told once a day."""
     NOTE_REFUSED = "note-refused", Level.WARNING, _OTHER_PREFIX
     """Somebody else puts messages of our prefix into the stream: told of the first in each session."""
     RETENTION = "retention", Level.INFO
-    """A partition is one step further on its way out of the heap: sealed, passed by T, proven, dropped."""
+    """A partition is one step further on its way out of the heap: sealed, passed by the cut-line, proven, dropped."""
     RETENTION_REFUSED = "retention-refused", Level.WARNING, _REASON_PASSES
     """Its next step could not be taken: tried again after a pause."""
     RETENTION_STOPPED = "retention-stopped", Level.ERROR, _MEND_AND_RETAIN
     """Nothing more leaves the table's heap until somebody has looked: `reason` says at what."""
     TIER_ADVANCED = "tier-advanced", Level.INFO
-    """T of a table with heap retention has moved; the pump begins again from F, which takes a moment."""
+    """The cut-line of a table with heap retention has moved; the pump begins again from the frontier, which takes a
+    moment."""
     FOLDED = "folded", Level.DEBUG
-    """Corrections of rows below T are in the lake."""
+    """Corrections of rows below the cut-line are in the lake."""
     FOLD_FAILED = "fold-failed", Level.WARNING, _PASSES
     """They could not be read, or not be written: tried again after a pause, while the stream goes on."""
     RETRYING = "retrying", Level.WARNING, _PASSES
@@ -160,6 +168,15 @@ class Observer(Protocol):
     """Called in the thread that took the step; it must return quickly."""
 
     def __call__(self, step: Step, /, **details: object) -> None: ...
+
+
+def tell_of_failure(observer: Observer, failure: Failure) -> None:
+    """Says of a table whose changes are not applied any more why that is."""
+    table = str(failure.table.name)
+    if failure.dropped:
+        observer(Step.TABLE_DROPPED, table=table, reason=failure.error)
+    else:
+        observer(Step.TABLE_FAILED, table=table, error=failure.error)
 
 
 def unobserved(step: Step, /, **details: object) -> None:

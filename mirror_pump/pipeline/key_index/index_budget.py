@@ -71,7 +71,7 @@ def choose(
 
     chosen: set[TableId] = set()
     left = budget
-    for table_id in sorted(candidates.keys() | taken.keys(), key=lambda one: (-worth(one), one)):
+    for table_id in sorted(candidates.keys() | taken.keys(), key=lambda candidate: (-worth(candidate), candidate)):
         size = taken[table_id] if table_id in taken else candidates[table_id].nbytes
         if size <= left:
             chosen.add(table_id)

@@ -13,7 +13,7 @@ import numpy as np
 
 from mirror_pump.engine.index_keys import FileKeys, KeysTask, read_keys
 from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
 from mirror_pump.lake.format.data_files import FileContent
@@ -22,7 +22,7 @@ from mirror_pump.lake.key_index.index_plan import FileNumbers
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.flow.events import Event, IndexRead
+from mirror_pump.pipeline.flow.events import Event, IndexRead, LakeFileMissing
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.upkeep.jobs import Tasks
 
@@ -93,6 +93,8 @@ class IndexBuilder:
             try:
                 answer = self._build(job) if job.known is None else self._follow(job, job.known)
             except (LakeError, TaskFailed) as error:
+                if isinstance(error, FileMissing):
+                    self._inbox.put(LakeFileMissing(job.table_id, error.location))
                 error_text = f"{error}. {error.remedy}" if error.remedy else str(error)
                 self._inbox.put(IndexRead(job.table_id, job.job, None, error_text))
             else:

@@ -229,9 +229,9 @@ class KeyIndexes:
             self._merged(table_id, tracked, merged, now)
 
     def _merged(self, table_id: TableId, tracked: TableIndex, merged: Sequence[MergedFile], now: LakeTable) -> None:
-        if all(one.keys is not None for one in merged):
-            for one in merged:
-                tracked.merged(one)
+        if all(file.keys is not None for file in merged):
+            for file in merged:
+                tracked.merged(file)
         elif tracked.known:
             # A merge that began before there was an index: as after another engine's rewrite.
             self._follow(table_id, tracked, now)
@@ -267,7 +267,9 @@ class KeyIndexes:
     def retain(self, tables: Collection[tuple[TableId, Lsn]]) -> None:
         """Only these registrations are live: of others nothing is kept."""
         starts = dict(tables)
-        for table_id in [one for one, tracked in self._tracked.items() if starts.get(one) != tracked.start_lsn]:
+        for table_id in [
+            tracked_id for tracked_id, tracked in self._tracked.items() if starts.get(tracked_id) != tracked.start_lsn
+        ]:
             self.forget(table_id)
         for table_id in self._seen.keys() - starts.keys():
             del self._seen[table_id]

@@ -1,4 +1,4 @@
-"""When a publish makes S of a table with heap retention anew, and at which T."""
+"""When a publish makes the published snapshot of a table with heap retention anew, and at which cut-line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class ArchiveBranches:
         rewrite_since: int | None,
         summary: Mapping[str, str],
     ) -> StagedArchive:
-        """S of the table's current snapshot, at T; snapshots that readers or a rewrite need stay. Raises LakeError."""
+        """The published snapshot of the table's current snapshot, at the cut-line; snapshots that readers or a rewrite
+        need stay. Raises LakeError."""
         branch = self._branches.setdefault(table_id, ArchiveBranch(self._storage))
         if rewrite_since is not None:
             pinned |= needed_snapshots(table.metadata, rewrite_since)
@@ -45,7 +46,7 @@ class ArchiveBranches:
 
 
 def line_of(table: MirroredTable, tier: Tier | None, cut: int | None = None) -> CutLine | None:
-    """T as the catalog has it, or `cut`, for the columns that `table` has; None if nothing is below it."""
+    """The cut-line as the catalog has it, or `cut`, for the columns that `table` has; None if nothing is below it."""
     if tier is None:
         return None
     # A publish may rename the column.
@@ -54,7 +55,7 @@ def line_of(table: MirroredTable, tier: Tier | None, cut: int | None = None) -> 
 
 
 def archive_refresh_due(delta: TableDelta, tier: Tier | None, published: int, known: LakeTable) -> bool:
-    """Whether a publish has to make S anew; `published` is the S of before."""
+    """Whether a publish has to make the published snapshot anew; `published` is the published snapshot of before."""
     if tier is None:
         return False
     if delta.advance is not None or delta.fold is not None or delta.refresh_archive:
@@ -65,7 +66,7 @@ def archive_refresh_due(delta: TableDelta, tier: Tier | None, published: int, kn
 
 
 def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
-    """Whether S has equality deletes, which not every engine reads, and main has none any more."""
+    """Whether the published snapshot has equality deletes, which not every engine reads, and main has none any more."""
     head = archive_snapshot(table.metadata) if tier is not None else None
     return (
         head is not None
@@ -75,7 +76,7 @@ def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
 
 
 def may_fold(fold: DeltaFold, tier: Tier | None, *, readers_see_commits: bool) -> bool:
-    """Whether corrections may come in now: T only grows, so what was below it is."""
+    """Whether corrections may come in now: the cut-line only grows, so what was below it is."""
     return readers_see_commits and tier is not None and fold.cut <= tier.cut
 
 
@@ -84,6 +85,6 @@ def would_lose(delta: TableDelta, partitions: str) -> str:
     why = delta.change.reason if delta.change is not None else "its heap was rewritten"
     return (
         f"{delta.table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
-        " detached above T, the lake alone has the rows, and they would go. They stay as they are: unregister the table"
-        " with --keep-lake"
+        " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are:"
+        " unregister the table with --keep-lake"
     )

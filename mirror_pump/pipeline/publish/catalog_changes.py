@@ -1,11 +1,11 @@
 """The catalog's part of a schema change, inside the publish transaction: columns, key, and the table's name.
 
-A table that is copied again keeps S and F as they were promised; what is committed meanwhile builds on metadata that
-only `mirror_tables.staged_location` names. It began as the table's own, with every file removed, so history and field
-IDs go on. When the copy is complete, one publish makes it the table's pointer and S. A reader sees the old content at
-its old F, then the new content at the new one, and nothing in between. What another engine did to the table meanwhile
-goes on with it (`mirror_pump.lake.commit.rebase`), but for commits to `main` (a rewrite, at most: the mirror's rows
-are nobody
+A table that is copied again keeps the published snapshot and the frontier as they were promised; what is committed
+meanwhile builds on metadata that only `mirror_tables.staged_location` names. It began as the table's own, with every
+file removed, so history and field IDs go on. When the copy is complete, one publish makes it the table's pointer and
+the published snapshot. A reader sees the old content at its old frontier, then the new content at the new one, and
+nothing in between. What another engine did to the table meanwhile goes on with it (`mirror_pump.lake.commit.rebase`),
+but for commits to `main` (a rewrite, at most: the mirror's rows are nobody
 else's to change): they concerned files that are gone by then.
 """
 
@@ -46,8 +46,8 @@ def store_change(
             "copy_again": change.copy_again,
             "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
             "fills": change.fills and not change.copy_again,
-            "stalled": table.awaiting_description,
-            "error": change.reason if table.awaiting_description and change.waits_for_owner else None,
+            "copied_as": table.state.value,
+            "error": change.reason if change.waits_for_owner else None,
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),
         },

@@ -1,7 +1,7 @@
 """The publish transaction: the only place where the lake, the frontier and the copies' progress change.
 
 Invariant: `mirror_slots.applied_lsn` = A if and only if, in every mirrored table that is not failed, exactly the
-transactions that end at or below A are in the lake (design section 3). It holds because Iceberg's pointers are
+transactions that end at or below A are in the lake. It holds because Iceberg's pointers are
 rows of the same database: one COMMIT moves them and A. Whoever holds a `LandedPublish` knows that such a COMMIT
 happened; only this module makes one, and the slot can be acknowledged with nothing else.
 """
@@ -26,6 +26,7 @@ from mirror_pump.errors import (
     TableError,
 )
 from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.lake.commit.presence import StoredTable
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import (
@@ -38,6 +39,7 @@ from mirror_pump.model import (
 from mirror_pump.pipeline.flow.batches import Failure
 from mirror_pump.pipeline.flow.requests import PublishRequest, TierAdvance
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.publish.catalog_changes import rename, store_change
 from mirror_pump.pipeline.publish.registrations import Registration, registration_of
 from mirror_pump.pipeline.publish.staging import (
@@ -51,7 +53,7 @@ from mirror_pump.pipeline.publish.staging import (
 )
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.stream.publication import record_published, refuse_changed
 from sql import queries
 
@@ -128,7 +130,9 @@ class Publisher:
         self._retry = retry
         self._indexes = indexes
         self._staged = staged
-        self._stager = Stager(storage, indexes, self._left_to_the_lake)
+        self.missing = MissingFiles(storage, self._stored_tables)
+        """Judges files of the lake that are gone."""
+        self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing)
         self._applied = Lsn(0)
         self._publish_id = 0
         self.may_have_landed = False
@@ -208,8 +212,12 @@ class Publisher:
         found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
         return str(found[0][0]) if found and found[0][0] is not None else None
 
+    def _stored_tables(self) -> list[StoredTable]:
+        with source_errors("reading where the tables' files are"):
+            return stored_tables(self._open())
+
     def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
-        """The tables that go live at this F, or at the present one."""
+        """The tables that go live at this frontier, or at the present one."""
         rows = self._execute(_SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
         tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
         return [DueTable(table, *others) for table, *others in tables if table is not None]
@@ -240,8 +248,8 @@ class Publisher:
                 )
             applied = Lsn(slot[1])
             self._applied = Lsn(max(applied, request.frontier or 0))
-            for one in staged.accepted:
-                self._apply(cursor, one, registered[one.delta.table.table_id], request.written_since)
+            for part in staged.accepted:
+                self._apply(cursor, part, registered[part.delta.table.table_id], request.written_since)
             failures = tuple(failure for failure in request.failures if _set_aside(cursor, failure))
             cursor.execute(
                 _SQL["advance"],
@@ -252,7 +260,7 @@ class Publisher:
                     "commit_time": request.commit_time_us / 1e6,
                 },
             )
-            rename(cursor, [one.delta for one in staged.accepted])
+            rename(cursor, [part.delta for part in staged.accepted])
             self._swap_in(cursor, staged.swaps)
             live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
@@ -268,7 +276,7 @@ class Publisher:
         row: Registration,
         written_since: float,
     ) -> None:
-        """One table's part of the transaction: pointer, S, chunks, registration row."""
+        """One table's part of the transaction: pointer, the published snapshot, chunks, registration row."""
         delta, staged, archive = accepted.delta, accepted.staged, accepted.archive
         table = delta.table
         if delta.advance is not None:
@@ -295,7 +303,8 @@ class Publisher:
         if delta.republished:
             record_published(cursor, self._slot, [table.table_id])
         if staged is not None and (row.staged or ((delta.copies or delta.fills) and row.state is TableState.LIVE)):
-            # Readers stay at S, and at the F that was promised with it, until copy or fill is complete (swap_in).
+            # Readers stay at the published snapshot, and at the frontier that was promised with it, until copy or fill
+            # is complete (swap_in).
             cursor.execute(
                 _SQL["stage_snapshot"],
                 {
@@ -390,7 +399,7 @@ class Publisher:
         )
 
     def _advance(self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, advance: TierAdvance) -> None:
-        """The heap's part of moving T, under the partition's lock. AdvanceRefused: not now."""
+        """The heap's part of moving the cut-line, under the partition's lock. AdvanceRefused: not now."""
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
             cursor.execute(
@@ -459,10 +468,11 @@ class Publisher:
 def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> bool:
     """False if the registration that failed is no more."""
     table = failure.table
-    where = {"table_id": table.table_id, "start_lsn": table.start_lsn, "error": failure.error}
-    return cursor.execute(_SQL["fail"], where).rowcount == 1
+    where = {"table_id": table.table_id, "start_lsn": table.start_lsn}
+    said = {"error": failure.error, "state": failure.state.value}
+    return cursor.execute(_SQL["fail"], where | said).rowcount == 1
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:
-    """The published pointer to S, as the seam protocol names its parts (seeds/002, cutline.lake_props)."""
+    """The pointer to the published snapshot, as the seam protocol has it (docs/catalog-schema.md)."""
     return {"metadata_location": staged.new_location, "snapshot_id": str(staged.snapshot_id)}

@@ -16,7 +16,7 @@ from mirror_pump.source.catalog.tables import tier_of
 _HOUR_MS = 3_600_000
 
 _TIER = 4
-"""Columns of the query `registrations` that tell T: the last ones."""
+"""Columns of the query `registrations` that tell the cut-line: the last ones."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Registration:
     """The catalog does not name the lake table any more: another engine dropped or renamed it."""
     pinned: frozenset[int]
     pin_in_hand: bool
-    """A transaction may have pinned an S, of whatever table, and not committed the pin yet."""
+    """A transaction may have pinned a published snapshot, of whatever table, and not committed the pin yet."""
     rewrite_since: int | None
     """Where a rewrite of its files began that is under way (mirror_pump.source.catalog.maintenance)."""
     swept_before: float | None
@@ -48,14 +48,15 @@ class Registration:
     data_sequence_number: SequenceNumber
     """Where copied files take their place in the order of commits."""
     snapshot_id: int
-    """S."""
+    """The published snapshot."""
     rows_dropped: bool
     """Rows of partitions that are gone may still be in the staged files."""
     tier: Tier | None
 
     @property
     def readers_see_commits(self) -> bool:
-        """Whether readers see what is committed, and hence whether S may be made anew: not while the table is copied,
+        """Whether readers see what is committed, and hence whether the published snapshot may be made anew: not while
+        the table is copied,
         for the first time or again."""
         return self.state is TableState.LIVE and not self.staged
 
@@ -69,8 +70,9 @@ class Registration:
         return self.state is TableState.LIVE and self.rewrite_since is None
 
     def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:
-        """Snapshots that commits must not thin out: pinned ones, S, which readers pin as long as it is published, also
-        after this row was read, and as long as a pin is in hand every S: it may be of any of them."""
+        """Snapshots that commits must not thin out: pinned ones, the published snapshot, which readers pin as long as
+        it is published, also after this row was read, and as long as a pin is in hand every published snapshot: it may
+        be of any of them."""
         kept = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
             return kept

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mirror_pump.errors import ForeignTable, LakeError, TableError, about
+from mirror_pump.errors import FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -25,6 +25,7 @@ from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, Table
 from mirror_pump.pipeline.flow.batches import Failure
 from mirror_pump.pipeline.flow.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.publish.archive_refresh import (
     ArchiveBranches,
     archive_refresh_due,
@@ -37,17 +38,17 @@ from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
-"""Snapshot summary key: an F at which the table's rows are the snapshot's, in Postgres's notation. Each snapshot of a
-live table has it, beginning with the one that the publish makes with which the table goes live."""
+"""Snapshot summary key: a frontier at which the table's rows are the snapshot's, in Postgres's notation. Each snapshot
+of a live table has it, beginning with the one that the publish makes with which the table goes live."""
 COPYING_PROPERTY = "mirror-pump.copying"
 """Snapshot summary key, in place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled; the table
-had these rows at no F."""
+had these rows at no frontier."""
 FILLING_PROPERTY = "mirror-pump.filling"
 """Snapshot summary key, `true`: rows from before a column was added may still lack its value."""
 
 
 class AdvanceRefused(Exception):
-    """T cannot move now; the text says why. Nothing was done."""
+    """The cut-line cannot move now; the text says why. Nothing was done."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class StagedDelta:
     staged: StagedCommit | None
     """None if nothing of main changes."""
     archive: StagedArchive | None = None
-    """S made anew, on top of `staged`."""
+    """The published snapshot made anew, on top of `staged`."""
     data_sequence_number: SequenceNumber | None = None
     """Where files are born that are copied from here on, if it is not where they were."""
     dropped_rows: tuple[DroppedRows, ...] = ()
     goes_live: bool = False
-    """The table goes live with this publish, and `staged` says at which F."""
+    """The table goes live with this publish, and `staged` says at which frontier."""
 
     @property
     def table(self) -> LakeTable | None:
@@ -108,7 +109,7 @@ def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> Publish
 
 
 def registered_start(delta: TableDelta) -> Lsn:
-    """L0 by which the catalog knows the registration that the delta is for."""
+    """The start LSN by which the catalog knows the registration that the delta is for."""
     return delta.table.start_lsn if delta.change is None else delta.change.former_lsn
 
 
@@ -124,12 +125,17 @@ class Stager:
     """Stages commits. One thread at a time; keeps the tables' metadata in memory."""
 
     def __init__(
-        self, storage: StorageOptions, indexes: KeyIndexes, left_to_the_lake: Callable[[TableId], str | None]
+        self,
+        storage: StorageOptions,
+        indexes: KeyIndexes,
+        left_to_the_lake: Callable[[TableId], str | None],
+        missing: MissingFiles,
     ) -> None:
         """`left_to_the_lake` says which rows of a table only the lake has, if there are any."""
         self._storage = storage
         self._indexes = indexes
         self._left_to_the_lake = left_to_the_lake
+        self._missing = missing
         self._tables: dict[TableId, LakeTable] = {}
         self._archive = ArchiveBranches(storage)
 
@@ -145,25 +151,27 @@ class Stager:
     ) -> Staged:
         """Writes what the request asks for; `due` are tables that go live with it, each of which has a delta.
 
-        Which F a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = F holds the table's rows at F, and
-        at each F that is published until the next snapshot. Of a live table that is the protocol's own promise. A table
-        under copy had none of its snapshots' rows at any F: a chunk shows the heap as it was when it was read, which
-        may be later than the F of its publish, and other chunks are missing. Its snapshots are marked as
-        copying. It goes live in the publish whose F has passed the end of WAL noted after the last chunk: by then each
-        change that a chunk may have seen in part, or may have missed, has come by the stream, so after that publish's
-        own delta the rows are those at F, and were it for no earlier published F. Hence that publish, and no other,
-        makes the first snapshot with an F; where it brings the table no change, an empty one.
+        Which frontier a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = the frontier holds the table's
+        rows at the frontier, and at each frontier that is published until the next snapshot. Of a live table that is
+        the protocol's own promise. A table under copy had none of its snapshots' rows at any frontier: a chunk shows
+        the heap as it was when it was read, which may be later than the frontier of its publish, and other chunks are
+        missing. Its snapshots are marked as copying. It goes live in the publish whose frontier has passed the end of
+        WAL noted after the last chunk: by then each change that a chunk may have seen in part, or may have missed, has
+        come by the stream, so after that publish's own delta the rows are those at the frontier, and were it for no
+        earlier published frontier. Hence that publish, and no other, makes the first snapshot with a frontier; where
+        it brings the table no change, an empty one.
 
         Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises, nothing of it is left.
         """
         staged = Staged()
         live_at = {(one.table.table_id, one.table.start_lsn): one.frontier for one in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
+        missing = self._missing_in_heads(request, registered)
         try:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
                 row = registered.get(delta.table.table_id)
                 former = registered_start(delta)
-                if row is None or row.start_lsn != former or row.state is TableState.FAILED:
+                if row is None or row.start_lsn != former or row.state.has_ended:
                     staged.dropped.append(delta.table.table_id)
                 elif row.lake_table_missing:
                     known = replace(delta.table, start_lsn=row.start_lsn)
@@ -171,7 +179,7 @@ class Stager:
                 elif (delta.table.table_id, former) not in failing:
                     _refuse_swept(delta, row, request)
                     live = live_at.get((delta.table.table_id, former))
-                    self._stage_or_fail(delta, row, request.frontier, live, staged)
+                    self._stage_or_fail(delta, row, request.frontier, live, staged, missing.get(delta.table.table_id))
         except BaseException:
             self.discard(staged)
             raise
@@ -197,6 +205,8 @@ class Stager:
                 staged.swaps[one.table.table_id] = Swap.of(commit.table, one.seen)
             except ForeignTable as error:
                 staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
+            except FileMissing as error:
+                staged.failures.append(self._missing.failure(one.table, error))
 
     def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
@@ -222,10 +232,35 @@ class Stager:
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
 
+    def _missing_in_heads(
+        self, request: PublishRequest, registered: Mapping[TableId, Registration]
+    ) -> dict[TableId, FileMissing]:
+        """The tables of the request that lack what a commit builds on, which memory would make up for."""
+        missing, heads = {}, {}
+        for table_id in {delta.table.table_id for delta in request.deltas}:
+            row = registered.get(table_id)
+            if row is None or row.lake_table_missing or row.state is TableState.FAILED:
+                continue
+            try:
+                heads[table_id] = self.known(table_id, row.metadata_location)
+            except FileMissing as error:
+                missing[table_id] = error
+            except ForeignTable:
+                # Staging it says so.
+                continue
+        return missing | self._missing.in_heads(heads)
+
     def _stage_or_fail(
-        self, delta: TableDelta, row: Registration, frontier: Lsn | None, live: Lsn | None, staged: Staged
+        self,
+        delta: TableDelta,
+        row: Registration,
+        frontier: Lsn | None,
+        live: Lsn | None,
+        staged: Staged,
+        missing: FileMissing | None,
     ) -> None:
-        """One table's part, without what does not fit its state. `live`: the F at which the table is due to go live."""
+        """One table's part, without what does not fit its state. `live`: the frontier at which the table is due to go
+        live; `missing`: a file that is gone on which it would build."""
         current = _of_generation(delta, row.generation)
         if current.resolution is not None and not row.files_may_be_rewritten:
             current = _without_resolution(current, staged.refused)
@@ -241,12 +276,16 @@ class Stager:
             staged.failures.append(Failure(known, reason))
             return
         try:
+            if missing is not None:
+                raise missing
             try:
                 one = self._stage(current, row, frontier, live)
             except FileRewriteSuperseded:
                 one = self._stage(_without_resolution(current, staged.refused), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
+        except FileMissing as error:
+            staged.failures.append(self._missing.failure(known, error))
         else:
             staged.accepted.append(one)
 
@@ -335,7 +374,7 @@ class Stager:
         *,
         renewing: bool,
     ) -> StagedArchive | None:
-        """S made anew on top of what is staged, if it has to be."""
+        """The published snapshot made anew on top of what is staged, if it has to be."""
         base = staged.table if staged is not None else known
         if not renewing and not (
             staged is not None and row.readers_see_commits and deletes_converted_meanwhile(row.tier, base)
@@ -354,8 +393,8 @@ def _staged_on(known: LakeTable, change: RowDelta, row: Registration) -> tuple[S
     """The commit, and where files are born that are copied from here on, if it is not where they were."""
     data_sequence_number: SequenceNumber | None = None
     if change.keep_below is not None:
-        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
-        # at a number that no other file has, and before what the stream brings.
+        # Deletes from before stay, for rows below the cut-line, and must not reach what is copied now: it is born
+        # after them, at a number that no other file has, and before what the stream brings.
         data_sequence_number = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
         change = replace(change, segments=(SegmentFiles((), ()), *change.segments))
     staged = known.stage(
@@ -373,7 +412,7 @@ def starts_copy(delta: TableDelta, row: Registration) -> bool:
 
 
 def _waits_longer(delta: TableDelta, row: Registration, live: Lsn) -> bool:
-    """Whether the delta itself keeps the table from going live at this F."""
+    """Whether the delta itself keeps the table from going live at this frontier."""
     return (
         starts_copy(delta, row) or delta.fills or (delta.not_live_before is not None and delta.not_live_before > live)
     )
@@ -382,16 +421,16 @@ def _waits_longer(delta: TableDelta, row: Registration, live: Lsn) -> bool:
 def _frontier_summary(
     delta: TableDelta, row: Registration, known: LakeTable, frontier: Lsn | None, live: Lsn | None
 ) -> dict[str, str]:
-    """What the snapshot says of F (see Stager.stage)."""
+    """What the snapshot says of the frontier (see Stager.stage)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
-    if delta.copies or row.state is TableState.COPYING:
+    if delta.copies or row.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
     if delta.fills or row.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
     if frontier is not None:
         return {FRONTIER_PROPERTY: format_lsn(frontier)}
-    # What moves no F leaves the snapshot at the F of the one before.
+    # What moves no frontier leaves the snapshot at the frontier of the one before.
     former = known.summary.get(FRONTIER_PROPERTY)
     return {} if former is None else {FRONTIER_PROPERTY: former}
 

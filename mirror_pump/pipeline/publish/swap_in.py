@@ -21,7 +21,7 @@ class DueTable:
     seen: str | None
     """What readers see; None if the catalog does not name the lake table any more."""
     frontier: Lsn
-    """F of the publish."""
+    """The frontier of the publish."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Proves that the lake at S, corrected by the delta, holds a heap partition: before it is dropped, and never otherwise.
+"""Proves that the lake at the published snapshot, corrected by the delta, holds a heap partition: before it is
+dropped, and never otherwise.
 
-Heap, delta, T and S are read in one REPEATABLE READ snapshot of the database. A fold moves corrections into the lake in
-the transaction that changes S, and the partition's triggers write corrections in the transactions that change the heap:
-so at any snapshot `heap = (lake at S, without the keys of the delta) + delta`, or the proof fails. Rows of keys in the
-delta are compared in the database, all others by count and by sums of 128-bit hashes over full rows, in tasks, with the
-parsers that copies use.
+Heap, delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database. A fold
+moves corrections into the lake in the transaction that changes the published snapshot, and the partition's triggers
+write corrections in the transactions that change the heap: so at any snapshot `heap = (lake at the published snapshot,
+without the keys of the delta) + delta`, or the proof fails. Rows of keys in the delta are compared in the database,
+all others by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers that copies use.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Proof:
     rows: int
     """In the heap."""
     snapshot_id: int
-    """S."""
+    """The published snapshot."""
     watched_as: str
     """modak.watch_mark() of the partition as it was compared."""
     differing: tuple[str, ...]
@@ -80,7 +81,7 @@ class Proof:
 
 @dataclass
 class _Pin:
-    """S, kept for as long as the comparison goes on."""
+    """The published snapshot, kept for as long as the comparison goes on."""
 
     connection: PgConnection
     pin_id: Any
@@ -121,7 +122,7 @@ class Prover:
 
     @contextmanager
     def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
-        """S is kept for the time of the block, in a transaction that others see."""
+        """The published snapshot is kept for the time of the block, in a transaction that others see."""
         with self._connect() as connection:
             where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
             row = connection.execute(_SQL["pin"], where).fetchone()
@@ -201,7 +202,7 @@ class Prover:
         size = 0
 
         def task() -> FilesTask:
-            named = naming(positions, [one.path for one in group])
+            named = naming(positions, [file.path for file in group])
             schema: LakeSchema = lake.schema
             return FilesTask(
                 tuple(group), named, schema, tier.field_id, partition.lo, partition.hi, self._storage, comparing
@@ -212,7 +213,7 @@ class Prover:
             high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
             if (low is not None and low >= partition.hi) or (high is not None and high < partition.lo):
                 continue
-            younger = tuple(one.path for one in deletes if one.sequence_number > file.sequence_number)
+            younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
             group.append(LakeFile(file.path, younger))
             size += file.size_bytes
             if size >= _TASK_BYTES:

@@ -1,12 +1,14 @@
-"""Brings corrections of rows below T into the lake: a thread reads modak.delta and writes files, the loop publishes.
+"""Brings corrections of rows below the cut-line into the lake: a thread reads modak.delta and writes files, the loop
+publishes.
 
-A fold is a segment like the stream's: every key of it is deleted, and rows that are no tombstones are brought. Below T
-nothing else changes main, so a fold races with no stream change, and it is computed against no state at all: what it
-deletes is worked out when it is published (`KeyIndexes.encode`). In the same publish S is made anew, and the rows are
-marked whose version is still the one that was folded; a row that was corrected again meanwhile stays, and wins over
-what was folded, since readers merge it over S.
+A fold is a segment like the stream's: every key of it is deleted, and rows that are no tombstones are brought. Below
+the cut-line nothing else changes main, so a fold races with no stream change, and it is computed against no state at
+all: what it deletes is worked out when it is published (`KeyIndexes.encode`). In the same publish the published
+snapshot is made anew, and the rows are marked whose version is still the one that was folded; a row that was corrected
+again meanwhile stays, and wins over what was folded, since readers merge it over the published snapshot.
 
-The same thread has S made anew where it holds on to files that main has exchanged, and clears what nobody needs.
+The same thread has the published snapshot made anew where it holds on to files that main has exchanged, and clears
+what nobody needs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.engine.segment_tasks import row_keys
-from mirror_pump.errors import ConnectionLost, LakeError, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
@@ -33,7 +35,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted
+from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.requests import DeltaFold, SegmentChange
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
@@ -54,14 +56,15 @@ from mirror_pump.source.retention.corrections import (
 _LOOK_INTERVAL = 1.0
 """Seconds between looks at modak.delta, at most: often enough for the shortest fold age that makes sense."""
 _STALE_INTERVAL = 30.0
-"""Seconds between looks at whether S holds on to files that main does not have any more."""
+"""Seconds between looks at whether the published snapshot holds on to files that main does not have any more."""
 _INDEX_PATIENCE = 60.0
 """Seconds that a fold waits for the table's key index to be built: without one it deletes by key, and engines that read
 no equality deletes have to do without the newest snapshot until these are resolved."""
 _INDEX_PAUSE = 300.0
 """Seconds before a table that could have no index, or was waited for in vain, is asked for again."""
 _STALE_AGE = 60.0
-"""Seconds that an S lives at least before it is made anew for that alone: each costs a manifest list."""
+"""Seconds that a published snapshot lives at least before it is made anew for that alone: each costs a manifest
+list."""
 
 
 @dataclass
@@ -69,7 +72,7 @@ class _FoldTurn(Backoff):
     """What is known of one table: its last fold may have failed."""
 
     looked_at: str = ""
-    """Metadata file in which S was last compared with main."""
+    """Metadata file in which published snapshot was last compared with main."""
     sequence_numbers: Mapping[int, int] = field(default_factory=dict)
     known_location: str = ""
     index_awaited_until: float | None = None
@@ -133,7 +136,7 @@ class Folder:
             raise
         except (LakeError, TableError, SourceError, ValueError) as error:
             turn.put_off()
-            self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+            self._failed(table, error)
             return False
         turn.pause = 0.0
         return folded and backlog.rows >= self._rows
@@ -181,7 +184,7 @@ class Folder:
         return landed
 
     def _compare(self, connection: PgConnection) -> None:
-        """Has S made anew where it names files that main does not."""
+        """Has the published snapshot made anew where it names files that main does not."""
         for table in load_tables(connection, self._context.slot):
             if self._thread.stopping():
                 return
@@ -195,7 +198,12 @@ class Folder:
                     if archive_is_outdated(LakeTable.load(location, self._storage), self._storage, _STALE_AGE):
                         self._inbox.put(ArchiveBranchOutdated(table))
             except LakeError as error:
-                self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+                self._failed(table, error)
+
+    def _failed(self, table: MirroredTable, error: Exception) -> None:
+        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:
@@ -222,7 +230,7 @@ def write_fold(
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     # Two canonical keys can be one key (numeric 1.0 and 1.00): the later correction counts.
     newest = {tuple(correction.values[place] for place in places): correction for correction in corrections}
-    rows = [one.values for one in newest.values() if not one.tombstone]
+    rows = [correction.values for correction in newest.values() if not correction.tombstone]
     # By the stream's own parsers.
     gone, _ = parse_rows(list(newest), {column.name: column.type for column in table.key_columns})
     values, raw = parse_rows(rows, {column.name: column.type for column in table.columns})
@@ -251,16 +259,17 @@ def write_fold(
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:
-    """Whether S, if it is `age` seconds old, names a file that main does not have any more, of data or of deletes."""
+    """Whether the published snapshot, if it is `age` seconds old, names a file that main does not have any more, of
+    data or of deletes."""
     head = archive_snapshot(table.metadata)
     if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
         return False
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}
     known = {manifest.path for manifest in table.manifests}
-    others = [one for one in read_list(head["manifest-list"], storage) if one.path not in known]
+    others = [manifest for manifest in read_list(head["manifest-list"], storage) if manifest.path not in known]
     for files in Listing(storage).files(others).values():
-        # Its own hiding deletes are in no other snapshot, and named by all S of one T.
+        # Its own hiding deletes are in no other snapshot, and named by all the published snapshot of one cut-line.
         if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):
             return True
     return False

@@ -1,13 +1,14 @@
 """Sheds old partitions: a thread that takes each one step further on its way out, and drops nothing that is not proven.
 
-hot -> sealing (its changes are captured) -> tiering (T has passed it, changes are corrections) -> tiered (the lake
-provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a transaction; what the
-next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last one was killed. The
-oldest partition goes first, and T never moves back.
+hot -> sealing (its changes are captured) -> tiering (the cut-line has passed it, changes are corrections) -> tiered
+(the lake provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a
+transaction; what the next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last
+one was killed. The oldest partition goes first, and the cut-line never moves back.
 
 Invariants: nothing is dropped that was not compared with the lake, row by row, after the last moment at which a change
 of it could bypass the delta. A step that is refused is tried again later and holds up nothing but what has to come
-after it: T does not wait for drops. A proof that fails stops the table's retention until somebody asks again.
+after it: the cut-line does not wait for drops. A proof that fails stops the table's retention until somebody asks
+again.
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ from datetime import timedelta
 
 import psycopg
 
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
+from mirror_pump.errors import (
+    ConnectionLost,
+    FileMissing,
+    LakeError,
+    MirrorPumpError,
+    SourceError,
+    TableError,
+    TaskFailed,
+)
+from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted
+from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.requests import TierAdvance
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
@@ -74,7 +84,7 @@ class PartitionShedding:
         self._thread.stop()
 
     def published(self) -> None:
-        """F has moved: past a seal that T waits for, maybe."""
+        """The frontier has moved: past a seal that the cut-line waits for, maybe."""
         if self._awaits_frontier:
             self._thread.wake()
 
@@ -167,7 +177,7 @@ class PartitionShedding:
                 self._undue.pop((table.table_id, partition.partition_id), None)
             if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
                 continue
-            # T passes partitions in their order; all that are due are sealed meanwhile.
+            # The cut-line passes partitions in their order; all that are due are sealed meanwhile.
             may = (
                 not waits
                 or first
@@ -182,155 +192,189 @@ class PartitionShedding:
                 moved = True
                 self._pauses.pop((table.table_id, partition.partition_id), None)
                 if waits and partition.sealed_lsn is not None:
-                    # T moved: the session ends, and this thread with it.
+                    # The cut-line moved: the session ends, and this thread with it.
                     return True
             elif refused:
                 self._refused(connection, table, partition, refused)
         return moved
 
     def _step(
-        self, connection: PgConnection, table: MirroredTable, one: Partition, choices: RetentionChoices
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
     ) -> str | None:
         """Takes the partition's next step: None when it did, why not else; empty if it is only a matter of waiting."""
-        where = {"table_id": table.table_id, "partition_id": one.partition_id}
-        if one.state == HOT and one.name is not None:
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
+        if partition.state == HOT and partition.name is not None:
             refused = source.attempt(connection, "seal", where)
             if refused is None:
                 source.run(connection, "sealed", where)
-                self._done(connection, table, one, "seal")
+                self._done(connection, table, partition, "seal")
             return refused
-        if one.state in (HOT, SEALING):
-            if one.sealed_lsn is None:
+        if partition.state in (HOT, SEALING):
+            if partition.sealed_lsn is None:
                 # Killed between the two, or truncated since.
                 source.run(connection, "sealed", where)
                 return None
-            return self._advance(connection, table, one, choices)
-        if one.name is None:
+            return self._advance(connection, table, partition, choices)
+        if partition.name is None:
             return ""
-        if one.state == TIERING:
-            if one.attached_late and one.disproved:
+        if partition.state == TIERING:
+            if partition.attached_late and partition.disproved:
                 # Comparing reads all of it, and it is not likely to be another one soon.
                 return ""
-            return self._prove(connection, table, one)
-        if one.state == TIERED:
+            return self._prove(connection, table, partition)
+        if partition.state == TIERED:
+            if (lacking := self._lacking(connection, table)) is not None:
+                return lacking
             refused = source.attempt(connection, "drop", {**where, "detach": choices.detach})
             if refused is None:
-                self._done(connection, table, one, "detach" if choices.detach else "drop")
+                self._done(connection, table, partition, "detach" if choices.detach else "drop")
             return refused
         return ""
+
+    def _lacking(self, connection: PgConnection, table: MirroredTable) -> str | None:
+        """Why the lake may not have any more what was proven to be in it, if files of it are gone."""
+        try:
+            for location in source.lake_locations(connection, table.table_id):
+                require_all(location, self._context.storage)
+        except LakeError as error:
+            self._report_missing(table, error)
+            return f"it stays, since the lake's files cannot all be found: {error}"
+        return None
+
+    def _report_missing(self, table: MirroredTable, error: Exception) -> None:
+        """Has the loop set the table aside if it needs the file that was missed."""
+        if isinstance(error, FileMissing):
+            self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
     @staticmethod
     def _leaves(
         connection: PgConnection,
         table: MirroredTable,
-        one: Partition,
+        partition: Partition,
         choices: RetentionChoices,
         newest: Callable[[], int | None],
     ) -> bool:
         """Whether a partition that the lake holds may be dropped: its grace is over, and nobody has chosen a larger
         distance since."""
         assert table.tier is not None
-        if one.grace_left(choices.drop_grace) > timedelta(0):
+        if partition.grace_left(choices.drop_grace) > timedelta(0):
             return False
-        if source.is_due(table.tier, one.hi, choices.lag, newest):
+        if source.is_due(table.tier, partition.hi, choices.lag, newest):
             return True
-        where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         source.run(connection, "waits", {**where, "reason": "it is not due any more: it stays"})
         return False
 
-    def _unseal(self, connection: PgConnection, table: MirroredTable, one: Partition) -> bool:
+    def _unseal(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
         """Lets a partition be that was sealed and is not due any more; whether it was done."""
-        key = table.table_id, one.partition_id
+        key = table.table_id, partition.partition_id
         since = self._undue.setdefault(key, time.monotonic())
         if time.monotonic() - since < _UNSEAL_AFTER or not self._due(*key):
             return False
-        where = {"table_id": table.table_id, "partition_id": one.partition_id}
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         refused = source.attempt(connection, "unseal", where)
         if refused is not None:
-            self._refused(connection, table, one, refused)
+            self._refused(connection, table, partition, refused)
             return False
         self._pauses.pop(key, None)
         self._undue.pop(key, None)
-        self._done(connection, table, one, "unseal")
+        self._done(connection, table, partition, "unseal")
         return True
 
     def _advance(
-        self, connection: PgConnection, table: MirroredTable, one: Partition, choices: RetentionChoices
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
     ) -> str | None:
-        """Has the loop move T past the partition."""
-        assert one.sealed_lsn is not None
-        where = {"table_id": table.table_id, "partition_id": one.partition_id}
-        if (reader := source.reader_in_the_way(connection, table.table_id, one.hi)) is not None:
-            # Looked at again at every turn, not ever more rarely: T moves as soon as the reader is done.
+        """Has the loop move the cut-line past the partition."""
+        assert partition.sealed_lsn is not None
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
+        if (reader := source.reader_in_the_way(connection, table.table_id, partition.hi)) is not None:
+            # Looked at again at every turn, not ever more rarely: the cut-line moves as soon as the reader is done.
             source.run(connection, "waits", {**where, "reason": reader})
             return ""
-        if one.name is not None and source.run(connection, "crowded", where):
+        if partition.name is not None and source.run(connection, "crowded", where):
             return "much of it was changed since it was sealed: it is sealed anew"
-        if choices.applied < one.sealed_lsn:
+        if choices.applied < partition.sealed_lsn:
             self._awaits_frontier = True
-            self._inbox.put(FrontierWanted(Lsn(one.sealed_lsn)))
+            self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
             return ""
         answer: Future[str | None] = Future()
-        advance = TierAdvance(one.partition_id, one.hi)
+        advance = TierAdvance(partition.partition_id, partition.hi)
         self._inbox.put(AdvanceWanted(table, advance, answer))
         try:
             refused = outcome(answer, self._thread.stopping)
         except (CancelledError, MirrorPumpError, psycopg.Error):
-            # The session ends, for whatever reason: T has moved or not, the catalog knows.
+            # The session ends, for whatever reason: the cut-line has moved or not, the catalog knows.
             raise ThreadStopped from None
         if refused is None:
-            self._done(connection, table, one, "advance")
+            self._done(connection, table, partition, "advance")
         return refused
 
-    def _prove(self, connection: PgConnection, table: MirroredTable, one: Partition) -> str | None:
+    def _prove(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> str | None:
         began = time.monotonic()
         try:
-            proof = self._prover.prove(table, one)
+            proof = self._prover.prove(table, partition)
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:
+            self._report_missing(table, error)
             return f"it could not be compared with the lake: {error}"
         seconds = round(time.monotonic() - began, 3)
         if proof.differing:
-            self._disproved(connection, table, one, proof)
+            self._disproved(connection, table, partition, proof)
             return ""
-        where = {"table_id": table.table_id, "partition_id": one.partition_id, "watched_as": proof.watched_as}
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id, "watched_as": proof.watched_as}
         if not source.run(connection, "proven", where):
             return "it was altered while it was compared with the lake"
-        self._done(connection, table, one, "prove", rows=proof.rows, seconds=seconds, snapshot_id=proof.snapshot_id)
+        self._done(
+            connection, table, partition, "prove", rows=proof.rows, seconds=seconds, snapshot_id=proof.snapshot_id
+        )
         return None
 
-    def _disproved(self, connection: PgConnection, table: MirroredTable, one: Partition, proof: Proof) -> None:
+    def _disproved(self, connection: PgConnection, table: MirroredTable, partition: Partition, proof: Proof) -> None:
         """Nothing is dropped, and somebody has to look."""
         reason = "heap and lake differ: " + "; ".join(proof.differing)
-        where = {"table_id": table.table_id, "partition_id": one.partition_id, "reason": reason}
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id, "reason": reason}
         source.run(connection, "disproved", where)
-        details = {"kind": "prove", "partition": one.partition_id, "rows": proof.rows, "differing": [*proof.differing]}
+        details = {
+            "kind": "prove",
+            "partition": partition.partition_id,
+            "rows": proof.rows,
+            "differing": [*proof.differing],
+        }
         source.journal(connection, table.table_id, "failed", details, proof.snapshot_id)
-        if not one.attached_late:
+        if not partition.attached_late:
             # Rows of one that was attached late were never ours; the others are none the worse for it.
-            self._stop_table(connection, table, f"partition {one.partition_id}: {reason}")
+            self._stop_table(connection, table, f"partition {partition.partition_id}: {reason}")
 
     def _stop_table(self, connection: PgConnection, table: MirroredTable, reason: str) -> None:
         source.run(connection, "stop", {"table_id": table.table_id, "reason": reason})
         self._observer(Step.RETENTION_STOPPED, table=str(table.name), reason=reason)
 
-    def _refused(self, connection: PgConnection, table: MirroredTable, one: Partition, reason: str) -> None:
-        self._put_off(table.table_id, one.partition_id)
-        where = {"table_id": table.table_id, "partition_id": one.partition_id, "state": one.state, "reason": reason}
+    def _refused(self, connection: PgConnection, table: MirroredTable, partition: Partition, reason: str) -> None:
+        self._put_off(table.table_id, partition.partition_id)
+        where = {
+            "table_id": table.table_id,
+            "partition_id": partition.partition_id,
+            "state": partition.state,
+            "reason": reason,
+        }
         with suppress(psycopg.errors.LockNotAvailable):
             source.run(connection, "reason", where)
         self._observer(
-            Step.RETENTION_REFUSED, table=str(table.name), partition=one.partition_id, state=one.state, reason=reason
+            Step.RETENTION_REFUSED,
+            table=str(table.name),
+            partition=partition.partition_id,
+            state=partition.state,
+            reason=reason,
         )
 
     def _done(
-        self, connection: PgConnection, table: MirroredTable, one: Partition, kind: str, **details: object
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, kind: str, **details: object
     ) -> None:
         snapshot_id = details.pop("snapshot_id", None)
-        said = {"kind": kind, "partition": one.partition_id, "lo": one.lo, "hi": one.hi, **details}
+        said = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
         source.journal(connection, table.table_id, "done", said, snapshot_id if isinstance(snapshot_id, int) else None)
-        self._observer(Step.RETENTION, table=str(table.name), partition=one.partition_id, step=kind)
+        self._observer(Step.RETENTION, table=str(table.name), partition=partition.partition_id, step=kind)
 
     def _due(self, table_id: TableId, partition_id: str) -> bool:
         former = self._pauses.get((table_id, partition_id))

@@ -1,8 +1,8 @@
 """Brings what the catalog knows of a table's partitions into line with the heap, whoever made, dropped or moved them.
 
-A partition that its owner dropped or detached takes no row with it: the lake keeps what it held, and T passes it in its
-turn. One that was attached below T is not ours: its further changes become corrections, and it is dropped only if the
-lake turns out to hold its rows. One whose trigger is gone is sealed anew.
+A partition that its owner dropped or detached takes no row with it: the lake keeps what it held, and the cut-line
+passes it in its turn. One that was attached below the cut-line is not ours: its further changes become corrections,
+and it is dropped only if the lake turns out to hold its rows. One whose trigger is gone is sealed anew.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Attached, Partition, RetentionChoices
 
-_LATE = "attached below T: what it held then is not in the lake"
+_LATE = "attached below the cut-line: what it held then is not in the lake"
 _UNWATCHED = "its trigger zz_modak_row was dropped or switched off: it is sealed anew"
 
 
@@ -26,18 +26,18 @@ def reconcile(
     """Whether anything was different. `stop` is called with what the table's owner has to mend."""
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
-    known = {one.relation_id: one for one in source.read_partitions(connection, table.table_id)}
+    known = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
     moved = False
     try:
-        for one in attached:
-            if not one.is_table:
-                stop(f"partition {one.name} is partitioned itself")
+        for leaf in attached:
+            if not leaf.is_table:
+                stop(f"partition {leaf.name} is partitioned itself")
                 return moved
-            if one.is_default:
-                moved |= _default(connection, table, one, stop)
-            elif one.relation_id not in known:
-                moved |= _new(connection, table, one, choices)
-        if not any(one.is_default for one in attached):
+            if leaf.is_default:
+                moved |= _default(connection, table, leaf, stop)
+            elif leaf.relation_id not in known:
+                moved |= _new(connection, table, leaf, choices)
+        if not any(leaf.is_default for leaf in attached):
             # Its trigger follows with the next look; until then a row that it takes makes that look refuse it.
             with source.limited(connection):
                 source.create_default(connection, table.name)
@@ -50,28 +50,28 @@ def reconcile(
     return moved
 
 
-def _default(connection: PgConnection, table: MirroredTable, one: Attached, stop: Callable[[str], None]) -> bool:
+def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, stop: Callable[[str], None]) -> bool:
     """Sees to it that the DEFAULT partition routes; one of the owner's must be empty for that."""
-    if one.routes:
+    if leaf.routes:
         return False
     with source.limited(connection):
-        connection.execute(f"LOCK TABLE ONLY {one.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        filled = source.holds_rows(connection, one.name)
+        connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+        filled = source.holds_rows(connection, leaf.name)
         if not filled:
-            source.install(connection, table.table_id, one.relation_id, str(one.name), "default")
+            source.install(connection, table.table_id, leaf.relation_id, str(leaf.name), "default")
     if filled:
-        stop(f"DEFAULT partition {one.name} holds rows: move them to partitions of their own")
+        stop(f"DEFAULT partition {leaf.name} holds rows: move them to partitions of their own")
     return not filled
 
 
-def _new(connection: PgConnection, table: MirroredTable, one: Attached, choices: RetentionChoices) -> bool:
-    late = one.lo < choices.cut
+def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices: RetentionChoices) -> bool:
+    late = leaf.lo < choices.cut
     with source.limited(connection):
         if late:
-            connection.execute(f"LOCK TABLE ONLY {one.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        name = source.enter(connection, table.table_id, one, TIERING if late else HOT, _LATE if late else None)
+            connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+        name = source.enter(connection, table.table_id, leaf, TIERING if late else HOT, _LATE if late else None)
         if late:
-            source.install(connection, table.table_id, one.relation_id, name, "cold")
+            source.install(connection, table.table_id, leaf.relation_id, name, "cold")
     return True
 
 

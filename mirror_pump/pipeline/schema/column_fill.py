@@ -107,11 +107,11 @@ class FillJob:
 
         def due(file: LiveFile) -> bool:
             gone = [
-                one.bounds
-                for one in dropped
-                if file.sequence_number <= one.sequence_number
-                and one.bounds.may_concern(file, kinds[one.bounds.field_id])
-                and (file.path, one) not in self._without
+                rows.bounds
+                for rows in dropped
+                if file.sequence_number <= rows.sequence_number
+                and rows.bounds.may_concern(file, kinds[rows.bounds.field_id])
+                and (file.path, rows) not in self._without
             ]
             return bool(gone) or bool(needed and not needed <= self._fields_of(file, lake.storage))
 
@@ -127,9 +127,9 @@ class FillJob:
         positions = None
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
-        self._without.update((one.path, each) for one in filled if one.path is not None for each in dropped)
+        self._without.update((file.path, each) for file in filled if file.path is not None for each in dropped)
         resolution = replace(merged_file_rewrite(plan, filled, positions), drops_rows=bool(dropped))
-        details = {"files": len(filled), "rows": sum(len(one.position) for one in filled)}
+        details = {"files": len(filled), "rows": sum(len(file.position) for file in filled)}
         return FileRewriteReady(table, resolution, Step.FILLED, Step.FILL_REFUSED, details, began)
 
     def _filled(self, task: MergeTask, tasks: FileTasks) -> list[MergedFile]:

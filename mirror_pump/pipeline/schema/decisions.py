@@ -26,10 +26,10 @@ every row that came or went did so in the stream. What is proven, by the notes o
 Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
 former key's, and beginning anew needs no proof.
 
-A table with heap retention has rows below T that only the lake has, and copying it again concerns those at or above T.
-So what would make the former wrong or unreadable sets it aside: a new column with values in rows that exist, a type
-that theirs does not read on as, another key, texts that are printed differently. And a partition that goes, whoever
-dropped it, takes no row out of the lake.
+A table with heap retention has rows below the cut-line that only the lake has, and copying it again concerns those at
+or above the cut-line. So what would make the former wrong or unreadable sets it aside: a new column with values in
+rows that exist, a type that theirs does not read on as, another key, texts that are printed differently. And a
+partition that goes, whoever dropped it, takes no row out of the lake.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Action(Enum):
     WAIT = auto()
     """As COPY_AGAIN, but not yet: the table has no key at the moment, or rows from before the change are to come."""
     SET_ASIDE = auto()
+    DROPPED = auto()
+    """It is gone: as SET_ASIDE, but nobody has to mend anything."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,14 @@ class _Reason:
 
     text: str
     everywhere: bool
-    """Also those below T, of which the heap has no better."""
+    """Also those below the cut-line, of which the heap has no better."""
 
 
 @dataclass(frozen=True)
 class SchemaChangeDecision:
     course: Action
     table: MirroredTable
-    """As it is from here on; its L0 is still the former one."""
+    """As it is from here on; its start LSN is still the former one."""
     reason: str = ""
     dropped: tuple[PartitionBounds, ...] = ()
     """FILL: rows that went with their partitions."""
@@ -90,18 +92,18 @@ class SchemaChangeDecision:
     """WAIT: until the table's owner does what the reason says."""
 
 
+DROPPED = (
+    "it was dropped in Postgres. Its lake table stays readable as of its last F until it is unregistered, or another"
+    " table of this name is registered"
+)
+"""What is said of a table that is gone."""
 _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
 def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -> SchemaChangeDecision:
     """What to do about a table after a note; `seen` is what the note describes, None if it describes nothing."""
     if note.gone:
-        return SchemaChangeDecision(
-            Action.SET_ASIDE,
-            table,
-            "it was dropped. The lake keeps what it held; unregister it, and register the table that has its name now,"
-            " if there is one",
-        )
+        return SchemaChangeDecision(Action.DROPPED, table, DROPPED)
     if seen is None or note.shape is None:
         # A rewrite was announced and what came of it was not told.
         return SchemaChangeDecision(Action.WAIT, table, "its rows were rewritten")
@@ -165,9 +167,9 @@ def _columns(
     to be filled with values of new columns."""
     known = {column.attnum: column for column in table.columns}
     # A column that is not mirrored although it existed: it was generated, and not published until now.
-    existed = {one["attnum"] for one in former.get("columns") or ()}
+    existed = {column["attnum"] for column in former.get("columns") or ()}
     filled = note.filled_columns.union(
-        one["attnum"] for one in (note.shape or {}).get("columns") or () if one["filled"]
+        column["attnum"] for column in (note.shape or {}).get("columns") or () if column["filled"]
     )
     provable = note.exact and bool(former) and not note.rewritten & REWRITTEN_VALUES
     next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
@@ -214,10 +216,10 @@ def _columns(
             )
         )
     computed = {
-        one["attnum"]
+        column["attnum"]
         for shape in (former, note.shape or {})
-        for one in shape.get("columns") or ()
-        if one.get("computed")
+        for column in shape.get("columns") or ()
+        if column.get("computed")
     }
     refilled = bool(note.rewritten & REWRITTEN_VALUES) and not computed.isdisjoint(known)
     if note.rewritten & REWRITTEN_TYPE or refilled:
@@ -226,7 +228,8 @@ def _columns(
 
 
 def _may_fill(table: MirroredTable) -> bool:
-    """Not while rows are still to be copied; nor where S has rows below T, which no fill reaches."""
+    """Not while rows are still to be copied; nor where the published snapshot has rows below the cut-line, which no
+    fill reaches."""
     return table.state.has_all_rows and (table.tier is None or not table.tier.moved)
 
 
@@ -361,7 +364,7 @@ def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether values stored under the former types print otherwise: labels may come, attributes may not."""
     for oid in before.keys() & now.keys():
         old, new = before[oid] or {}, now[oid] or {}
-        is_enum = all(isinstance(one, str) for one in (*old.values(), *new.values()))
+        is_enum = all(isinstance(text, str) for text in (*old.values(), *new.values()))
         if any(new.get(part) != value for part, value in old.items()) or (not is_enum and len(new) != len(old)):
             return True
     return False

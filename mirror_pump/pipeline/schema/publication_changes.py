@@ -7,15 +7,16 @@ from dataclasses import replace
 from mirror_pump.model import Lsn, TableState
 from mirror_pump.pipeline.flow.batches import TableChange
 from mirror_pump.pipeline.flow.requests import PublishRequest, TableDelta
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.steps import Observer, Step, tell_of_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.stream.publication import altered_tables
+from mirror_pump.source.stream.publication import altered_tables, how_to_publish, not_whole
 from mirror_pump.source.stream.slot import check_publication, wal_end
 
 _REASON = "somebody changed how it is published: the stream may lack changes of it"
+_NOT_WHOLE = "somebody changed how it is published, and the stream does not have all of it"
 
 
 def copy_altered(
@@ -28,28 +29,31 @@ def copy_altered(
     observer: Observer,
 ) -> None:
     """Make such tables wait for a note to be copied again from (mirror_pump.pipeline.schema.schema_watcher), as of
-    their last F.
+    their last frontier.
 
-    Those that are published whole now; the others wait until they are. `applied`: F. One that waited before has its L0
-    at the present end of WAL: a note that it was to be copied from may be in there, of a time without the table's
-    changes, and each session would find it again. Raises SourceError for a publication that the mirror cannot go on
+    Those that are published whole now; the others wait until they are. `applied`: the frontier. One that waited before
+    has its start LSN at the present end of WAL: a note that it was to be copied from may be in there, of a time
+    without the table's changes, and each session would find it again. Raises SourceError for a publication that the
+    mirror cannot go on
     with.
     """
     # Before the look: whoever drops a table behind it says so beyond this.
     end = wal_end(connection)
+    missing = not_whole(connection, slot)
     altered = [load_table(connection, table_id) for table_id in altered_tables(connection, slot)]
     deltas = []
     for table in altered:
-        if table is not None and table.state is not TableState.FAILED:
+        if table is not None and not table.state.has_ended:
             begin = end if table.awaiting_description else applied
             waiting = replace(
                 table,
-                state=TableState.COPYING,
+                state=TableState.WAITING,
                 start_lsn=Lsn(max(begin, table.start_lsn + 1)),
                 live_after_lsn=None,
-                awaiting_description=True,
             )
-            change = TableChange(waiting, table.start_lsn, 0, _REASON)
+            incomplete = table.table_id in missing
+            reason = f"{_NOT_WHOLE}: {how_to_publish(publication, table.name)}" if incomplete else _REASON
+            change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
             deltas.append(TableDelta(waiting, change=change, republished=True))
     if not deltas:
         return
@@ -58,8 +62,11 @@ def copy_altered(
     check_publication(connection, publication)
     for failure in landed.failures:
         indexes.forget(failure.table.table_id)
-        observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
+        tell_of_failure(observer, failure)
     failed = {failure.table.table_id for failure in landed.failures}
-    for table in altered:
-        if table is not None and not table.awaiting_description and table.table_id not in failed:
-            observer(Step.TABLE_COPIED_AGAIN, table=str(table.name), reason=_REASON)
+    former = {table.table_id: table for table in altered if table is not None}
+    for delta in deltas:
+        table_id, told = delta.table.table_id, delta.change
+        if told is not None and not former[table_id].awaiting_description and table_id not in failed:
+            step = Step.TABLE_WAITING if told.waits_for_owner else Step.TABLE_COPIED_AGAIN
+            observer(step, table=str(delta.table.name), reason=told.reason)

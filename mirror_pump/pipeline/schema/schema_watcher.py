@@ -10,7 +10,7 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import CopyFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
+from mirror_pump.pipeline.schema.decisions import DROPPED, Action, SchemaChangeDecision, decide
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import (
@@ -23,6 +23,9 @@ from mirror_pump.source.relations.change_notes import (
     watch_partitions,
 )
 from mirror_pump.source.stream.publication import refuse_changed
+from sql import queries
+
+_SQL = queries("pump")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
@@ -69,6 +72,7 @@ class Watcher:
                 began = time.monotonic()
                 # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
                 refuse_changed(connection.cursor(), self._slot)
+                connection.execute(_SQL["failed_and_dropped"], {"slot": self._slot, "error": DROPPED})
                 note_changes(connection, self._slot, self._settled(connection), partial(self._set_aside, connection))
                 watch_partitions(connection)
                 self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
@@ -87,5 +91,5 @@ class Watcher:
         wins over what is copied, and may be printed as a type was before it changed, which takes no lock on the table.
         """
         waiting = waiting_tables(connection, self._slot)
-        self._awaited = {one: self._awaited.get(one, holders) & holders for one, holders in waiting.items()}
-        return [one for one, awaited in self._awaited.items() if not awaited]
+        self._awaited = {table: self._awaited.get(table, holders) & holders for table, holders in waiting.items()}
+        return [table for table, awaited in self._awaited.items() if not awaited]

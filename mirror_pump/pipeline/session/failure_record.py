@@ -13,7 +13,7 @@ from mirror_pump.source.catalog.pump_error import note_error
 
 
 class FailureRecord:
-    """One pump's failures in a row: as long as F does not move, they are one trouble."""
+    """One pump's failures in a row: as long as the frontier does not move, they are one trouble."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn = dsn
@@ -23,7 +23,8 @@ class FailureRecord:
         self._began = 0.0
 
     def failed(self, error: Exception, frontier: Lsn, epoch: int | None, retry_in: float | None) -> None:
-        """An attempt failed, with F where it is; the next one comes in so many seconds (None: there is none).
+        """An attempt failed, with the frontier where it is; the next one comes in so many seconds (None: there is
+        none).
 
         Whoever never led (`epoch` is None) has nothing to say. Nor is anything stored while the database cannot be
         reached: that is tried for some seconds, and forgotten.

@@ -1,4 +1,5 @@
-"""How far F has to move without changes of its own: for waiters, for the pump's goal, past what others write."""
+"""How far the frontier has to move without changes of its own: for waiters, for the pump's goal, past what others
+write."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Goal:
     """When the pump is done; with neither part, never."""
 
     until: Lsn | None = None
-    """F has reached it."""
+    """The frontier has reached it."""
     copies: bool = False
     """No table is being copied any more."""
 
@@ -31,8 +32,8 @@ class Goal:
 class FrontierScheduler:
     """Of one session. The loop's thread only.
 
-    A publish writes WAL itself, so it must not be a reason for the next one: F moves for nobody's sake only once others
-    have written `foreign_bytes` and `foreign_interval` seconds have passed.
+    A publish writes WAL itself, so it must not be a reason for the next one: the frontier moves for nobody's sake only
+    once others have written `foreign_bytes` and `foreign_interval` seconds have passed.
     """
 
     def __init__(self, goal: Goal, applied: Lsn, foreign_bytes: int, foreign_interval: float) -> None:
@@ -46,7 +47,7 @@ class FrontierScheduler:
         self._served_at = time.monotonic()
 
     def want(self, lsn: Lsn) -> None:
-        """Somebody waits for F to reach it."""
+        """Somebody waits for the frontier to reach it."""
         if lsn > self._wanted:
             self._wanted = lsn
             self._poll_interval = _FIRST_ASK
@@ -70,7 +71,7 @@ class FrontierScheduler:
         self._poll_interval = min(2 * self._poll_interval, _IDLE_WAIT)
 
     def due(self, frontier: Lsn) -> bool:
-        """Whether F, which is `frontier`, has to move to `caught_up`."""
+        """Whether the frontier, which is `frontier`, has to move to `caught_up`."""
         until = self.goal.until
         return (
             frontier < self._wanted <= self.caught_up
@@ -82,5 +83,5 @@ class FrontierScheduler:
         )
 
     def served(self) -> None:
-        """F moves to `caught_up` now."""
+        """The frontier moves to `caught_up` now."""
         self._served_at = time.monotonic()

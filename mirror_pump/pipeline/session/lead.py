@@ -22,7 +22,7 @@ _SQL = queries("pump")
 _POLL_INTERVAL = 0.5
 """Seconds between two looks at whether somebody leads: two small queries a second, for a turn that comes within one."""
 _ASK_INTERVAL = 2.0
-"""Seconds between two requests that the leader publish the F of our goal: each writes WAL."""
+"""Seconds between two requests that the leader publish the frontier of our goal: each writes WAL."""
 
 
 def take_lead(
@@ -67,7 +67,7 @@ def _wait(
                 return None
             if goal.until is not None and time.monotonic() >= ask_at:
                 ask_at = time.monotonic() + _ASK_INTERVAL
-                with source_errors("asking the leader for F"):
+                with source_errors("asking the leader for the frontier"):
                     standby.connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(Lsn(goal.until))))
         stop.wait(_POLL_INTERVAL)
     return None

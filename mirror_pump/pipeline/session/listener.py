@@ -1,6 +1,6 @@
-"""Wakes the pump: somebody waits for F, a table was registered, or old partitions are to be looked at again.
+"""Wakes the pump: somebody waits for the frontier, a table was registered, or old partitions are to be looked at again.
 
-Channel `mirror_pump`; F travels as the payload.
+Channel `mirror_pump`; the frontier travels as the payload.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.source.connect import source_errors
 
 CHANNEL = "mirror_pump"
-"""NOTIFY payloads: a WAL position in Postgres's notation that F is wanted at, `copy` for a new registration, or
-RETAIN."""
+"""NOTIFY payloads: a WAL position in Postgres's notation that the frontier is wanted at, `copy` for a new
+registration, or RETAIN."""
 RETAIN = "retain"
 """Steps of heap retention that were put off are to be tried again."""
 

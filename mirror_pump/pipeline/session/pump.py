@@ -71,7 +71,7 @@ class PumpResult:
     """How a run ended."""
 
     frontier: Lsn
-    """F at the end."""
+    """The frontier at the end."""
     commits: int
     """Publish transactions."""
     changes: int
@@ -120,9 +120,9 @@ class Pump:
     def run(
         self, until: Lsn | None = None, once: bool = False, copies: bool = False, *, standby: bool = False
     ) -> PumpResult:
-        """Mirror until F reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once` until no
-        table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once everything has
-        ended in order, if that is what Ctrl-C does in this process.
+        """Mirror until the frontier reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once`
+        until no table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once
+        everything has ended in order, if that is what Ctrl-C does in this process.
 
         While another pump leads, raises NotLeader. A `standby` waits for its turn instead, without a Spark, or until
         the other one has reached the goal; and waits again if it loses the lead.
@@ -151,7 +151,9 @@ class Pump:
     def _lead(self, leader: Leader, goal: Goal, totals: RunState) -> None:
         """Lead until the goal is reached or the stop requested; lets go of the lead. Raises NotLeader once another pump
         has it."""
-        storage = StorageOptions(properties=self._settings.storage_properties, fsync=self._settings.storage_fsync)
+        storage = StorageOptions(
+            self._settings.storage_properties, self._settings.storage_fsync, make_directories=False
+        )
         try:
             with self._while_leading():
                 if self._runner is not None:

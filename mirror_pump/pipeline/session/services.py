@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
@@ -41,7 +42,7 @@ class SessionServices:
     """What the loop speaks to. The threads put what they have into its inbox."""
 
     applied: Lsn
-    """F at the start."""
+    """The frontier at the start."""
     connection: PgConnection
     """The loop's own, for short questions."""
     publisher: Publisher
@@ -103,8 +104,9 @@ def start_services(
     watcher = Watcher(context)
     retention = PartitionShedding(context)
     listener = Listener(context, copier.wake, retention.wake)
-    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load)
-    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener):
+    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load, publisher.missing)
+    lake_watch = LakeWatch(context)
+    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
         closing.callback(thread.stop)
     return SessionServices(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)
@@ -140,7 +142,7 @@ def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> Non
 
 
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Its publication, and F."""
+    """Its publication, and the frontier."""
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
@@ -153,7 +155,7 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
 
 def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
     table = load_table(connection, TableId(relation_id))
-    return None if table is None or table.state is TableState.FAILED else table
+    return None if table is None or table.state.has_ended else table
 
 
 def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:

@@ -17,9 +17,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.engine.segment_tasks import SegmentResult
-from mirror_pump.errors import SourceError, TableError, UnsendableRow
+from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import Failure, TableChange
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
@@ -36,14 +36,16 @@ from mirror_pump.pipeline.flow.events import (
     FrontierWanted,
     IndexRead,
     IndexWanted,
+    LakeFileMissing,
     PendingSegment,
     StopRequested,
     ThreadFailed,
 )
 from mirror_pump.pipeline.flow.requests import CopiedChunk, PublishRequest, TableDelta
 from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.flow.steps import Step, tell_of_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.publish.staging import AdvanceRefused
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
@@ -70,6 +72,8 @@ _STOP_GRACE = 3.0
 
 
 def _step_of(change: TableChange) -> Step:
+    if change.waits_for_owner:
+        return Step.TABLE_WAITING
     if change.copy_again:
         return Step.TABLE_COPIED_AGAIN
     return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
@@ -78,6 +82,11 @@ def _step_of(change: TableChange) -> Step:
 _DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
 """Why a table is copied again, where a former session knew more."""
 _REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
+
+
+def _cause(reason: str) -> str:
+    """Without what its owner has to do about it."""
+    return reason.partition(". ")[0]
 
 
 class Abandoned(Exception):
@@ -121,11 +130,11 @@ class PumpSession:
         self._awaiting_copy: dict[TableId, str] = {}
         """Why tables that are to be described first are to be copied again."""
         self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
-        """Table, L0 and generation of copies that have begun again: each of their chunks may report it."""
+        """Table, the start LSN and generation of copies that have begun again: each of their chunks may report it."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
-        """T has moved: segments that were decoded under the former T must not be published."""
+        """The cut-line has moved: segments that were decoded under the former cut-line must not be published."""
         self._stop_requested = stop_requested
         self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
         self._lead_kept = False
@@ -149,6 +158,9 @@ class PumpSession:
             self.close()
             raise
         self._parts = parts
+        # Of those that a former session told of.
+        waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
+        self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
         self._frontier = totals.frontier = parts.applied
         self._demand = FrontierScheduler(
             goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval
@@ -209,7 +221,11 @@ class PumpSession:
                 self._look_around()
                 self._tell_of_indexes()
                 continue
-            self._take(work)
+            try:
+                self._take(work)
+            except FileMissing as error:
+                self._fail_owner(error)
+                raise
             self._tell_of_indexes()
             if self._begin_again:
                 return True
@@ -238,7 +254,7 @@ class PumpSession:
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
             case CopyPlanned():
-                # An empty table has nothing to publish: F has to move for it to go live.
+                # An empty table has nothing to publish: the frontier has to move for it to go live.
                 self._look_around()
             case CopyInvalid(table):
                 landed = self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
@@ -249,6 +265,8 @@ class PumpSession:
                 self._parts.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
+            case LakeFileMissing():
+                self._fail_if_missing(work)
             case IndexRead():
                 self._indexes.read(work)
             case IndexWanted():
@@ -305,7 +323,7 @@ class PumpSession:
             former = self._awaiting_copy.pop(table.table_id, "")
             reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
             if table.awaiting_description:
-                self._awaiting_copy[table.table_id] = reason
+                self._awaiting_copy[table.table_id] = _cause(reason)
         self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
@@ -327,7 +345,7 @@ class PumpSession:
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
-        # After the last chunk F has to move for the table to go live, and nothing may come that moves it.
+        # After the last chunk the frontier has to move for the table to go live, and nothing may come that moves it.
         self._look_around()
 
     def _publish_exchange(self, work: FileRewriteReady) -> None:
@@ -339,11 +357,11 @@ class PumpSession:
         self._parts.upkeep.finished(table_id, landed=accepted)
 
     def _advance(self, work: AdvanceWanted) -> None:
-        """Move T, in a publish of its own: what is refused here must hold up nothing else.
+        """Move the cut-line, in a publish of its own: what is refused here must hold up nothing else.
 
-        Invariant: what is published of the stream was decoded under the present T, so that below T main changes by
-        folds only. Segments in tasks and in the inbox were decoded under the former one; with this session they are
-        forgotten, and the next one receives them again, from F.
+        Invariant: what is published of the stream was decoded under the present cut-line, so that below the cut-line
+        main changes by folds only. Segments in tasks and in the inbox were decoded under the former one; with this
+        session they are forgotten, and the next one receives them again, from the frontier.
         """
         if not work.answer.set_running_or_notify_cancel():
             return
@@ -376,7 +394,7 @@ class PumpSession:
             raise
 
     def _fold(self, work: FoldReady) -> None:
-        """Publish corrections of rows below T."""
+        """Publish corrections of rows below the cut-line."""
         if not work.answer.set_running_or_notify_cancel():
             return
         delta = TableDelta(work.table, fold=work.fold, sidecars=work.fold.sidecars)
@@ -390,6 +408,24 @@ class PumpSession:
         if done:
             self._observer(Step.FOLDED, table=str(work.table.name), rows=len(work.fold.versions))
         work.answer.set_result(done)
+
+    def _fail_owner(self, error: FileMissing) -> None:
+        """Set the table aside whose missing file ends the session: the next one would meet it again."""
+        for stored in stored_tables(self._parts.connection):
+            if error.location.startswith(f"{stored.location}/"):
+                self._fail_if_missing(LakeFileMissing(stored.table_id, error.location))
+
+    def _fail_if_missing(self, work: LakeFileMissing) -> None:
+        """Set the table aside if its present state needs the file that somebody missed. Raises LakeError while the
+        storage as a whole does not answer."""
+        table = load_table(self._parts.connection, work.table_id)
+        if table is None or table.state is TableState.FAILED:
+            return
+        failure = self._parts.publisher.missing.confirmed(table, work.location)
+        if failure is not None:
+            self._publish(PublishRequest(failures=(failure,)))
+        elif work.copying and work.location.startswith(f"{table.location}/"):
+            raise LakeError(f"{work.location} could not be written for a moment", "the copy goes on by itself")
 
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
         """The deltas, and with them the chunks that were copied meanwhile."""
@@ -423,8 +459,11 @@ class PumpSession:
         for failure in landed.failures:
             self._parts.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
-            self._observer(Step.TABLE_FAILED, table=str(failure.table.name), error=failure.error)
+            tell_of_failure(self._observer, failure)
         if landed.failures:
+            failed = {failure.table.table_id for failure in landed.failures}.difference(landed.tables)
+            left_out = tuple(delta for delta in request.deltas if delta.table.table_id in failed)
+            discard(files_of(PublishRequest(deltas=left_out)), self._storage)
             self._unpublish_failed()
         if landed.dropped:
             self._retain_indexes()
@@ -437,7 +476,8 @@ class PumpSession:
         return landed
 
     def _publish_idle(self) -> None:
-        """Move F without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of others."""
+        """Move the frontier without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of
+        others."""
         position = self._demand.caught_up
         if position <= self._frontier:
             return
@@ -466,7 +506,7 @@ class PumpSession:
             self._parts.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
     def _look_around(self) -> None:
-        """Nothing came for a while: has F still to move for somebody?"""
+        """Nothing came for a while: has the frontier still to move for somebody?"""
         if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
             self._recover()
         if self._demand.has_waiters(self._frontier) or not self._demand.goal.endless:

@@ -3,7 +3,7 @@
 A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
 transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction
 only once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however
-large a transaction is (design section 4).
+large a transaction is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
 _CHANGES = frozenset(b"IUD")
 _RELATION_ID = struct.Struct(">I")
 WAIT_PREFIX = "modak.wait"
-"""Of logical messages that modak.wait_for() emits: the WAL position that F is wanted at, in hexadecimal digits."""
+"""Of logical messages that modak.wait_for() emits: the WAL position that the frontier is wanted at, in hexadecimal
+digits."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ class Assembler:
     of a transaction are taken together, at the table's next Relation message, which comes before its next change, or at
     the commit: a key that is dropped and made again in between was never missing. From then on the table as judged
     counts, not what the catalog says: publishes are behind the stream. A table that is copied again has the
-    transaction's position as its L0, as if it had just been registered. One that waits is taken up by a note that is
-    `settled`, whatever others say before.
+    transaction's position as its start LSN, as if it had just been registered. One that waits is taken up by a note
+    that is `settled`, whatever others say before.
 
     `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole: it gets a
     batch of its own,
     which ends with `skip_transaction` once the server gives up.
-    `wanted(lsn)` is told of positions that somebody waits for F to reach.
+    `wanted(lsn)` is told of positions that somebody waits for the frontier to reach.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Assembler:
         """What the server last said of each relation. It says it again only after a change of the relation itself, not
         when a table that waited has been described."""
         self._set_aside: dict[int, Lsn] = {}
-        """L0 of registrations that are not to be taken up again."""
+        """The start LSN of registrations that are not to be taken up again."""
         self._before_apart = self._active, self._followed, self._set_aside
         """As the three were when `isolated_transaction` began."""
         self._notes: dict[int, Note] = {}
@@ -369,7 +370,7 @@ class Assembler:
             return
         verdict = self._judge(table, note)
         course = verdict.course
-        if table.awaiting_description and course is not Action.SET_ASIDE:
+        if table.awaiting_description and course not in (Action.SET_ASIDE, Action.DROPPED):
             course = Action.COPY_AGAIN if note.settled and course is not Action.WAIT else Action.WAIT
         if course is Action.FOLLOW:
             self._change(verdict.table, table, verdict.reason)
@@ -383,8 +384,8 @@ class Assembler:
                 self._set_active({**self._active, relation_id: again})
         elif course is Action.WAIT and not table.awaiting_description:
             self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
-        elif course is Action.SET_ASIDE:
-            self._fail(table, verdict.reason)
+        elif course in (Action.SET_ASIDE, Action.DROPPED):
+            self._fail(table, verdict.reason, dropped=course is Action.DROPPED)
 
     def _change(
         self,
@@ -411,14 +412,14 @@ class Assembler:
         self._replace(table)
 
     def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
-        waiting = replace(self._copied_again(table), awaiting_description=True)
+        waiting = replace(self._copied_again(table), state=TableState.WAITING)
         self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
-    def _fail(self, table: MirroredTable, reason: str) -> None:
+    def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:
         self._ignore(table.table_id)
         self._set_aside[table.table_id] = table.start_lsn
-        self._batch.failures.append(Failure(table, about(str(table.name), reason)))
+        self._batch.failures.append(Failure(table, about(str(table.name), reason), dropped))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
         return replace(
@@ -427,7 +428,6 @@ class Assembler:
             # Its own number, also when it is copied again twice in one transaction.
             start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
             live_after_lsn=None,
-            awaiting_description=False,
         )
 
     def _replace(self, table: MirroredTable) -> None:
@@ -487,7 +487,7 @@ def difference_from(table: MirroredTable, relation: Relation) -> str:
     change, so a key that is not the identity any more could change unnoticed.
     """
     registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
-    left_out = {one.name for one in table.excluded}
+    left_out = {column.name for column in table.excluded}
     sent = [
         (column.name, column.type_oid, column.type_modifier)
         for column in relation.columns

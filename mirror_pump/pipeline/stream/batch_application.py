@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.engine.segment_tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import ForeignTable, TableError, about
+from mirror_pump.errors import FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
@@ -19,6 +19,7 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, Failure, TableChange
 from mirror_pump.pipeline.flow.requests import SegmentChange, TableDelta
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.stream.schema_projection import adapted
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import VersionedFile
@@ -42,20 +43,22 @@ class BatchApplier:
         storage: StorageOptions,
         connect: Callable[[], PgConnection],
         lake_table: Callable[[MirroredTable], LakeTable],
+        missing: MissingFiles,
     ) -> None:
         self._storage = storage
         self._completer = Completer(runner, storage, connect)
         self._lake_table = lake_table
+        self._missing = missing
         self._written: list[str] = []
         """URIs of files with completed rows, of the batch under way."""
         self._frontier = Lsn(0)
-        """F when the batch under way began, as far as known."""
+        """The frontier when the batch under way began, as far as known."""
 
     def apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
         """`results[i]` is what segment i came to, `tables[i]` the tables that it was decoded for. Leaves no file of its
-        own behind when it raises."""
+        own behind when it raises: LakeError if the storage fails."""
         self._written = []
         try:
             applied = self._apply(end, tables, results)
@@ -79,13 +82,18 @@ class BatchApplier:
         by_table: dict[TableId, dict[int, TableResult]] = {}
         for number, (segment, result) in enumerate(zip(tables, results, strict=True)):
             counted = {table.table_id for table in segment if table.start_lsn == present[table.table_id].start_lsn}
-            for one in result.tables:
-                if one.table_id not in counted:
+            for table_result in result.tables:
+                if table_result.table_id not in counted:
                     continue
-                by_table.setdefault(one.table_id, {})[number] = one
-                if one.error is not None and one.table_id not in failures:
-                    table = present[one.table_id]
-                    failures[one.table_id] = Failure(table, about(str(table.name), one.error))
+                by_table.setdefault(table_result.table_id, {})[number] = table_result
+                if table_result.table_id in failures:
+                    continue
+                table = present[table_result.table_id]
+                if table_result.error is not None:
+                    failures[table_result.table_id] = Failure(table, about(str(table.name), table_result.error))
+                elif table_result.missing is not None:
+                    missing = FileMissing(f"{table_result.missing} could not be written", "", table_result.missing)
+                    failures[table_result.table_id] = self._missing.failure(table, missing)
         truncated = {
             truncation.table_id: truncation.before
             for truncation in end.truncations
@@ -97,11 +105,13 @@ class BatchApplier:
             if table_id in failures:
                 continue
             table, found = present[table_id], by_table.get(table_id, {})
-            found = {number: _under(one, tables[number], table) for number, one in found.items()}
+            found = {number: _under(result, tables[number], table) for number, result in found.items()}
             try:
                 delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
             except TableError as error:
                 failures[table_id] = Failure.of(present[table_id], error)
+            except FileMissing as error:
+                failures[table_id] = self._missing.failure(present[table_id], error)
             else:
                 deltas.append(delta)
         return AppliedBatch(tuple(deltas), tuple(_as_published(failure, changes) for failure in failures.values()))
@@ -121,7 +131,7 @@ class BatchApplier:
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
-            files = {number: one.files for number, one in changes.items()}
+            files = {number: change.files for number, change in changes.items()}
             versions = self._versions(table, files, in_lake=not emptied)
             for completed in self._completer.complete(table, incomplete, versions, xids, self._frontier):
                 heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
@@ -136,7 +146,7 @@ class BatchApplier:
             sidecars=beside,
             change=change,
             dropped=tuple(
-                (sum(number < before and not one.empty for number, one in changes.items()), bounds)
+                (sum(number < before and not change.empty for number, change in changes.items()), bounds)
                 for before, bounds in (change.dropped if change is not None else ())
             ),
         )
@@ -228,7 +238,7 @@ def _as_published(failure: Failure, changes: Mapping[TableId, TableChange]) -> F
 
 def _under(result: TableResult, segment: Sequence[MirroredTable], table: MirroredTable) -> TableResult:
     """A segment's result with its incomplete rows under the columns that the table has when the batch ends."""
-    former = next(one for one in segment if one.table_id == table.table_id)
+    former = next(candidate for candidate in segment if candidate.table_id == table.table_id)
     if result.incomplete is None or former.columns == table.columns:
         return result
     return replace(result, incomplete=adapted(result.incomplete, former, table))

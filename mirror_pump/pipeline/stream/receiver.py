@@ -116,7 +116,7 @@ class Receiver:
         self._thread.stop()
 
     def acknowledge(self, landed: LandedPublish) -> None:
-        """Report F to the slot: WAL below it may go."""
+        """Report the frontier to the slot: WAL below it may go."""
         self._acknowledged = max(self._acknowledged, landed.frontier)
         self._wake()
 
@@ -160,7 +160,7 @@ class Receiver:
         if assembler.transaction is None:
             if error.message_end <= assembler.position:
                 raise SourceError(str(error), "see the server's log")
-            # A message of no transaction, which changes nothing: the server sends none from before F.
+            # A message of no transaction, which changes nothing: the server sends none from before the frontier.
             assembler.idle_at(Lsn(error.message_end))
             if not assembler.empty:
                 self._close()
@@ -210,7 +210,8 @@ class Receiver:
                     opened_at = None
 
     def _handled(self) -> Lsn:
-        """Up to where nothing is left to do: beyond F when only WAL that concerns no mirrored table has gone by."""
+        """Up to where nothing is left to do: beyond the frontier when only WAL that concerns no mirrored table has
+        gone by."""
         idle = self._assembler.empty and not self._assembler.in_transaction and self._backlog == 0
         return max(self._acknowledged, self._assembler.position) if idle else self._acknowledged
 

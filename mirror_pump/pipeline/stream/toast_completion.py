@@ -55,7 +55,7 @@ class Completer:
         self._connect = connect
         self._row_bytes: dict[TableId, float] = {}
         self._heap_filled: dict[tuple[TableId, Lsn], HeapFilled] = {}
-        """By L0, too: of tables under copy."""
+        """By the start LSN, too: of tables under copy."""
 
     def complete(
         self,
@@ -66,7 +66,7 @@ class Completer:
         frontier: Lsn,
     ) -> Iterator[Completed]:
         """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises.
-        `frontier` is F before the batch."""
+        `frontier` is the frontier before the batch."""
         heap_filled = self._heap_filled_of(table, frontier)
         waiting = chains(incomplete, table.key)
         begin = 0
@@ -101,18 +101,18 @@ def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chai
     before, own = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
     parent: dict[int, int] = {}
 
-    def root(one: int) -> int:
-        found = one
+    def root(number: int) -> int:
+        found = number
         while (above := parent.setdefault(found, found)) != found:
             found = above
-        while parent[one] != found:
-            parent[one], one = found, parent[one]
+        while parent[number] != found:
+            parent[number], number = found, parent[number]
         return found
 
     for row in np.flatnonzero(before != own):
         parent[root(int(before[row]))] = root(int(own[row]))
     roots = np.arange(max(before.max(initial=-1), own.max(initial=-1)) + 1)
-    roots[list(parent)] = [root(one) for one in parent]
+    roots[list(parent)] = [root(number) for number in parent]
     _, firsts, numbers = np.unique(roots[own], return_index=True, return_inverse=True)
     places = np.empty(len(firsts), np.int64)
     places[np.argsort(firsts)] = np.arange(len(firsts))
@@ -123,7 +123,9 @@ def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chai
 
 def _key_numbers(incomplete: Sequence[IncompleteRows], key: Sequence[str]) -> tuple[Ints, Ints]:
     """Numbers of all rows' keys before their segments, and of their own keys: equal ones for equal keys."""
-    tables = [one.lookup_keys.select(key) for one in incomplete] + [one.rows.select(key) for one in incomplete]
+    tables = [unfinished.lookup_keys.select(key) for unfinished in incomplete] + [
+        unfinished.rows.select(key) for unfinished in incomplete
+    ]
     keys = pa.concat_tables(tables)
     numbers = np.zeros(keys.num_rows, np.int64)
     for column in keys.columns:
@@ -139,16 +141,16 @@ def _taken(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int, In
     taken = {}
     rows, begin = np.sort(rows), 0
     for segment in sorted(incomplete):
-        one = incomplete[segment]
-        end = begin + one.rows.num_rows
+        unfinished = incomplete[segment]
+        end = begin + unfinished.rows.num_rows
         own = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)] - begin
         if len(own):
             take = pa.array(own)
             taken[segment] = IncompleteRows(
-                rows=one.rows.take(take),
-                raw={name: texts.take(take) for name, texts in one.raw.items()},
-                missing=one.missing.take(take),
-                lookup_keys=one.lookup_keys.take(take),
+                rows=unfinished.rows.take(take),
+                raw={name: texts.take(take) for name, texts in unfinished.raw.items()},
+                missing=unfinished.missing.take(take),
+                lookup_keys=unfinished.lookup_keys.take(take),
             )
         begin = end
     return taken

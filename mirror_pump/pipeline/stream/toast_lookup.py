@@ -3,14 +3,15 @@
 A value that the stream marks unchanged is the one in the row's previous version. That version is the newest row under
 the same key written before: in an earlier segment of the batch, else in the lake. Newest means the highest data
 sequence number; whether delete files have hidden the row since does not matter, for the row is being updated, so
-its newest version is the live one (design section 5).
+its newest version is the live one.
 
 While a table is being copied the previous version may not be in the lake yet; what is there under its key may be of
 another row, which was deleted: then a delete is newer than it. Then the heap has the value, once the update is
 visible there: the stream is ahead of that, and until then the row may be under another key, and another row under its
 own. What the heap holds may be newer than the update; in that case the stream brings the newer value later, so the
-table is exact once F has passed the position at which the heap was read, and it is not promised to readers before that.
-A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream as well.
+table is exact once the frontier has passed the position at which the heap was read, and it is not promised to readers
+before that. A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream
+as well.
 
 What was read so is right for its key only: when the row had left the key by then, it is another row's. So a row that an
 update moves to another key takes no values from such a version (`HeapFilled`), but from the heap, under its new key.
@@ -64,8 +65,9 @@ class VersionedFile:
 
 
 class HeapFilled:
-    """The keys under which rows of one table under copy have values that the heap held later than the stream, until F
-    has passed where it was read: from there on they are exact. Of former sessions, before `since`, nothing is known."""
+    """The keys under which rows of one table under copy have values that the heap held later than the stream, until
+    the frontier has passed where it was read: from there on they are exact. Of former sessions, before `since`,
+    nothing is known."""
 
     def __init__(self, since: Lsn) -> None:
         self._since = since
@@ -74,7 +76,7 @@ class HeapFilled:
         """Positions and hashes of keys. Equal ones of other keys cost a look at the heap."""
 
     def passed(self, frontier: Lsn) -> None:
-        """F has come this far."""
+        """The frontier has come this far."""
         self._frontier = frontier
         while self._read and self._read[0][0] <= frontier:
             self._read.popleft()
@@ -112,15 +114,15 @@ def complete_rows(
     Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
     """
     schema = LakeSchema.of_table(table)
-    incomplete = {segment: _with_sidecars(one, schema) for segment, one in incomplete.items()}
+    incomplete = {segment: _with_sidecars(rows, schema) for segment, rows in incomplete.items()}
     columns = _missing_columns(schema, incomplete.values())
     versions = _Versions(table.key, columns)
     _search(table, incomplete, columns, files, runner, storage, versions)
     completed: dict[int, pa.Table] = {}
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
-        one = incomplete[segment]
-        former, own = keys_of(one.lookup_keys, table.key), keys_of(one.rows, table.key)
+        unfinished = incomplete[segment]
+        former, own = keys_of(unfinished.lookup_keys, table.key), keys_of(unfinished.rows, table.key)
         sources = [
             None
             if heap_filled is not None and before != now and heap_filled.doubtful(before)
@@ -136,12 +138,12 @@ def complete_rows(
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
             wanted = [column for column in table.columns if column.name in columns]
-            heap, heap_read_at = _read_heap(connect, table, wanted, one.rows.take(pa.array(absent)), xids)
+            heap, heap_read_at = _read_heap(connect, table, wanted, unfinished.rows.take(pa.array(absent)), xids)
             versions.add(-1, heap)
             for row in absent:
                 sources[row] = versions.at(own[row], order=-1)
             heap_filled.add(heap_read_at, (own[row] for row in absent))
-        rows = versions.fill(one, sources)
+        rows = versions.fill(unfinished, sources)
         completed[segment] = rows
         versions.add(segment, rows)
     return Completed(completed, heap_read_at)
@@ -211,7 +213,7 @@ def _missing_columns(schema: LakeSchema, incomplete: Iterable[IncompleteRows]) -
     return tuple(
         field.name
         for field in every_raw_text(schema).fields
-        if any(pc.any(one.missing.column(field.name)).as_py() for one in found)
+        if any(pc.any(rows.missing.column(field.name)).as_py() for rows in found)
     )
 
 
@@ -241,7 +243,7 @@ def _search(
     Rows that change now have mostly changed lately, and a table has many files: those are opened newest first, in
     waves that double, until every row is found.
     """
-    keys = pa.concat_tables([one.lookup_keys.select(table.key) for one in incomplete.values()])
+    keys = pa.concat_tables([rows.lookup_keys.select(table.key) for rows in incomplete.values()])
     schema = every_raw_text(LakeSchema.of_table(table))
 
     def find(wave: Sequence[VersionedFile]) -> set[Key]:
@@ -263,8 +265,8 @@ def _search(
         ]
         seen: set[Key] = set()
         for (group, _), future in zip(groups, futures, strict=True):
-            for file, one in zip(group, future.result(), strict=True):
-                rows = rows_of(one, storage)
+            for file, lookup in zip(group, future.result(), strict=True):
+                rows = rows_of(lookup, storage)
                 found = keys_of(rows, table.key)
                 seen.update(found)
                 if file.deletes:
@@ -288,11 +290,11 @@ def _unknown(table: MirroredTable, incomplete: Mapping[int, IncompleteRows], ver
     unknown: set[Key] = set()
     completed: set[Key] = set()
     for segment in sorted(incomplete):
-        one = incomplete[segment]
-        keys = keys_of(one.lookup_keys, table.key)
+        rows = incomplete[segment]
+        keys = keys_of(rows.lookup_keys, table.key)
         unknown.update(key for key in keys if key not in completed and versions.newest(key, before=segment) is None)
         # Once they are complete, these rows are versions that later segments find.
-        completed.update(keys_of(one.rows, table.key))
+        completed.update(keys_of(rows.rows, table.key))
     return unknown
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mirror_pump.engine.conversion_plan import listing_for
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
-from mirror_pump.model import TableId, TableState
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
-from mirror_pump.pipeline.flow.events import FileRewriteReady
+from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.upkeep.jobs import FileTasks, Job
@@ -215,7 +215,7 @@ class Upkeep:
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 table = load_table(connection, table_id)
                 row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
-            if table is None or table.state is TableState.FAILED:
+            if table is None or table.state.has_ended:
                 with self._changed:
                     del self._tables[table_id]
                 return
@@ -234,6 +234,8 @@ class Upkeep:
                 turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
         except (LakeError, TaskFailed) as error:
             self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
+            if isinstance(error, FileMissing):
+                self._inbox.put(LakeFileMissing(table_id, error.location))
             turn.put_off()
         finally:
             if exchange is None:

@@ -1,16 +1,20 @@
 """A reader's side of the seam protocol: pins, and one snapshot of the database in which everything is read.
 
-Invariant: what a `ConsistentSnapshot` shows is one state that the database had. T, S, the delta and the heap are read
-in ONE
-REPEATABLE READ snapshot P (exported for parallel readers), and a pin on exactly that (T, S) was committed before P:
+Invariant: what a `ConsistentSnapshot` shows is one state that the database had. The cut-line, the published snapshot,
+the delta and the heap are read in ONE
+REPEATABLE READ snapshot P (exported for parallel readers), and a pin on exactly that (the cut-line, the published
+snapshot) was committed before P:
 
-1. The pin is inserted and its (T, S) read by one statement, and committed.
-2. P is taken, and the cut-line read again in it. If it says another (T, S), an advance or a fold landed in between;
+1. The pin is inserted and its (the cut-line, the published snapshot) read by one statement, and committed.
+2. P is taken, and the cut-line read again in it. If it says another (the cut-line, the published snapshot), an advance
+or a fold landed in between;
    it may have looked for pins before ours was there, so the pin is given back and the next one tried.
-3. Else nothing that P needs can go any more: rows below T are in the lake at S, as P's delta corrects them; S is
+3. Else nothing that P needs can go any more: rows below the cut-line are in the lake at the published snapshot, as P's
+delta corrects them; the published snapshot is
    pinned, and was current when the pin stood already; the delta rows that P sees are P's own, whatever is cleared
-   later. Rows at or above T are in the heap as P sees it. Their partitions are neither dropped, since the pin's T keeps
-   them, nor truncated or rewritten under our feet, since their locks are held from before P on.
+   later. Rows at or above the cut-line are in the heap as P sees it. Their partitions are neither dropped, since the
+   pin's the cut-line keeps them, nor truncated or rewritten under our feet, since their locks are held from before P
+   on.
 
 That is stricter than the protocol asks (seeds: a reader takes heap and delta in whatever order under the pin), and what
 makes the reads of all tables of one `ConsistentSnapshot` one point in time.
@@ -29,9 +33,10 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from mirror_pump.errors import SourceError, TableError
-from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId
+from mirror_pump.errors import SourceError, TableError, UsageError
+from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
 from mirror_pump.service_thread import ServiceThread
+from mirror_pump.source.catalog.registered_names import formerly_registered, registered_as
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
@@ -43,7 +48,7 @@ _SQL = queries("seam")
 PIN_SECONDS = 900.0
 """How long a pin outlives a reader that died; one that lives moves it on."""
 _TRIES = 20
-"""Of pinning: each fails only if S moved within the millisecond or two that it takes."""
+"""Of pinning: each fails only if the published snapshot moved within the millisecond or two that it takes."""
 _LOOK_INTERVAL = 1.0
 """Seconds between two looks at whether the reader is still there."""
 LOCK_SECONDS = 10
@@ -60,15 +65,17 @@ class TableCutline:
 
     table: MirroredTable
     cut: int
-    """T."""
+    """The cut-line."""
     snapshot_id: SnapshotId
-    """S."""
+    """The published snapshot."""
     location: str
-    """The metadata file whose current snapshot is S."""
+    """The metadata file whose current snapshot is the published snapshot."""
     frontier: Lsn | None
-    """F; None while the table is being copied."""
+    """The frontier; None while the table is being copied."""
     main_location: str
     """The metadata file that the catalog names: its current snapshot is `main`'s head."""
+    dropped: bool = False
+    """The table is gone from Postgres, whether the pump has come to that or not."""
 
     @property
     def divided(self) -> bool:
@@ -78,7 +85,7 @@ class TableCutline:
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """A correction of a row below T, as texts that the columns' types print."""
+    """A correction of a row below the cut-line, as texts that the columns' types print."""
 
     gone: bool
     """A tombstone: the row is deleted, and only its key columns mean something."""
@@ -171,7 +178,7 @@ class ConsistentSnapshot:
             if table is None:
                 raise SourceError(f"table {row[0]} left the mirror while it was being pinned", "try again")
             seams[table.table_id] = TableCutline(
-                table, row[1], SnapshotId(row[2]), row[3], None if row[4] is None else Lsn(row[4]), row[5]
+                table, row[1], SnapshotId(row[2]), row[3], None if row[4] is None else Lsn(row[4]), row[5], row[7]
             )
         if missing := sorted(set(table_ids) - set(seams)):
             raise TableError(
@@ -234,7 +241,7 @@ class ConsistentSnapshot:
         return row is None or bool(row[0])
 
     def delta(self, seam: TableCutline) -> list[DeltaRow]:
-        """The corrections of the table's rows below T."""
+        """The corrections of the table's rows below the cut-line."""
         with source_errors(f"reading the corrections of {seam.table.name}"):
             return _read_delta(self.connection, seam)
 
@@ -299,7 +306,18 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
     that is not mirrored."""
     found = []
     for name in names:
-        _, table_id = resolve_name(connection, name)
+        try:
+            table_name, table_id = resolve_name(connection, name)
+        except UsageError:
+            # It may have been dropped: the lake has it still.
+            dropped = formerly_registered(connection, name)
+            if dropped is None:
+                raise
+            table_id = dropped.table_id
+        else:
+            dropped = registered_as(connection, table_name)
+            if dropped is not None and dropped.state is TableState.DROPPED:
+                table_id = dropped.table_id
         if load_table(connection, table_id) is None:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are")
         found.append(table_id)
@@ -308,6 +326,8 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
 
 def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
     table = seam.table
+    if seam.dropped:
+        return _read_delta_of_dropped(connection, seam)
     described = connection.execute(_SQL["attributes"], {"table_id": table.table_id}).fetchall()
     types = {name: type_sql for name, type_sql, _ in described}
     if missing := [column.name for column in table.columns if column.name not in types]:
@@ -315,16 +335,34 @@ def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
             f"{table.name} has no column {missing[0]} any more, and the pump has not got there yet",
             "try again in a few seconds; see `mirror-pump status`",
         )
+    record = sql.SQL("jsonb_populate_record(NULL::{}, j.content) p").format(sql.SQL(described[0][2]))
+    return _delta_rows(connection, seam, types, record)
+
+
+def _read_delta_of_dropped(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
+    """As the table's row type is gone with it, by the types that its columns had."""
+    types = {column.name: column.type_sql for column in seam.table.columns}
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_sql)) for name, type_sql in types.items()
+    )
+    return _delta_rows(connection, seam, types, sql.SQL("jsonb_to_record(j.content) AS p({})").format(columns))
+
+
+def _delta_rows(
+    connection: PgConnection, seam: TableCutline, types: Mapping[str, str], record: sql.Composed
+) -> list[DeltaRow]:
+    """`record`: the item of FROM that makes a record of a payload's values, but for strings."""
+    table = seam.table
     query = sql.SQL(
         "SELECT d.op, {values} FROM modak.delta d"
         # A string is not for jsonb_populate_record: it refuses one for an array, which the cast below reads.
         " CROSS JOIN LATERAL (SELECT coalesce(jsonb_object_agg(e.key, e.value) FILTER"
         " (WHERE jsonb_typeof(e.value) <> 'string'), '{{}}') AS content FROM jsonb_each(d.payload) e) j"
-        " CROSS JOIN LATERAL jsonb_populate_record(NULL::{relation}, j.content) p"
+        " CROSS JOIN LATERAL {record}"
         " WHERE d.table_id = {table_id} AND d.tier_key < {cut}"
     ).format(
         values=sql.SQL(", ").join(_delta_value(column, types[column.name]) for column in table.columns),
-        relation=sql.SQL(described[0][2]),
+        record=record,
         table_id=sql.Literal(int(table.table_id)),
         cut=sql.Literal(seam.cut),
     )

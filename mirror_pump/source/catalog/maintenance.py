@@ -105,7 +105,7 @@ def _table(row: tuple[Any, ...]) -> MaintainedTable:
         published_snapshot=snapshot,
         published_location=published,
         pinned=frozenset(row[12]),
-        copying=bool(row[13]) or state in (TableState.COPYING, TableState.FILLING),
+        copying=bool(row[13]) or state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
     )
 
 

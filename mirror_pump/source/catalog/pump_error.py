@@ -1,7 +1,8 @@
 """Why the pump cannot go on, as the catalog has it (modak.mirror_slots.last_error).
 
 Between two tries a pump leads nothing and has no connection: this row is what tells that it is there, and what it waits
-for. The next publish that moves F clears it (sql/queries/publish.sql), and so does a session that has caught up.
+for. The next publish that moves the frontier clears it (sql/queries/publish.sql), and so does a session that has
+caught up.
 """
 
 from __future__ import annotations

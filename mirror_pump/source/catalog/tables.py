@@ -40,7 +40,7 @@ _TIER_KEY_TYPES = {
 
 _SELECT = """
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
-       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.stalled, m.excluded,
+       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.excluded,
        coalesce(m.dropped_rows, '[]'),
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
@@ -90,8 +90,8 @@ def insert_table(
     """Registers a table, in the transaction that published it. `lake_props` names its lake metadata
     (cutline.lake_props).
 
-    The tier key of a plain mirror is the first key column. F is NULL: readers are promised nothing before the copy is
-    complete.
+    The tier key of a plain mirror is the first key column. The frontier is NULL: readers are promised nothing before
+    the copy is complete.
     SourceError if the table is registered already.
     """
     names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
@@ -188,7 +188,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
 
 def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:
     """What mirror_tables.excluded holds."""
-    return [{"attnum": one.attnum, "name": one.name} for one in excluded]
+    return [{"attnum": column.attnum, "name": column.name} for column in excluded]
 
 
 def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
@@ -198,7 +198,7 @@ def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
 
 def _table(row: tuple[Any, ...]) -> MirroredTable:
     table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, *rest = row
-    live_after, next_field_id, shape, awaiting_description, excluded, dropped_rows, *tier = rest
+    live_after, next_field_id, shape, excluded, dropped_rows, *tier = rest
     return MirroredTable(
         table_id=TableId(table_id),
         name=TableName(schema, name),
@@ -213,7 +213,6 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
         live_after_lsn=Lsn(live_after) if live_after is not None else None,
         next_field_id=next_field_id,
         shape=shape,
-        awaiting_description=awaiting_description,
         excluded=tuple(ExcludedColumn(**one) for one in excluded),
         dropped_rows=tuple(json.dumps(one) for one in dropped_rows),
         tier=tier_of(*tier),
@@ -221,7 +220,7 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
 
 
 def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
-    """Where T has moved the table stays divided, also when its retention is switched off."""
+    """Where the cut-line has moved the table stays divided, also when its retention is switched off."""
     if lag is None and cut == EVERYTHING_IN_HEAP:
         return None
     tier = Tier(column, TierKind(kind), cut, lag)

@@ -151,16 +151,18 @@ def read_chunk(
                 for array, column in zip(batch.columns, columns, strict=True)
             ]
             flagged = {
-                column.name for column, one in zip(columns, parsed, strict=True) if one.unrepresentable is not None
+                column.name
+                for column, result in zip(columns, parsed, strict=True)
+                if result.unrepresentable is not None
             }
             if flagged - beside:
                 raise RawTextNeeded(frozenset(flagged))
             raw = [
-                _texts_where(array, one.unrepresentable)
-                for array, one, column in zip(batch.columns, parsed, columns, strict=True)
+                _texts_where(array, result.unrepresentable)
+                for array, result, column in zip(batch.columns, parsed, columns, strict=True)
                 if column.name in beside
             ]
-            arrays = [*(one.values for one in parsed), *raw]
+            arrays = [*(result.values for result in parsed), *raw]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *texts]))
 
 

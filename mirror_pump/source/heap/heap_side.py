@@ -59,7 +59,7 @@ def heap_side(connection: PgConnection, snapshot: str, table: MirroredTable, con
             where = f" WHERE {condition}" if condition else ""
             query = f"SELECT {selected} FROM {table.name.quoted}{where}"
             found = connection.execute(query.encode()).fetchone() or found
-    beside = frozenset(column.name for column, one in zip(suspects, found, strict=False) if one)
+    beside = frozenset(column.name for column, unheld in zip(suspects, found, strict=False) if unheld)
     blocks = max((leaf.blocks for leaf in leaves), default=0)
     return HeapSide(table, snapshot, condition, chunks, beside, blocks, found[-1])
 
@@ -83,7 +83,7 @@ SELECT attnum::int, attname, atttypid::bigint, atttypmod FROM pg_attribute
 
 def read_heap(dsn: str, heap: HeapSide, chunk: Chunk, condition: str = "") -> Iterator[pa.RecordBatch]:
     """The chunk's rows, as `copyread.read_chunk` gives them, with UUIDs as text; `condition` on top of the side's."""
-    both = " AND ".join(f"({one})" for one in (heap.condition, condition) if one)
+    both = " AND ".join(f"({predicate})" for predicate in (heap.condition, condition) if predicate)
     columns = tuple(replace(column, type=presented(column.type)) for column in heap.table.columns)
     return read_chunk(dsn, chunk, columns, snapshot=heap.snapshot, beside=heap.beside, where=both)
 

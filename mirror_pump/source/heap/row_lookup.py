@@ -78,7 +78,9 @@ def _read(
     # format() runs the type's output function, as the stream does; a cast to text differs for char(n), inet and bool.
     selected = ", ".join(
         f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END" if name else "NULL"
-        for name in (in_query(identifier(present[one.attnum][0])) if one.attnum in present else "" for one in columns)
+        for name in (
+            in_query(identifier(present[column.attnum][0])) if column.attnum in present else "" for column in columns
+        )
     )
     names = [f"v{place}" for place in range(len(table.key))]
     matched = " AND ".join(

@@ -125,7 +125,7 @@ class Note:
 
     def after(self, former: Note) -> Note:
         """What this and a former note of one transaction say together."""
-        stayed = [one.stayed for one in (former, self) if one.stayed is not None]
+        stayed = [note.stayed for note in (former, self) if note.stayed is not None]
         return replace(
             self if self.shape is not None or self.gone else former,
             exact=former.exact or self.exact,
@@ -133,7 +133,7 @@ class Note:
             stayed=frozenset.intersection(*stayed) if stayed else None,
             filled_columns=former.filled_columns | self.filled_columns,
             missing={**self.missing, **former.missing},
-            types=former.types + tuple(one for one in self.types if one not in former.types),
+            types=former.types + tuple(type_texts for type_texts in self.types if type_texts not in former.types),
             rewritten=former.rewritten | self.rewritten,
         )
 
@@ -188,13 +188,13 @@ def parse_note(message: bytes) -> Note | None:
             settled=found.get("settled") is True,
             shape=shape,
             gone="shape" in found and shape is None,
-            filled=unlogged.union(int(one) for one in found.get("filled", ())),
+            filled=unlogged.union(int(attnum) for attnum in found.get("filled", ())),
             stayed=None if shape is None else frozenset(leaf["id"] for leaf in leaves) - unlogged,
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
             missing={int(number): str(text) for number, text in (found.get("missing") or {}).items()},
-            types=tuple(one for one in ((shape or {}).get("types"),) if one),
+            types=tuple(type_texts for type_texts in ((shape or {}).get("types"),) if type_texts),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
             truncated_leaf=int(found.get("truncated", 0)) if found.get("now") is True else 0,
@@ -266,12 +266,12 @@ def describe_note(connection: PgConnection, note: Note) -> RelationDescription |
     # The catalog is to hold it: no NUL, no NaN, no half of a surrogate pair.
     connection.execute("SELECT %s::jsonb", (json.dumps(note.shape),))
     published = [column for column in note.shape["columns"] or () if not column["generated"]]
-    types = resolve_types(connection, ((one["type"], one["modifier"]) for one in published))
+    types = resolve_types(connection, ((column["type"], column["modifier"]) for column in published))
     seen = described(note.shape, note.table_id, types)
     return replace(seen, full_needs_generated=full_needs_generated(connection))
 
 
-def same_layout(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+def same_layout(first: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
     """Whether rows of two shapes of a table have the same columns, and lie in the same relations."""
 
     def layout(shape: Mapping[str, Any]) -> object:
@@ -280,7 +280,7 @@ def same_layout(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool
         ]
         return columns, [leaf["id"] for leaf in shape["leaves"] or ()]
 
-    return other is not None and layout(one) == layout(other)
+    return other is not None and layout(first) == layout(other)
 
 
 def _identity(stored: Mapping[str, Any]) -> Identity:
@@ -329,8 +329,8 @@ def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str
         found = [Waiting(*row) for row in connection.execute(_SQL["waiting"], {"slot": slot}).fetchall()]
         # In this order: whoever wrote before the last note, and is not among these, has ended.
         return {
-            one: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": one.table_id}).fetchall()}
-            for one in found
+            waiting: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": waiting.table_id}).fetchall()}
+            for waiting in found
         }
 
 
@@ -343,7 +343,7 @@ def note_changes(
     """Tells the stream about tables that changed without it, and about those that waited and are settled; how many it
     was. A table that somebody is altering just now is left for the next time. `untellable` is called with a table that
     the stream can never be told of, and why."""
-    ready = {one.table_id: one for one in settled}
+    ready = {table.table_id: table for table in settled}
     with source_errors("looking for schema changes"):
         rows = connection.execute(_SQL["differing"], {"slot": slot}).fetchall()
         concerned = sorted({*ready, *(TableId(table_id) for (table_id,) in rows)})

@@ -111,7 +111,7 @@ def still_chosen(seen: RelationDescription, table: MirroredTable) -> RelationDes
 
     A chosen type that a column's new type does not allow is given up: the column gets its own.
     """
-    left_out = {one.attnum for one in table.excluded}
+    left_out = {column.attnum for column in table.excluded}
     before = {column.attnum: column for column in table.columns if column.chosen}
     columns = tuple(
         _still_chosen(column, before.get(column.attnum)) for column in seen.columns if column.attnum not in left_out
@@ -132,7 +132,7 @@ def _still_chosen(column: Column, before: Column | None) -> Column:
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these."""
     types = {column.name: column.type for column in table.columns if column.chosen}
-    return types == dict(choices.types) and {one.name for one in table.excluded} == choices.excluded
+    return types == dict(choices.types) and {column.name for column in table.excluded} == choices.excluded
 
 
 def _permitted(own: ColumnType, wanted: ColumnType, *, numeric: bool) -> bool:
@@ -155,4 +155,4 @@ def _element(column: ColumnType) -> ColumnType:
 def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
     """The options that would choose the same again."""
     options = [f"--column {shlex.quote(f'{column.name}={column.type}')}" for column in columns if column.chosen]
-    return " ".join([*options, *(f"--exclude-column {shlex.quote(one.name)}" for one in excluded)])
+    return " ".join([*options, *(f"--exclude-column {shlex.quote(column.name)}" for column in excluded)])

@@ -190,8 +190,8 @@ def _refuse_names(relation: RelationDescription) -> None:
 def folded(name: str) -> str:
     """Equal for names that Spark takes for one (java.lang.String.equalsIgnoreCase): each character in upper and then in
     lower case, as far as either is one character."""
-    upper = (one.upper() if len(one.upper()) == 1 else one for one in name)
-    return "".join(one.lower() if len(one.lower()) == 1 else one for one in upper)
+    upper = (character.upper() if len(character.upper()) == 1 else character for character in name)
+    return "".join(character.lower() if len(character.lower()) == 1 else character for character in upper)
 
 
 def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition) -> None:

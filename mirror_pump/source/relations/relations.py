@@ -28,6 +28,12 @@ __all__ = [
 ]
 
 
+def is_gone(conn: PgConnection, table_id: TableId) -> bool:
+    """Whether no relation has this OID any more."""
+    with source_errors("looking for a table"):
+        return conn.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table_id,)).fetchone() is None
+
+
 def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
     """The relation that `text` names, read as Postgres reads it: folding, quotes and the session's search_path.
 

@@ -31,8 +31,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def first_cut(kind: TierKind, lowest: int) -> int:
-    """T of a table that nothing left yet and whose partitions hold no key below `lowest`: below every row of the heap,
-    and a value that readers can write as a literal, if there is one."""
+    """The cut-line of a table that nothing left yet and whose partitions hold no key below `lowest`: below every row
+    of the heap, and a value that readers can write as a literal, if there is one."""
     return FIRST_YEAR[kind] if lowest >= FIRST_YEAR[kind] else EVERYTHING_IN_HEAP
 
 

@@ -1,18 +1,21 @@
-"""modak.delta: corrections of rows below T, read as rows of their table to be folded, and cleared when no reader needs
-them any more.
+"""modak.delta: corrections of rows below the cut-line, read as rows of their table to be folded, and cleared when no
+reader needs them any more.
 
-A fold only marks rows, with the sequence number of the S that has them (`folded_sequence`); readers merge them on,
-which does no harm. They are cleared later.
+A fold only marks rows, with the sequence number of the published snapshot that has them (`folded_sequence`); readers
+merge them on, which does no harm. They are cleared later.
 
 Invariant: as long as a table has an unexpired pin, no correction of it is cleared. A reader may look at the delta more
-than once: for the keys that replace rows of S, then for the rows that replace them. A correction that is cleared in
-between is in neither. The exception are readers who say in their pin that they take the delta in one snapshot of the
-database (read_pins.in_one_snapshot): what that shows stays, and they only need the corrections that their S lacks.
+than once: for the keys that replace rows of the published snapshot, then for the rows that replace them. A correction
+that is cleared in between is in neither. The exception are readers who say in their pin that they take the delta in
+one snapshot of the
+database (read_pins.in_one_snapshot): what that shows stays, and they only need the corrections that their published
+snapshot lacks.
 
-Nobody pins while rows are cleared: that is done under a lock which whoever pins needs before it reads S, and has until
-the pin is visible or never will be. (A REPEATABLE READ transaction may pin an S of before. It sees the corrections of
-its own snapshot too, and reads them in the same transaction. One in READ COMMITTED may pin an S and then read the file
-of a later one, of the same T: corrections that S lacks stay, and those that the later one has do no harm.)
+Nobody pins while rows are cleared: that is done under a lock which whoever pins needs before it reads the published
+snapshot, and has until the pin is visible or never will be. (A REPEATABLE READ transaction may pin a published
+snapshot of before. It sees the corrections of its own snapshot too, and reads them in the same transaction. One in
+READ COMMITTED may pin a published snapshot and then read the file of a later one, of the same cut-line: corrections
+that the published snapshot lacks stay, and those that the later one has do no harm.)
 """
 
 from __future__ import annotations
@@ -109,10 +112,10 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     columns = connection.execute(_SQL["columns"], who).fetchall()
     present = {row[0]: tuple(row[1:4]) for row in columns}
     documents = {row[0]: str(row[4]) for row in columns if row[5]}
-    known = {one.attnum: (one.name, one.type_oid, one.type_modifier) for one in table.columns}
+    known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
     if any(present.get(number) != column for number, column in known.items()):
         return None
-    if any(number not in known and not _left_out(table, number, one[0]) for number, one in present.items()):
+    if any(number not in known and not _left_out(table, number, described[0]) for number, described in present.items()):
         return None
     names = [identifier(column.name) for column in table.columns]
     texts = in_query(
@@ -136,17 +139,18 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     rows = connection.execute(query.encode(), (table.table_id, table.tier.cut, limit)).fetchall()
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     found = tuple(Correction(row[0], row[1], row[2] == TOMBSTONE, tuple(row[3:])) for row in rows)
-    for one in found:
-        if any(one.values[place] is None for place in places):
+    for correction in found:
+        if any(correction.values[place] is None for place in places):
             raise TableError(
-                f"the correction {one.pk!r} of {table.name} in modak.delta lacks a part of its key", "mend or delete it"
+                f"the correction {correction.pk!r} of {table.name} in modak.delta lacks a part of its key",
+                "mend or delete it",
             )
     return found
 
 
 def _left_out(table: MirroredTable, attnum: int, name: str) -> bool:
     """Whether a column is known not to be mirrored."""
-    return any(one.attnum == attnum and one.name == name for one in table.excluded)
+    return any(column.attnum == attnum and column.name == name for column in table.excluded)
 
 
 def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callable[[str], Mapping[int, int]]) -> int:
@@ -160,7 +164,7 @@ def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callabl
     if seam is None:
         return 0
     snapshot_id, location = seam
-    # S may move on from here: its number only grows. Storage is not read under the lock.
+    # The published snapshot may move on from here: its number only grows. Storage is not read under the lock.
     numbers = sequence_numbers(location)
     cleared = 0
     while (removed := _clear_some(connection, table_id, snapshot_id, numbers)) == _CLEARED_AT_ONCE:

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
+from mirror_pump.errors import TableError
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
@@ -82,7 +83,7 @@ class Partition:
 
     @property
     def attached_late(self) -> bool:
-        """It came to the table below T: what it held then is not in the lake, unless by chance."""
+        """It came to the table below the cut-line: what it held then is not in the lake, unless by chance."""
         return self.state == TIERING and self.sealed_lsn is None
 
 
@@ -119,9 +120,9 @@ class RetentionChoices:
     live: bool
     lag: int
     cut: int
-    """T."""
+    """The cut-line."""
     applied: Lsn
-    """F."""
+    """The frontier."""
 
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
@@ -245,16 +246,16 @@ def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any])
         return connection.execute(_SQL[statement], parameters).rowcount
 
 
-def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str, reason: str | None) -> str:
+def enter(connection: PgConnection, table_id: TableId, partition: Attached, state: str, reason: str | None) -> str:
     """Adds a partition to the catalog; returns its partition_id."""
     row = connection.execute(
         _SQL["enter"],
         {
             "table_id": table_id,
-            "name": str(one.name),
-            "relation_id": one.relation_id,
-            "lo": one.lo,
-            "hi": one.hi,
+            "name": str(partition.name),
+            "relation_id": partition.relation_id,
+            "lo": partition.lo,
+            "hi": partition.hi,
             "state": state,
             "reason": reason,
         },
@@ -264,10 +265,19 @@ def enter(connection: PgConnection, table_id: TableId, one: Attached, state: str
 
 
 def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> str | None:
-    """For whom T cannot move to `cut` now: the reader's pin, or the session that is putting one in place; None if it
-    can."""
+    """For whom the cut-line cannot move to `cut` now: the reader's pin, or the session that is putting one in place;
+    None if it can."""
     row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
     return None if row is None or row[0] is None else str(row[0])
+
+
+def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str]:
+    """The metadata files of the published snapshot and of the lake table, one file or two. TableError if the catalog
+    lacks one of them."""
+    row = connection.execute(_SQL["lake_locations"], {"table_id": table_id}).fetchone()
+    if row is None or None in row:
+        raise TableError("its lake table is not in the Iceberg catalog any more", "unregister and register the table")
+    return frozenset(str(location) for location in row)
 
 
 def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:
@@ -304,7 +314,9 @@ def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> b
 def written(connection: PgConnection, attached: Sequence[Attached]) -> tuple[tuple[int, int], ...]:
     """The partitions' OIDs and how many rows the server has counted as inserted there or updated, which it does within
     seconds. Where they are equal to those of another time nothing was written in between."""
-    rows = connection.execute(_SQL["written"], {"relation_ids": [one.relation_id for one in attached]}).fetchall()
+    rows = connection.execute(
+        _SQL["written"], {"relation_ids": [partition.relation_id for partition in attached]}
+    ).fetchall()
     return tuple((row[0], row[1]) for row in rows)
 
 
@@ -312,8 +324,8 @@ def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached
     """The largest tier key in the heap; None if it holds no row. Reads partitions from the top until one has a row. The
     connection has no transaction open: a partition may be dropped meanwhile."""
     column = identifier(tier.column)
-    for one in reversed([one for one in attached if not one.is_default]):
-        query = f"SELECT modak.tier_value(max({column})) FROM ONLY {one.name.quoted}"
+    for partition in reversed([partition for partition in attached if not partition.is_default]):
+        query = f"SELECT modak.tier_value(max({column})) FROM ONLY {partition.name.quoted}"
         try:
             row = connection.execute(query.encode()).fetchone()
         except psycopg.errors.UndefinedTable:
@@ -413,4 +425,4 @@ def holds_rows(connection: PgConnection, name: TableName) -> bool:
 
 def lowest_bound(attached: Sequence[Attached]) -> int:
     """No partition but DEFAULT holds a key below it."""
-    return min((one.lo for one in attached if not one.is_default), default=EVERYTHING_IN_HEAP)
+    return min((partition.lo for partition in attached if not partition.is_default), default=EVERYTHING_IN_HEAP)

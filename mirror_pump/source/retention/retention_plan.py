@@ -93,7 +93,7 @@ def plan_retention(
             raise TableError(
                 f"partitions of {name} are partitioned themselves", "heap retention needs partitions that are tables"
             )
-        mirrored = next((one for one in seen.columns if one.name == column), None)
+        mirrored = next((each for each in seen.columns if each.name == column), None)
         if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
             raise TableError(
                 f"partition column {column} of {name} is not mirrored as what it is", "leave out its --column option"
@@ -104,10 +104,10 @@ def plan_retention(
                 "make it part of the primary key",
             )
         attached = retention.read_attached(connection, seen.table_id)
-        for one in attached:
-            if one.is_default and retention.holds_rows(connection, one.name):
+        for partition in attached:
+            if partition.is_default and retention.holds_rows(connection, partition.name):
                 raise TableError(
-                    f"DEFAULT partition {one.name} of {name} holds rows",
+                    f"DEFAULT partition {partition.name} of {name} holds rows",
                     "move them to partitions of their own: old rows that arrive late are routed through it",
                 )
     kind = _KINDS[type_oid]
@@ -129,12 +129,12 @@ def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
     """Makes the DEFAULT partition if there is none, in the registration transaction and before the table's shape is
     recorded. Takes ACCESS EXCLUSIVE on the table. True: it is ours."""
     attached = retention.read_attached(connection, table.table_id)
-    for one in attached:
-        if one.is_default:
-            connection.execute(f"LOCK TABLE ONLY {one.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-            if retention.holds_rows(connection, one.name):
+    for partition in attached:
+        if partition.is_default:
+            connection.execute(f"LOCK TABLE ONLY {partition.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+            if retention.holds_rows(connection, partition.name):
                 raise TableError(
-                    f"DEFAULT partition {one.name} of {table.name} holds rows", "Register the table again."
+                    f"DEFAULT partition {partition.name} of {table.name} holds rows", "Register the table again."
                 )
             return False
     retention.create_default(connection, table.name)
@@ -143,11 +143,11 @@ def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
 
 def enter_partitions(connection: PgConnection, table: MirroredTable, plan: RetentionPlan, *, own_default: bool) -> None:
     """The rest of it, once the table's rows are in the catalog."""
-    for one in retention.read_attached(connection, table.table_id):
-        if one.is_default:
-            retention.install(connection, table.table_id, one.relation_id, str(one.name), "default")
+    for partition in retention.read_attached(connection, table.table_id):
+        if partition.is_default:
+            retention.install(connection, table.table_id, partition.relation_id, str(partition.name), "default")
         else:
-            retention.enter(connection, table.table_id, one, retention.HOT, None)
+            retention.enter(connection, table.table_id, partition, retention.HOT, None)
     chosen = {
         "premake": plan.premake,
         "width": None if plan.width is None else plan.width.to_json(),
@@ -163,9 +163,9 @@ def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
     row = connection.execute(_SQL["choices"], {"table_id": table.table_id}).fetchone()
     if row is None or row[0] is None or not row[0].get("own_default"):
         return
-    for one in retention.read_attached(connection, table.table_id):
-        if one.is_default and one.routes and not retention.holds_rows(connection, one.name):
-            connection.execute(f"DROP TABLE {one.name.quoted}".encode())
+    for partition in retention.read_attached(connection, table.table_id):
+        if partition.is_default and partition.routes and not retention.holds_rows(connection, partition.name):
+            connection.execute(f"DROP TABLE {partition.name.quoted}".encode())
 
 
 def sheds(connection: PgConnection, table: MirroredTable) -> bool:

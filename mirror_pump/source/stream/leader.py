@@ -1,7 +1,7 @@
 """One leader per slot: a session advisory lock, and an epoch that the publish transaction checks.
 
 The lock keeps two pumps from working side by side. The epoch protects against the one that lost its lock with its
-connection and does not know yet: its publishes fail (design section 13).
+connection and does not know yet: its publishes fail.
 """
 
 from __future__ import annotations

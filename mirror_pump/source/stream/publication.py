@@ -7,8 +7,8 @@ is another one. Our own additions and removals record theirs in the same transac
 mirrored any more.
 
 The present catalogs are looked at, but what comes is WAL from before. Therefore each publish looks, behind all that was
-received for it: F never passes a change of the publication that a snapshot shows by then. Between a commit record and
-that moment lie microseconds, or, with synchronous replication, the wait for the standby.
+received for it: the frontier never passes a change of the publication that a snapshot shows by then. Between a commit
+record and that moment lie microseconds, or, with synchronous replication, the wait for the standby.
 """
 
 from __future__ import annotations

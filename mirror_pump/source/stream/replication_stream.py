@@ -37,7 +37,7 @@ _STATUS = struct.Struct(">cQQQQB")
 _EPOCH_2000_US = 946_684_800_000_000
 
 _BURST_PAUSE_SECONDS = 0.0005
-"""Under load every message would wake us by itself; so long a pause lets some hundred pile up (design section 14)."""
+"""Under load every message would wake us by itself; so long a pause lets some hundred pile up."""
 
 _BURST_MEMORY_SECONDS = 0.02
 """How long after the last message the stream still counts as busy. Afterwards we sleep until the socket wakes us."""
@@ -299,7 +299,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
         )
-    if state is not None and state.startswith(_ROW_SQLSTATES) and any(one in context for one in _IN_A_CHANGE):
+    if state is not None and state.startswith(_ROW_SQLSTATES) and any(callback in context for callback in _IN_A_CHANGE):
         primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         refused = UnsendableRow(
             f"the server cannot send a change: {primary}",

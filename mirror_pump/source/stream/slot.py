@@ -93,7 +93,7 @@ def check_publication(conn: PgConnection, name: str) -> None:
     """SourceError with what to do if the publication is gone, or publishes something else than we need."""
     if not _publishes_ours(conn, name):
         raise SourceError(
-            f"publication {name} does not exist (any more): changes since F are lost to the mirror",
+            f"publication {name} does not exist (any more): changes since the frontier are lost to the mirror",
             "`mirror-pump init` makes it again with the registered tables, which the pump then copies again; if it was"
             " only renamed, give it its name back",
         )
@@ -275,9 +275,9 @@ def check_slot(
 ) -> SlotStatus:
     """The slot, if the mirror can go on from it; SourceError with since when it cannot, and what to do, otherwise.
 
-    `applied_lsn`, `identity` and `applied_at` (when F last moved) are what the catalog recorded; None before there was
-    anything to record. A new timeline of the same cluster is a failover, and the slot's own position tells whether it
-    came along.
+    `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are what the catalog recorded; None
+    before there was anything to record. A new timeline of the same cluster is a failover, and the slot's own position
+    tells whether it came along.
     """
     if identity is not None:
         present = system_identity(conn)
@@ -289,8 +289,8 @@ def check_slot(
                 " there, then `mirror-pump init` and register the tables again",
             )
     slot = read_slot(conn, name)
-    frontier = "F" if applied_lsn is None else f"F = {format_lsn(applied_lsn)}"
-    moved = "" if applied_at is None else f" F last moved at {_minute(applied_at)}."
+    frontier = "the frontier" if applied_lsn is None else f"the frontier {format_lsn(applied_lsn)}"
+    moved = "" if applied_at is None else f" The frontier last moved at {_minute(applied_at)}."
     if slot is None:
         raise SourceError(
             f"replication slot {name} does not exist (any more): whatever was committed after {frontier} is lost to the"
@@ -320,8 +320,8 @@ def check_slot(
 def _copy_again(name: str, *, dropped: bool = False) -> str:
     drop = "" if dropped else f" `SELECT pg_drop_replication_slot('{name}')`,"
     return (
-        "the lake stays readable as of F, but follows no more: its tables have to be copied again. `mirror-pump"
-        f" unregister` each of them,{drop} `mirror-pump init`, then `mirror-pump register` them"
+        "the lake stays readable as of the frontier, but does not follow any more: its tables have to be copied again."
+        f" `mirror-pump unregister` each of them,{drop} `mirror-pump init`, then `mirror-pump register` them"
     )
 
 

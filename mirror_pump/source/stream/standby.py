@@ -49,7 +49,7 @@ class Led:
     """Its name, for people."""
     epoch: int
     frontier: Lsn
-    """F."""
+    """The frontier."""
 
 
 class Standby:

@@ -124,7 +124,7 @@ def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Datab
     with connect(database.dsn, autocommit=True) as connection:
         assert swap_pointer(connection, "public", "t", mirror.table.metadata_location, cold.new_location)
     said = execute(pasted(run, "pyiceberg", reader) + "\nprint(rows.to_pylist())\n", reader, tmp_path)
-    assert said.startswith("F = 0/B of 20")
+    assert said.startswith("frontier 0/B of 20")
     assert "read from the lake" in said
     assert "of the heap" in said
     assert "not resolved yet" not in said

@@ -17,7 +17,12 @@ def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: s
     result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
 
     assert result.exit_code == 0, result.stderr
-    for said in ("schema modak: created", "publication mirror_pump: created", f"slot {slot}: created", "ready: F = "):
+    for said in (
+        "schema modak: created",
+        "publication mirror_pump: created",
+        f"slot {slot}: created",
+        "ready: frontier ",
+    ):
         assert said in result.stdout
     ((confirmed, plugin),) = database.rows(
         "SELECT (confirmed_flush_lsn - '0/0')::bigint, plugin FROM pg_replication_slots WHERE slot_name = %s", (slot,)
@@ -29,7 +34,7 @@ def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: s
     assert database.rows("SELECT warehouse FROM modak.storage_profiles WHERE is_default") == [
         (f"file://{tmp_path}/lake",)
     ]
-    assert f"ready: F = {format_lsn(applied)}" in result.stdout
+    assert f"ready: frontier {format_lsn(applied)}" in result.stdout
     # The probe of the warehouse leaves nothing behind.
     assert list((tmp_path / "lake").iterdir()) == []
 

@@ -61,7 +61,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
         program.kill(pump)
     assert f"process id {pump.pid}" in (tmp_path / "run.log").read_text()
     said = (tmp_path / "pump.log").read_text()
-    assert re.search(r"stopped at F = [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
+    assert re.search(r"stopped at frontier [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
     assert "Traceback" not in said
 
 
@@ -81,7 +81,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
         program.kill(pump)
     lines = [orjson.loads(line) for line in (tmp_path / "pump.log").read_text().splitlines()]
     assert f"127.0.0.1:{port}" in next(line["error"] for line in lines if line["event"] == "waiting for the server")
-    assert lines[-1]["event"].startswith("stopped at F = ")
+    assert lines[-1]["event"].startswith("stopped at frontier ")
 
 
 @pytest.mark.parametrize(

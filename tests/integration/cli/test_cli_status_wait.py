@@ -247,7 +247,7 @@ def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, m
     thread.join(20)
 
     assert result.exit_code == 0, result.stderr
-    assert f"F = {asked[0]} has passed {asked[0]}" in result.stdout
+    assert f"frontier {asked[0]} has passed {asked[0]}" in result.stdout
 
 
 def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Database, mirror: str) -> None:

@@ -133,7 +133,7 @@ def test_a_command_in_an_error_can_be_pasted_into_a_shell(run: Run, database: Da
     create = f"CREATE TABLE {name.quoted} (id int PRIMARY KEY)"
     database.execute(create)
     mirror.register(str(name))
-    database.execute(f"DROP TABLE {name.quoted}", create)
+    database.execute(f"ALTER TABLE {name.quoted} RENAME TO renamed", create)
 
     with pytest.raises(TableError, match="another table was registered as") as refused:
         mirror.register(str(name))

@@ -102,7 +102,7 @@ def test_a_slot_that_no_pump_can_go_on_from(
     for text in (str(refused.value), seen.stdout, checked.stdout, document["slot"]["error"], waited.stderr):
         assert said in text
         # A terminal's lines end anywhere.
-        assert f"F last moved at {moved}" in " ".join(text.split())
+        assert f"The frontier last moved at {moved}" in " ".join(text.split())
     for text in (refused.value.remedy, seen.stdout, checked.stdout, document["slot"]["remedy"], waited.stderr):
         assert "unregister" in text
         assert "mirror-pump run" not in text, "to start a pump is of no use"

@@ -1,4 +1,5 @@
-"""Tables that are copied again: the old content stays at its old F, the new one appears whole, and history goes on."""
+"""Tables that are copied again: the old content stays at its old frontier, the new one appears whole, and history goes
+on."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import pytest
 from mirror_pump.config import Settings
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import TableState
+from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import Severity
@@ -49,7 +52,8 @@ def gate() -> Iterator[GatedCopies]:
 
 
 def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
-    """F, S and state of a table, and whether the pointer is S's."""
+    """The frontier, the published snapshot and state of a table, and whether the pointer is the published
+    snapshot's."""
     return mirror.database.rows(
         "SELECT c.replicated_lsn, c.lake_snapshot_id, m.state, c.lake_props ->> 'metadata_location'"
         "  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)"
@@ -269,10 +273,10 @@ def test_tables_swap_their_names(database: Database, warehouse: str) -> None:
         )
         mirror.await_frontier()
         mirror.assert_equal("public.t", "public.other")
-        # The name of a table that was dropped is not free before that is unregistered.
+        # A table that is renamed does not take the name of a dropped one before that is unregistered.
         database.execute("DROP TABLE t", "ALTER TABLE other RENAME TO t", "UPDATE t SET n = 1")
         mirror.await_frontier()
-        await_true(lambda: mirror.state("public.t") == "failed", 20, "the dropped table is set aside")
+        await_true(lambda: mirror.state("public.t") == "dropped", 20, "t is dropped")
         assert mirror.state("public.other") == "live"
         assert lake_rows(mirror.location("public.other")) == mirror.heap("t")
     assert len(lake_rows(mirror.location("public.t"))) == 2
@@ -474,23 +478,39 @@ def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehous
     database.execute(
         "ALTER TABLE t DROP CONSTRAINT t_pkey", "INSERT INTO t (id) VALUES (7), (7)", "UPDATE other SET v = 'x'"
     )
-    mirror.catch_up()
-    assert (mirror.state("public.t"), mirror.lake("public.t")) == ("copying", before)
+    steps = Steps()
+    mirror.catch_up(steps)
+    assert (mirror.state("public.t"), mirror.lake("public.t")) == ("waiting", before)
     mirror.assert_equal("public.other")
+    assert steps.details(Step.TABLE_WAITING, "table") == ["public.t"]
+    assert steps.count(Step.TABLE_COPIED_AGAIN) == 0, "it is not copied yet"
+    # Whoever waits for its copy is told, too.
+    (outcome,) = register(mirror.settings, ["t"], wait=True, on_progress=lambda _: None)
+    assert "give it a key again" in str(outcome.error)
     with StatusReader(mirror.settings) as reader:
         status = reader.read()
     (alert,) = [alert for alert in status.alerts if alert.table == "public.t"]
     assert alert.severity is Severity.CRITICAL
     assert "no primary key" in alert.message
     assert "give it a key again, and it is copied again by itself" in alert.message
+    (shown,) = [table for table in status.tables if table.table == "public.t"]
+    assert (shown.state, shown.note) == (TableState.WAITING, None)
+    assert shown.lag_bytes
     told = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
     before_that = database.rows(told)
     with mirror.pumping():
         mirror.await_frontier()
-        assert mirror.state("public.t") == "copying"
+        assert mirror.state("public.t") == "waiting"
     assert database.rows(told) == before_that, "the stream is not told again and again"
     database.execute("TRUNCATE t", "INSERT INTO t (id) VALUES (7), (8)", "ALTER TABLE t ADD PRIMARY KEY (id)")
-    mirror.catch_up()
+    with StatusReader(mirror.settings) as reader:
+        status = reader.read()
+    (shown,) = [table for table in status.tables if table.table == "public.t"]
+    assert shown.error is None, "its owner has done what there was to do"
+    assert "once the transactions" in (shown.note or "")
+    mirror.catch_up(steps)
+    (reason,) = steps.details(Step.TABLE_COPIED_AGAIN, "reason")
+    assert "no primary key" in reason, "the log says why"
     mirror.assert_equal("public.t")
     mirror.assert_sound()
     assert database.rows("SELECT error FROM modak.mirror_tables WHERE error IS NOT NULL") == []
@@ -745,7 +765,7 @@ def test_a_type_changes_under_transactions_that_have_written_to_the_table(
             database.execute("UPDATE t SET m = 'bad' WHERE id < 10")
         for writer in writers:
             mirror.await_frontier()
-            assert mirror.state("public.t") == "copying", "not live before all have ended that wrote before"
+            assert mirror.state("public.t") in ("waiting", "copying"), "all that wrote before have to end"
             writer.commit()
         mirror.await_live("public.t")
         mirror.await_frontier()

@@ -1,4 +1,5 @@
-"""The branch `cold`: what every engine finds in S, without a filter, is exactly what main has below T."""
+"""The branch `cold`: what every engine finds in the published snapshot, without a filter, is exactly what main has
+below the cut-line."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def _line(cut: int) -> CutLine:
 
 
 def _advance(small: SmallTable, branch: ArchiveBranch, line: CutLine | None, dsn: str = "") -> StagedArchive:
-    """S made anew, and landed."""
+    """The published snapshot made anew, and landed."""
     small.now_ms += 1000
     cold = branch.stage(small.table, line, small.now_ms)
     if dsn:
@@ -173,7 +174,8 @@ def test_what_is_replaced_spares_the_rows_below_t(tmp_path: Path) -> None:
 
 
 def test_deletes_from_t_on_are_not_part_of_s(tmp_path: Path) -> None:
-    """pyiceberg reads no table with equality deletes: those that concern the heap's rows must not keep it from S."""
+    """pyiceberg reads no table with equality deletes: those that concern the heap's rows must not keep it from the
+    published snapshot."""
     small = SmallTable(tmp_path.as_uri())
     small.commit(RowDelta((small.segment(dict.fromkeys(range(100), "a")),)))
     small.commit(RowDelta((small.segment({60: "b"}, range(60, 70)),)))

@@ -312,7 +312,7 @@ def added_rows(mirror: Mirror) -> int:
 
 
 def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
-    """Whoever reads the catalog in one statement never sees a table of another F: each publish is checked."""
+    """Whoever reads the catalog in one statement never sees a table of another frontier: each publish is checked."""
     points: list[tuple[int, list[tuple[int, bool]]]] = []
 
     def look(step: Step, details: dict[str, object]) -> None:

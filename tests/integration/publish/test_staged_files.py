@@ -23,7 +23,8 @@ def _files(mirror: Mirror) -> set[Path]:
 
 
 def _correct(database: Database, value: str) -> None:
-    """An existing row below T, a new one and an absent one: positions, rows, and whatever the last one comes to."""
+    """An existing row below the cut-line, a new one and an absent one: positions, rows, and whatever the last one
+    comes to."""
     with database.connect(autocommit=False) as connection:
         upsert(connection, 4, 2, value)
         upsert(connection, 5, 1, value)

@@ -1,4 +1,5 @@
-"""Hybrid reads: one state that the database had, while it is written to; and what happens when F does not come."""
+"""Hybrid reads: one state that the database had, while it is written to; and what happens when the frontier does not
+come."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_a_hybrid_read_sees_what_was_committed_before_it_in_both_engines(mirror:
 
 def test_without_a_pump_a_hybrid_read_falls_back_to_the_heap_and_says_so(mirror: Mirror, spark: SparkSession) -> None:
     mirror.database.execute("INSERT INTO public.t VALUES (1000, 1, 'new')")
-    with pytest.warns(RuntimeWarning, match="read from the heap, not from the lake: F = .* has not passed"):
+    with pytest.warns(RuntimeWarning, match="read from the heap, not from the lake: frontier .* has not passed"):
         frame = mirror_pump.spark.read(spark, "public.t", "hybrid", max_wait=2, settings=mirror.settings)
     with frame:
         assert frame.read.lake is None

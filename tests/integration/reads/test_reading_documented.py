@@ -136,7 +136,7 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
         if wanted:
             assert result.exit_code == 0, result.output
             assert result.stdout.splitlines()[1] == wanted
-            assert "read at F = " in result.stderr
+            assert "read at frontier " in result.stderr
         else:
             assert result.exit_code == 2
     second = int(time.time()) + 1

@@ -1,4 +1,5 @@
-"""Seam reads by DuckDB: T, S, delta and heap of one moment, against a shadow table with the same history."""
+"""Seam reads by DuckDB: the cut-line, the published snapshot, delta and heap of one moment, against a shadow table
+with the same history."""
 
 from __future__ import annotations
 

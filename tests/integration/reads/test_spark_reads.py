@@ -172,7 +172,7 @@ def test_the_lake_is_read_as_of_f_and_the_heap_as_of_now(retained: Retained, rea
         with read(mode="lake") as after, read(mode="heap") as heap:
             assert after.count() == before.count() + 1
             assert rows(heap) == [row for row in retained.truth() if row[0] >= 100]
-            # S, and the head of main for reads of the lake alone.
+            # The published snapshot, and the head of main for reads of the lake alone.
             assert len(retained.pins()) == 5
 
 

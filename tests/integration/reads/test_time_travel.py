@@ -1,4 +1,4 @@
-"""`sql --at` finds the rows of a published F from the moment on at which a table went live, and none before."""
+"""`sql --at` finds the rows of a published frontier from the moment on at which a table went live, and none before."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def traveller(run: Run, tmp_path: Path) -> Traveller:
 
 
 def frontiers(mirror: Mirror) -> list[int]:
-    """Every F that was published, oldest first."""
+    """Every frontier that was published, oldest first."""
     return [row[0] for row in mirror.database.rows("SELECT present FROM audit.frontiers ORDER BY seen")]
 
 
 def live_since(mirror: Mirror, table: str) -> int:
-    """The first F that was published when the table's copy was complete."""
+    """The first frontier that was published when the table's copy was complete."""
     ((complete,),) = mirror.database.rows(
         "SELECT live_after_lsn FROM modak.mirror_tables WHERE table_id = %s::regclass::oid::bigint", (table,)
     )
@@ -128,7 +128,7 @@ def test_a_table_can_be_read_at_every_f_from_the_one_on_at_which_it_went_live(
         earlier = [one for one in frontiers(mirror) if one < frontier]
         for one in (earlier[len(earlier) // 2], frontier - 1):
             refusal = traveller.refusal(table, one)
-            assert f"public.{table} has been live since F = {format_lsn(frontier)} (20" in refusal
+            assert f"public.{table} has been live since frontier {format_lsn(frontier)} (20" in refusal
             assert "before that it was being copied" in refusal
             assert f"--at {format_lsn(frontier)}" in refusal
     # Of several tables the last to go live decides.
@@ -167,7 +167,7 @@ def test_a_table_that_was_copied_again_can_be_read_from_there_on(
         content = mirror.heap("changing")
     assert traveller.rows("changing", since) == content
     for frontier in (former, during, since - 1):
-        assert f"public.changing has been live since F = {format_lsn(since)} (20" in traveller.refusal(
+        assert f"public.changing has been live since frontier {format_lsn(since)} (20" in traveller.refusal(
             "changing", frontier
         )
 

@@ -1,4 +1,4 @@
-"""Rows below T, by the database alone: what triggers and functions make of changes, and what they refuse."""
+"""Rows below the cut-line, by the database alone: what triggers and functions make of changes, and what they refuse."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_another_key_waits_until_the_mirror_has_followed(heap: Heap) -> None:
 def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
     database: Database, kind: str, years: tuple[str, str]
 ) -> None:
-    """Infinity is nothing the lake can hold, and before T has moved nothing is below it."""
+    """Infinity is nothing the lake can hold, and before the cut-line has moved nothing is below it."""
     first, second = years
     with database.connect() as connection:
         migrate(connection)

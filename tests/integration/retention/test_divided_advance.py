@@ -1,4 +1,5 @@
-"""T moves: before, meanwhile and afterwards a seam read finds every row once, with S scanned without a filter."""
+"""The cut-line moves: before, meanwhile and afterwards a seam read finds every row once, with the published snapshot
+scanned without a filter."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.pipeline import writing
 
 
 def _main(divided: Divided) -> list[tuple[object, ...]]:
-    """Main's rows at or above T."""
+    """Main's rows at or above the cut-line."""
     rows = lake_rows(divided.mirror.location("public.events"))
     return sorted(row for row in rows if row[0] >= divided.cut)
 
@@ -30,7 +30,7 @@ def test_truncate_concerns_rows_from_t_on(database: Database, tmp_path: Path) ->
     divided = Divided.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        # One file with rows on both sides of T, deletes among them.
+        # One file with rows on both sides of the cut-line, deletes among them.
         with database.connect(autocommit=False) as connection:
             for at in range(0, 3 * WIDTH, 7):
                 upsert(connection, at, 1, "before")

@@ -63,7 +63,8 @@ def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Databa
     divided = Divided.create(mirror, partitions=2)
 
     def correct(step: Step, details: dict[str, object]) -> None:
-        # The fold's files are written and its metadata staged: it will land with what it read. A batch moves F.
+        # The fold's files are written and its metadata staged: it will land with what it read. A batch moves the
+        # frontier.
         fold = step is Step.STAGED and details["frontier"] is None
         if fold and divided.sealed and _unfolded(database) and not again:
             again.append(True)
@@ -142,7 +143,7 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: D
         first = database.rows(corrections)
         assert len(first) == 1
         looks(1)
-        # It pins the same S as the first; neither is cleared for, as long as one of them is there.
+        # It pins the same published snapshot as the first; neither is cleared for, as long as one of them is there.
         (ours,) = database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
         looks(0.2)
         database.execute(f"DELETE FROM modak.read_pins WHERE pin_id = {pin}")

@@ -1,4 +1,5 @@
-"""Maintenance of a table with heap retention: S, its metadata file and pinned ones outlive it, and let old files go."""
+"""Maintenance of a table with heap retention: the published snapshot, its metadata file and pinned ones outlive it,
+and let old files go."""
 
 from __future__ import annotations
 

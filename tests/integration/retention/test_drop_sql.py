@@ -172,8 +172,8 @@ def test_a_partition_that_was_away_since_its_proof_is_proven_again(
     "rewritten", ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0"], ids=["another type", "vacuum"]
 )
 def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(heap: Heap, rewritten: LiteralString) -> None:
-    """No trigger sees what USING makes of its rows, and the lake's rows below T stay as they are. Whether anything has
-    changed only another proof can tell."""
+    """No trigger sees what USING makes of its rows, and the lake's rows below the cut-line stay as they are. Whether
+    anything has changed only another proof can tell."""
     heap.database.execute("ALTER TABLE ev DROP COLUMN doubled")
     heap.pass_by("ev0", 100)
     heap.prove()

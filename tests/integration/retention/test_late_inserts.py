@@ -69,7 +69,7 @@ class Folds:
 
 
 def _insert_late(connection: Any, first: int, count: int) -> None:
-    """Rows of new keys below T, by plain INSERT."""
+    """Rows of new keys below the cut-line, by plain INSERT."""
     for table in ("events", "model"):
         run(
             connection,
@@ -79,7 +79,7 @@ def _insert_late(connection: Any, first: int, count: int) -> None:
 
 
 def _assert_read_by_all(divided: Divided) -> None:
-    """S is every row below T, and main the whole table, by DuckDB and pyiceberg."""
+    """The published snapshot is every row below the cut-line, and main the whole table, by DuckDB and pyiceberg."""
     divided.assert_exact()
     database = divided.mirror.database
     (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0]
@@ -232,7 +232,8 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 120, "everything folded and cleared"
         )
-        # What was deleted by key while files were rewritten is converted within moments, and S made anew then.
+        # What was deleted by key while files were rewritten is converted within moments, and the published snapshot
+        # made anew then.
         pointer: LiteralString = "SELECT lake_props ->> 'metadata_location' FROM modak.cutline"
         await_true(lambda: by_pyiceberg(mirror.location(EVENTS)) is not None, 60, "no equality deletes in main")
         await_true(lambda: by_pyiceberg(database.rows(pointer)[0][0]) is not None, 60, "no equality deletes in S")

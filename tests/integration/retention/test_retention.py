@@ -288,7 +288,8 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) ->
 
 
 def test_t_passes_a_partition_that_never_rests(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each seal more changes are captured than T should wait for; it is sealed anew, but not for ever."""
+    """After each seal more changes are captured than the cut-line should wait for; it is sealed anew, but not for
+    ever."""
     shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000")
     with mirror.pumping():
         shedding.await_state(p0="hot")
@@ -366,7 +367,8 @@ def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:
 
 
 def test_what_owners_do_with_partitions(mirror: Mirror) -> None:
-    """One is dropped, one detached, one attached below T, one made late: no row of the lake is taken for deleted."""
+    """One is dropped, one detached, one attached below the cut-line, one made late: no row of the lake is taken for
+    deleted."""
     shedding = Shedding.create(mirror, partitions=6, rows=10, lag="200")
     mirror.catch_up()
     steps = Steps()
@@ -518,13 +520,13 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> Non
 def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not made to wait for T with its triggers on; and what was written meanwhile is in the mirror."""
+    """It is not made to wait for the cut-line with its triggers on; and what was written meanwhile is in the mirror."""
     monkeypatch.setattr(retention, "_UNSEAL_AFTER", 0.0)
     shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
     mirror.catch_up()
     with mirror.pumping():
         with mirror.database.connect(autocommit=False) as writer:
-            # T has to pass p0 first.
+            # The cut-line has to pass p0 first.
             writer.execute("UPDATE events SET n = n + 1 WHERE at = 10")
             change_retention(mirror.settings, "events", "heap_retention", "100")
             shedding.await_state(p0="hot", p1="sealing")

@@ -75,5 +75,5 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         assert set(outlook) | set(outlook["partitions"][0]) == set(re.findall(r'^ +"(\w+)":', listed, re.MULTILINE))
         assert outlook["partitions"][0]["outlook"] == "stays: heap_retention is not set"
         plain = run("status").stdout
-        assert "T = 2026-03-01 00:00:00+00" in plain
+        assert "cut-line 2026-03-01 00:00:00+00" in plain
         assert "2 dropped" in plain

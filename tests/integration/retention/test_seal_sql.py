@@ -1,4 +1,4 @@
-"""Sealing, T's way past partitions, and waiting for F, by the database alone."""
+"""Sealing, the cut-line's way past partitions, and waiting for the frontier, by the database alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_change_slips_between_the_seal_and_t(heap: Heap) -> None:
     assert heap.captured() == {"11 11": 0}
     with repeatable_read(heap) as old:
         assert heap.advance("ev0", 100) is None
-        # By its snapshot the partition is above T still.
+        # By its snapshot the partition is above the cut-line still.
         old.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
         old.execute("UPDATE ev SET v = 'late' WHERE id = 1")
         old.commit()
@@ -143,7 +143,8 @@ def test_t_passes_a_partition_that_its_owner_dropped(heap: Heap) -> None:
 
 @pytest.mark.parametrize("away", ["DROP TABLE ev0", "ALTER TABLE ev DETACH PARTITION ev0"])
 def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, away: LiteralString) -> None:
-    """Nothing but the stream has them, and what the stream brings below T is dropped: F has to pass them before."""
+    """Nothing but the stream has them, and what the stream brings below the cut-line is dropped: the frontier has to
+    pass them before."""
 
     def change() -> int:
         heap.database.execute("UPDATE ev SET v = v || ' and changed' WHERE id = 1")
@@ -153,7 +154,7 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, aw
     before = heap.database.lsn()
     behind = change()
     heap.database.execute(away)
-    # It was attached when somebody looked whether F had passed its seal.
+    # It was attached when somebody looked whether the frontier had passed its seal.
     assert heap.advance("ev0", 100, before) == "partition ev0 was altered meanwhile"
     assert heap.gone("ev0")
     assert not heap.gone("ev0"), "once is enough"
@@ -173,7 +174,7 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, aw
 
 
 def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Heap) -> None:
-    """The protocol reads T with the pin, and the file of S by the next statement."""
+    """The protocol reads the cut-line with the pin, and the file of the published snapshot by the next statement."""
     pin: LiteralString = (
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " SELECT table_id, lake_snapshot_id, tier_key_hi, now() + interval '15 minutes' FROM modak.cutline"
@@ -204,8 +205,8 @@ def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Hea
 
 
 def test_t_waits_for_the_pins_of_readers_until_they_are_released_or_expire(heap: Heap) -> None:
-    """A reader by the protocol takes every correction of the table. Of a partition that T passed under its pin it would
-    find corrected rows in the heap and in the delta."""
+    """A reader by the protocol takes every correction of the table. Of a partition that the cut-line passed under its
+    pin it would find corrected rows in the heap and in the delta."""
     advance = "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)"
     heap.seal("ev0")
 

@@ -31,7 +31,8 @@ def gate() -> Iterator[GatedCopies]:
 
 
 def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
-    """F, S and state of a table, and whether the pointer is S's."""
+    """The frontier, the published snapshot and state of a table, and whether the pointer is the published
+    snapshot's."""
     return mirror.database.rows(
         "SELECT c.replicated_lsn, c.lake_snapshot_id, m.state, c.lake_props ->> 'metadata_location'"
         "  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)"

@@ -27,9 +27,17 @@ _STEPS = {
     Step.TABLE_CHANGED: "followed",
     Step.TABLE_FILLING: "filled",
     Step.TABLE_COPIED_AGAIN: "copied again",
+    Step.TABLE_WAITING: "waits",
     Step.TABLE_FAILED: "failed",
+    Step.TABLE_DROPPED: "dropped",
 }
-_STRENGTH = ("nothing", "followed", "filled", "copied again", "failed")
+_STRENGTH = ("nothing", "followed", "filled", "waits", "copied again", "failed", "dropped")
+_ENDS = {
+    "failed": ("failed", "register"),
+    "dropped": ("dropped", "dropped in Postgres"),
+    "waits": ("waiting", "key"),
+}
+"""Results after which no change is applied: the state, and a word of the reason."""
 
 
 def _setup() -> str:
@@ -186,8 +194,8 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
         seen = len(scene.pump.steps.seen)
         connection.execute(_CHANGES.encode())
         before = _heap(database, table_id)
-        if result == "failed":
-            # What shares a batch with the end of a table is beyond its last F.
+        if result in _ENDS:
+            # What shares a batch with the end of a table is beyond its last frontier.
             mirror.await_frontier()
         if result == "refused by Postgres":
             with pytest.raises(psycopg.errors.FeatureNotSupported):
@@ -195,16 +203,17 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
             return
         for statement in transactions:
             connection.execute(statement.replace("elsewhere", f"elsewhere_{schema}").encode())
-        if result != "failed":
+        if result not in _ENDS:
             _after(connection, table_id, {})
     mirror.await_frontier()
     present = _present(database, table_id)
-    if result == "failed":
+    if result in _ENDS:
         name = f"{schema}.{table}"
-        await_true(lambda: mirror.state(name) == "failed", 90, f"{name} failed")
+        state, said = _ENDS[result]
+        await_true(lambda: mirror.state(name) == state, 90, f"{name} {state}")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
-        assert "register" in mirror.error(name)
+        assert said in mirror.error(name)
         assert _lake(mirror, name) == before, "it stays readable as it was"
     else:
         assert present is not None

@@ -103,8 +103,8 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
     other.execute("CREATE TABLE noise (v text)")
     made = mirror.database.lsn()
     await_true(lambda: made - mirror.acknowledged() < 200_000, 60, "the slot follows the making of that database")
-    # At rest: no publish moves F, although the acknowledgement has been sent and WAL is as it was. Spark's start may
-    # still cost something in the first of these times.
+    # At rest: no publish moves the frontier, although the acknowledgement has been sent and WAL is as it was. Spark's
+    # start may still cost something in the first of these times.
     for _ in range(3):
         steady(mirror.frontier, 2.5, 30)
         publishes = mirror.database.rows("SELECT count(*) FROM audit.frontiers")
@@ -164,7 +164,7 @@ def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, databas
     finally:
         program.kill(process)
     said = (tmp_path / "pump.log").read_text()
-    stopped = re.search(r"stopped at F = ([0-9A-F]+/[0-9A-F]+)", said)
+    stopped = re.search(r"stopped at frontier ([0-9A-F]+/[0-9A-F]+)", said)
     assert stopped, said[-2000:]
     assert parse_lsn(stopped[1]) == mirror.frontier(), "it says where F stands"
     assert "Traceback" not in said

@@ -152,7 +152,7 @@ def test_a_large_transaction_is_one_step_of_f(database: Database, warehouse: str
         assert {count for _, count, _ in large} <= {3, 145_003}, "all of it or nothing"
         assert {count for _, _, count in large} <= {0, 145_000, 145_001}
         assert all((t > 3) == (u > 0) for _, t, u in large), "in both tables at once"
-        # A merge may follow at the same F.
+        # A merge may follow at the same frontier.
         assert len({frontier for frontier, t, _ in large if frontier <= after and t > 3}) == 1
         segments = max(int(str(number)) for number in steps.details(Step.RECEIVED, "segments"))
         assert segments > 40, "it was cut into many pieces"

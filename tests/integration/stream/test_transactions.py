@@ -152,7 +152,8 @@ def test_key_swaps_through_a_deferred_constraint(database: Database, warehouse: 
 
 
 def test_prepared_transactions(own_server: EmbeddedPostgres, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Nothing of them counts before COMMIT PREPARED, over restarts of the pump and of the server; F passes them by."""
+    """Nothing of them counts before COMMIT PREPARED, over restarts of the pump and of the server; the frontier passes
+    them by."""
     own_server.create_database("x")
     database = Database(own_server, "x")
     database.execute(_TABLE, _ROWS, "CREATE TABLE u (id int PRIMARY KEY)")
@@ -196,7 +197,8 @@ def test_prepared_transactions(own_server: EmbeddedPostgres, warehouse: str, tas
 
 
 def test_a_transaction_that_stays_open(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """It holds back nothing but WAL, and status says so: F passes, others are published, pumps come and go."""
+    """It holds back nothing but WAL, and status says so: the frontier passes, others are published, pumps come and
+    go."""
     database.execute(_TABLE, _ROWS, "CREATE TABLE u (id int PRIMARY KEY, v text)")
     mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
     mirror.register("t", "u")

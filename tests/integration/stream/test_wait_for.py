@@ -1,4 +1,4 @@
-"""modak.wait_for(): SQL that waits for F, and wakes an idle pump for it."""
+"""modak.wait_for(): SQL that waits for the frontier, and wakes an idle pump for it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_people_read_why_a_table_was_not_compared(monkeypatch: pytest.MonkeyPatc
         "public.same: equal (heap 2 rows, lake 2 rows)",
         "public.other: DIFFERENT (heap 2 rows, lake 1 rows)",
         '  {"key":{"id":"1"},"kind":"missing","columns":{}}',
-        "public.again: equal (heap 1 rows, lake 1 rows, at F = 0/0)",
+        "public.again: equal (heap 1 rows, lake 1 rows, at frontier 0/0)",
         "public.copied: NOT COMPARED (the table is copying)",
-        "compared at F = 0/1",
+        "compared at frontier 0/1",
     ]

@@ -106,10 +106,10 @@ def test_the_name_state_and_lag_of_every_table_can_be_read(width: int) -> None:
 @pytest.mark.parametrize(
     ("width", "shown", "hidden"),
     [
-        (60, {"rows"}, {"size", "F"}),
-        (80, {"rows", "size"}, {"behind", "F"}),
-        (120, {"rows", "size", "pending deletes", "behind"}, {"index", "F"}),
-        (200, {"rows", "size", "pending deletes", "behind", "files", "delete files", "index", "F"}, set[str]()),
+        (60, {"rows"}, {"size", "frontier"}),
+        (80, {"rows", "size"}, {"behind", "frontier"}),
+        (120, {"rows", "size", "pending deletes", "behind"}, {"index", "frontier"}),
+        (200, {"rows", "size", "pending deletes", "behind", "files", "delete files", "index", "frontier"}, set[str]()),
     ],
 )  # fmt: skip
 def test_internals_go_first_where_there_is_no_room(width: int, shown: set[str], hidden: set[str]) -> None:
@@ -132,7 +132,7 @@ def test_what_needs_a_person_comes_first(width: int) -> None:
     lines = drawn(mirror(tables), width)
 
     text = "".join(lines)
-    assert text.index("is no key") < text.index("F = ")
+    assert text.index("is no key") < text.index("frontier ")
     assert list(rows(lines))[:2] == [names()[190], names()[150]]
     assert "15.0 MiB" in rows(lines)[names()[190]], "its lag in seconds is not known"
     assert "copying 321/1234" in rows(lines)[names()[150]]

@@ -1,4 +1,4 @@
-"""T in a column's own unit, for every kind of tier key."""
+"""The cut-line in a column's own unit, for every kind of tier key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time travel finds the snapshots of a published F, and refuses where the history does not tell."""
+"""Time travel finds the snapshots of a published frontier, and refuses where the history does not tell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ A = TableName("public", "a")
 def document(
     *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Metadata with snapshots (ID, F, parent); the time of each is its ID in seconds. `copying`: IDs of those that a
-    copy made before it was complete."""
+    """Metadata with snapshots (ID, the frontier, parent); the time of each is its ID in seconds. `copying`: IDs of
+    those that a copy made before it was complete."""
     snapshots = [
         {
             "snapshot-id": number,
@@ -67,7 +67,7 @@ def test_a_table_that_did_not_change_is_at_its_snapshot_before() -> None:
 def test_a_snapshot_that_is_gone_may_have_changed_the_table() -> None:
     a = document((1, 100, None), (2, 200, 1), (3, 300, 2))
     thinned = document((1, 100, None), (5, 300, 4))
-    with pytest.raises(TableError, match=r"public\.b is thinned out around F = 0/C8") as refused:
+    with pytest.raises(TableError, match=r"public\.b is thinned out around frontier 0/C8") as refused:
         at(200, a=a, b=thinned)
     assert refused.value.remedy == "readable, for example: --at 0/64, 0/12C"
     assert at(100, a=a, b=thinned) == (100, {"a": 1, "b": 1})
@@ -85,7 +85,7 @@ def test_a_table_that_was_copied_and_never_changed_is_at_its_copy() -> None:
     assert at(1000, b=b) == (1000, {"b": 2})
     assert at(260, a=a, b=b) == (250, {"a": 3, "b": 2})
     assert at(300, a=a, b=b) == (300, {"a": 4, "b": 2})
-    # Where the history begins with another engine's rewrite nobody knows what F that is of.
+    # Where the history begins with another engine's rewrite nobody knows what frontier that is of.
     with pytest.raises(TableError, match=r"public\.b is thinned out"):
         at(300, a=a, b=document((2, None, 1)))
 
@@ -93,13 +93,13 @@ def test_a_table_that_was_copied_and_never_changed_is_at_its_copy() -> None:
 def test_before_a_table_was_live_is_refused_with_since_when_it_is() -> None:
     a = document((1, None, None), (2, None, 1), (3, 300, 2), copying=(2,))
     b = document((1, None, None), (2, 250, 1))
-    since = r"public\.a has been live since F = 0/12C \(1970-01-01T00:00:03.000Z\)"
+    since = r"public\.a has been live since frontier 0/12C \(1970-01-01T00:00:03.000Z\)"
     for when in (When(Lsn(299), None), When(None, 2999)):
         for documents in ({"a": a}, {"a": a, "b": b}):
             with pytest.raises(TableError, match=since) as error:
                 chosen(when, **documents)
             assert error.value.remedy == "readable, for example: --at 0/12C"
-    with pytest.raises(TableError, match=r"public\.b has been live since F = 0/FA"):
+    with pytest.raises(TableError, match=r"public\.b has been live since frontier 0/FA"):
         at(249, b=b)
 
 
@@ -107,7 +107,7 @@ def test_before_a_table_was_copied_again_is_refused() -> None:
     again = document((1, None, None), (2, 100, 1), (3, 200, 2), (4, None, 3), (5, None, 4), (6, 400, 5), copying=(4, 5))
     assert at(400, a=again) == (400, {"a": 6})
     for frontier in (100, 200, 399):
-        with pytest.raises(TableError, match=r"public\.a has been live since F = 0/190"):
+        with pytest.raises(TableError, match=r"public\.a has been live since frontier 0/190"):
             at(frontier, a=again)
     # The snapshots of the copy and the first one after it are thinned out: 200 is still another life's.
     thinned = document((1, None, None), (2, 100, 1), (3, 200, 2), (7, 500, 6))
@@ -120,7 +120,7 @@ def test_before_the_history_and_beyond_f_is_refused() -> None:
     a = document((3, 300, 2))
     with pytest.raises(TableError, match="does not go back that far"):
         at(200, a=a)
-    with pytest.raises(UsageError, match="F has not reached 0/7D0"):
+    with pytest.raises(UsageError, match="the frontier has not reached 0/7D0"):
         at(2000, a=a)
 
 

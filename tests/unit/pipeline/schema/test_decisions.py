@@ -229,10 +229,10 @@ def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str
     assert _judged({**SHAPE, "types": after}, table).course is waits, "what was written before is to come"
 
 
-def test_a_dropped_table_is_set_aside_with_what_to_do() -> None:
+def test_a_dropped_table_is_no_failed_one() -> None:
     verdict = decide(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
-    assert verdict.course is Action.SET_ASIDE
-    assert "unregister" in verdict.reason
+    assert verdict.course is Action.DROPPED
+    assert "readable as of its last F" in verdict.reason
 
 
 def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
@@ -284,6 +284,6 @@ def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
         shape = {**shape, "leaves": [_leaf(20000, file=7)]} if shape["leaves"] == SHAPE["leaves"] else shape
     verdict = _judged(shape, table, **note)
     assert verdict.course is course, verdict.reason
-    # Before T has moved, every row is in the heap, and can be read again.
+    # Before the cut-line has moved, every row is in the heap, and can be read again.
     unmoved = replace(table, tier=Tier("id", TierKind.BIGINT, lag=5))
     assert _judged(shape, unmoved, **note).course is (Action.COPY_AGAIN if course is Action.SET_ASIDE else course)

@@ -159,7 +159,7 @@ def test_a_changed_column_that_no_note_tells_of_makes_the_table_wait_to_be_copie
     fed.feed(*transaction(200, pg.relation(table, text_oid=1043), pg.insert(7, "2", "b")))
     end = fed.assembler.close()
     (change,) = end.changed_tables
-    assert (change.table.awaiting_description, change.table.state, change.former_lsn) == (True, TableState.COPYING, 0)
+    assert (change.table.awaiting_description, change.table.state, change.former_lsn) == (True, TableState.WAITING, 0)
     assert change.copy_again
     assert "column v has another type" in change.reason
     assert end.changes == 1, "what came after the change of columns is not decoded with the old ones"
@@ -312,7 +312,7 @@ def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
 
 
 def test_a_stalled_table_is_not_applied_before_a_note_describes_it() -> None:
-    table = replace(pg.mirrored(7), awaiting_description=True, state=TableState.COPYING)
+    table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
     assert fed.assembler.empty
@@ -326,7 +326,7 @@ def test_a_stalled_table_is_not_applied_before_a_note_describes_it() -> None:
 
 
 def test_a_table_that_waited_is_applied_although_the_server_does_not_describe_it_again() -> None:
-    table = replace(pg.mirrored(7), awaiting_description=True, state=TableState.COPYING)
+    table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
     fed.verdicts = [SchemaChangeDecision(Action.NOTHING, table)]
@@ -377,7 +377,7 @@ def test_what_a_transaction_that_is_passed_over_did_to_its_tables_does_not_count
 
 
 def test_a_table_that_waited_waits_on_behind_a_transaction_that_is_passed_over() -> None:
-    table = replace(pg.mirrored(7), awaiting_description=True, state=TableState.COPYING)
+    table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table, isolated_transaction=192)
     fed.verdicts = [SchemaChangeDecision(Action.FOLLOW, table)]
     fed.feed(pg.begin(192), pg.note(7), pg.relation(table), pg.insert(7, "1", "a"))
@@ -416,7 +416,7 @@ def test_a_row_beyond_the_limit_sets_its_table_aside_and_no_other(segment: int) 
 def test_a_table_that_is_set_aside_is_not_taken_up_again_before_the_catalog_says_so() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.verdicts = [SchemaChangeDecision(Action.SET_ASIDE, table, "it was dropped")]
+    fed.verdicts = [SchemaChangeDecision(Action.DROPPED, table, "it was dropped")]
     fed.feed(*transaction(100, pg.note(7, shape=None)))
     fed.feed(*transaction(200, pg.relation(table), pg.insert(7, "1", "a")))
     end = fed.assembler.close()

@@ -1,0 +1,49 @@
+"""Looks now and then whether the tables' metadata files are there: a table without changes has no commit that would."""
+
+from __future__ import annotations
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.presence import StoredTable
+from mirror_pump.lake.storage import local_path, missing_files
+from mirror_pump.pipeline.flow.events import LakeFileMissing
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.missing_files.missing_files import stored_tables
+
+_LOCAL_INTERVAL = 5.0
+"""Seconds between two looks at files on local disks: microseconds each."""
+_REMOTE_INTERVAL = 60.0
+"""Seconds between two looks at objects: each is a request."""
+
+
+class LakeWatch:
+    """A thread. What it misses it reports to the loop, which looks again, and knows what it means."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._thread = session_thread("lake watch", self._run, context.inbox)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+    def _run(self) -> None:
+        with self._context.connect() as connection:
+            while self._thread.next_round():
+                tables = stored_tables(connection)
+                self._look(tables)
+                local = all(local_path(table.location) is not None for table in tables)
+                self._thread.await_wake(_LOCAL_INTERVAL if local else _REMOTE_INTERVAL)
+
+    def _look(self, tables: list[StoredTable]) -> None:
+        named = {location: table for table in tables if not table.failed for location in table.metadata_files}
+        try:
+            missing = missing_files(named, self._context.storage)
+        except LakeError:
+            # The next commit meets the same error, and it is the loop's to report.
+            return
+        for location in missing:
+            self._inbox.put(LakeFileMissing(named[location].table_id, location))

@@ -1,0 +1,86 @@
+"""Where files of registrations that have ended are (modak.former_locations): listed until somebody has them removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from mirror_pump.model import TableId, TableName
+from mirror_pump.source.connect import PgConnection, source_errors
+from sql import queries
+
+_SQL = queries("former_locations")
+
+
+class EndedBy(StrEnum):
+    """What ended a registration."""
+
+    UNREGISTER = "unregister"
+    REGISTER = "register"
+    """The table had been dropped, and another one of its name was registered."""
+
+
+@dataclass(frozen=True)
+class FormerLocation:
+    """One place of the storage that a registration had to itself."""
+
+    location: str
+    """Root URI of its files."""
+    table: TableName
+    """The lake table's name then."""
+    metadata_location: str | None
+    """The lake table's newest metadata file: what any Iceberg engine reads the table from."""
+    registered_at: datetime
+    ended_at: datetime
+    ended_by: EndedBy
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `former_locations` in docs/cli-json.md."""
+        return {
+            "table": str(self.table),
+            "location": self.location,
+            "metadata_location": self.metadata_location,
+            "registered_at": self.registered_at.isoformat(),
+            "ended_at": self.ended_at.isoformat(),
+            "ended_by": self.ended_by.value,
+        }
+
+
+def record_former_location(connection: PgConnection, table_id: TableId, ended_by: EndedBy) -> None:
+    """Notes where the files of a registration are, in the transaction that is about to end it."""
+    connection.execute(_SQL["record"], {"table_id": table_id, "ended_by": ended_by.value})
+
+
+def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
+    """All of them, by table and age."""
+    with source_errors("reading where former registrations had their files"):
+        rows = connection.execute(_SQL["list"]).fetchall()
+    return tuple(
+        FormerLocation(location, TableName(schema, name), metadata, registered, ended, EndedBy(by))
+        for location, schema, name, metadata, registered, ended, by in rows
+    )
+
+
+def note_newest_metadata(connection: PgConnection, pointer: str) -> None:
+    """The catalog is about to forget the lake table with this metadata file; its location, if it is a former one, is
+    known by that from here on."""
+    connection.execute(_SQL["committed"], {"pointer": pointer})
+
+
+def forget_former_location(connection: PgConnection, location: str) -> None:
+    """Its files are gone."""
+    with source_errors("forgetting a former location"):
+        connection.execute(_SQL["forget"], {"location": location})
+
+
+def users_of(connection: PgConnection, former: FormerLocation) -> list[str]:
+    """Who needs files of the location: registrations, and tables of the catalog but the former one itself, whose name a
+    registration must not have by now."""
+    where = {"location": former.location}
+    registered = [TableName(*row) for row in connection.execute(_SQL["registered"], where)]
+    own = ("lake", former.table.schema, former.table.name)
+    pointers = [tuple(row) for row in connection.execute(_SQL["pointers"], where)]
+    others = [TableName(schema, name) for catalog, schema, name in pointers if (catalog, schema, name) != own]
+    return [f"registered table {name}" for name in registered] + [f"lake table {name}" for name in others]

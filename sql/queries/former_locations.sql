@@ -1,0 +1,38 @@
+-- Where files of registrations that have ended are (mirror_pump/source/former_locations.py).
+
+-- name: record
+-- In the transaction that ends the registration, while its rows are still there.
+INSERT INTO modak.former_locations (location, schema_name, table_name, metadata_location, registered_at, ended_by)
+SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_at, %(ended_by)s
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ WHERE m.table_id = %(table_id)s
+ON CONFLICT (location) DO NOTHING;
+
+-- name: list
+SELECT location, schema_name, table_name, metadata_location, registered_at, ended_at, ended_by
+  FROM modak.former_locations ORDER BY schema_name, table_name, ended_at, location;
+
+-- name: registered
+-- The registrations whose files are at, within or around a location.
+SELECT t.schema_name, t.table_name
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+ WHERE starts_with(rtrim(m.location, '/') || '/', rtrim(%(location)s, '/') || '/')
+    OR starts_with(rtrim(%(location)s, '/') || '/', rtrim(m.location, '/') || '/');
+
+-- name: pointers
+-- The tables of the catalog, of any name, whose metadata is below a location, or was before the last commit.
+SELECT catalog_name, table_namespace, table_name
+  FROM modak.iceberg_tables
+ WHERE starts_with(coalesce(metadata_location, ''), rtrim(%(location)s, '/') || '/')
+    OR starts_with(coalesce(previous_metadata_location, ''), rtrim(%(location)s, '/') || '/');
+
+-- name: committed
+-- Another engine may have committed to a lake table since its registration ended: what is its newest metadata file now.
+UPDATE modak.former_locations SET metadata_location = %(pointer)s
+ WHERE starts_with(%(pointer)s, rtrim(location, '/') || '/');
+
+-- name: forget
+DELETE FROM modak.former_locations WHERE location = %(location)s;

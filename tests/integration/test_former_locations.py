@@ -1,0 +1,183 @@
+"""Files of registrations that have ended: listed until somebody has them removed, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.engine.segment_tasks import apply_segment
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.storage import local_path
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.support.cli import Run, no_settings, run
+
+__all__ = ["no_settings", "run"]
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    """Tables a and b of 20 rows, mirrored."""
+    threads = ThreadTaskRunner()
+    for table in ("a", "b"):
+        database.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
+            f"INSERT INTO {table} SELECT g, 'row ' || g FROM generate_series(1, 20) g",
+        )
+    made = Mirror.create(database, warehouse, threads)
+    monkeypatch.setenv("MIRROR_PUMP_SLOT", made.settings.slot)
+    made.register("a", "b")
+    made.catch_up()
+    yield made
+    threads.close()
+
+
+def _place(mirror: Mirror, table: str) -> Path:
+    """The directory of a registered table's files."""
+    rows = mirror.database.rows("SELECT location FROM modak.mirror_tables WHERE lake_table = %s", (table,))
+    path = local_path(rows[0][0])
+    assert path is not None
+    return path
+
+
+def _listed(run: Run) -> list[tuple[str, int, str]]:
+    shown = run("unregister", "--list", "--json")
+    assert shown.exit_code == 0, shown.output
+    return [(entry["table"], entry["files"], entry["ended_by"]) for entry in json.loads(shown.stdout)]
+
+
+def _files(place: Path) -> int:
+    return sum(path.is_file() for path in place.rglob("*"))
+
+
+def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: Run) -> None:
+    database, first = mirror.database, _place(mirror, "a")
+    assert _listed(run) == []
+    assert "no registration that has ended left files" in run("unregister", "--list").stderr
+    mirror.unregister("a")
+    assert _listed(run) == [("public.a", _files(first), "unregister")]
+    assert len(mirror.lake("public.a")) == 20, "it stays in the catalog"
+    mirror.register("a")
+    mirror.catch_up()
+    second = _place(mirror, "a")
+    database.execute("DROP TABLE a", "CREATE TABLE a (id int PRIMARY KEY)")
+    mirror.register("a")
+    mirror.catch_up()
+    third = _place(mirror, "a")
+    status = json.loads(run("status", "--json").stdout)["former_locations"]
+    assert [(entry["table"], entry["ended_by"]) for entry in status] == [
+        ("public.a", "unregister"),
+        ("public.a", "register"),
+    ]
+    assert "files of former registrations: public.a" in run("status").stdout
+    assert run("status", "--check").stdout.count("former") == 0
+    shown = run("unregister", "--list").stdout
+    assert str(first) in shown
+    assert str(second) in shown
+    # The table that has the name now is not touched, by neither way to ask.
+    done = run("unregister", "--former", "public.a", "absent")
+    assert done.exit_code == 1
+    assert "public.a: the files of 2 former registrations were removed" in done.stdout
+    assert "no former registration of absent" in done.stderr
+    assert (first.exists(), second.exists(), third.exists()) == (False, False, True)
+    assert _listed(run) == []
+    mirror.assert_equal("public.a", "public.b")
+    # Without a table of that name, --drop-lake is enough; without the flag it says what there is.
+    mirror.unregister("a")
+    database.execute("DROP TABLE a")
+    refused = run("unregister", "a")
+    assert refused.exit_code == 1
+    assert "mirror-pump unregister --former a" in refused.output
+    assert third.exists()
+    assert run("unregister", "--drop-lake", "a").exit_code == 0
+    assert not third.exists()
+    assert database.rows("SELECT table_name FROM modak.iceberg_tables") == [("b",)]
+    assert run("unregister", "--drop-lake", "a").exit_code != 0, "there is nothing more of that name"
+
+
+def test_a_removal_that_was_cut_off_goes_on(mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog lists what is to go before the first file goes, and until the last has gone."""
+    place = _place(mirror, "a")
+
+    def cut_off(location: str, storage: object) -> None:
+        shutil.rmtree(place / "data")
+        raise LakeError("planted: the storage went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mirror_pump.ops.register.former_files.delete_tree", cut_off)
+        assert run("unregister", "--drop-lake", "a").exit_code == 1
+    assert mirror.state("public.a") == ""
+    assert place.exists()
+    assert [table for table, _, _ in _listed(run)] == ["public.a"]
+    assert run("unregister", "--drop-lake", "a").exit_code == 0
+    assert not place.exists()
+    assert _listed(run) == []
+    mirror.assert_equal("public.b")
+
+
+def test_what_a_pump_was_about_to_write_goes_too(mirror: Mirror) -> None:
+    gate = GatedCopies(mirror.runner, apply_segment)
+    place = _place(mirror, "a")
+    with Mirror(mirror.database, mirror.settings, gate).pumping() as pump:
+        mirror.await_frontier()
+        gate.hold()
+        mirror.database.execute("INSERT INTO a VALUES (100, 'late')", "INSERT INTO b VALUES (100, 'late')")
+        await_true(lambda: gate.waiting, 30, "a task is about to write files of a")
+        ending = threading.Thread(target=mirror.unregister, args=("a",), kwargs={"drop_lake": True})
+        ending.start()
+        await_true(lambda: not mirror.state("public.a"), 30, "a is not registered any more")
+        # Long enough for its files to be gone, if they were not kept for the pump's sake.
+        ending.join(0.5)
+        gate.let_go()
+        ending.join(60)
+        assert not ending.is_alive()
+        mirror.await_frontier()
+        pump.stop()
+    assert not place.exists()
+    mirror.assert_equal("public.b")
+
+
+def test_nothing_that_somebody_uses_is_removed(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+    database, place = mirror.database, _place(mirror, "a")
+    mirror.unregister("a")
+    pointer = mirror.location("public.a")
+
+    def refused(what: str) -> None:
+        result = run("unregister", "--former", "a")
+        assert result.exit_code == 1, result.output
+        assert what in result.stderr
+        assert len(lake_rows(pointer)) == 20
+        assert [table for table, _, _ in _listed(run)] == ["public.a"]
+
+    # Another engine renamed the lake table, and somebody reads it under its new name.
+    database.execute("UPDATE modak.iceberg_tables SET table_name = 'kept' WHERE table_name = 'a'")
+    refused("lake table public.kept")
+    database.execute("UPDATE modak.iceberg_tables SET table_name = 'a' WHERE table_name = 'kept'")
+    # A registration that has its files there, above it, or below it.
+    own = database.rows("SELECT location FROM modak.mirror_tables")[0][0]
+    former = place.as_uri()
+    for shared in (former, f"{former}/data", place.parent.as_uri() + "/"):
+        database.execute(f"UPDATE modak.mirror_tables SET location = '{shared}'")
+        refused("registered table public.b")
+    database.execute(f"UPDATE modak.mirror_tables SET location = '{own}'")
+    # A row that says something else than registering ever did.
+    database.execute(f"UPDATE modak.former_locations SET location = '{place.parent.as_uri()}'")
+    refused("no place that registering made")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("kept")
+    database.execute(f"UPDATE modak.former_locations SET location = '{elsewhere.as_uri()}'")
+    refused("no place that registering made")
+    database.execute(f"UPDATE modak.former_locations SET location = '{former}'")
+    # What a link leads to is not below the location.
+    (place / "data" / "link").symlink_to(elsewhere)
+    assert run("unregister", "--former", "a").exit_code == 0
+    assert not place.exists()
+    assert (elsewhere / "precious").read_text() == "kept"
+    mirror.assert_equal("public.b")
