@@ -1,1 +1,1 @@
-"""pgoutput bytes and Postgres text to Arrow. A leaf: standard library, numpy and pyarrow only."""
+"""Converts pgoutput bytes and Postgres text to Arrow. Imports only the standard library, numpy and pyarrow."""

@@ -1,4 +1,4 @@
-"""The column types that a mirrored value can have, and their Arrow form."""
+"""Column types of mirrored values and their Arrow types (docs/types.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 class Kind(StrEnum):
-    """One per Iceberg type that the mirror uses; named as Iceberg names it."""
+    """The Iceberg types that the mirror uses, under Iceberg's names."""
 
     BOOLEAN = "boolean"
     INT = "int"
@@ -48,20 +48,20 @@ _PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.T
 
 @dataclass(frozen=True)
 class ColumnType:
-    """A lake column's type. Frozen and picklable: it travels to tasks and, as JSON text, into the catalog."""
+    """Type of a lake column. Frozen and picklable: it travels to tasks and, as JSON text, into the catalog."""
 
     kind: Kind
     precision: int = 0
-    """Digits in all; DECIMAL only, 1 to 38."""
+    """Total number of digits; DECIMAL only, 1 to 38."""
     scale: int = 0
-    """Digits after the point; DECIMAL only, 0 to precision."""
+    """Digits after the decimal point; DECIMAL only, 0 to precision."""
     element: ColumnType | None = None
-    """LIST only."""
+    """Type of the elements; LIST only."""
 
     @property
     def holds_all(self) -> bool:
-        """Whether the type holds every value that Postgres's type can have. If not, some go elsewhere as text: NaN,
-        infinities, what is out of range, arrays of several dimensions."""
+        """Whether the type can hold every value of the Postgres type. If not, some values are stored as raw text: NaN,
+        infinities, values out of range, arrays of several dimensions."""
         return self.kind not in _PARTIAL
 
     @property
@@ -84,7 +84,7 @@ class ColumnType:
 
     @classmethod
     def parse(cls, text: str) -> ColumnType:
-        """The inverse of `str()`; ValueError for anything else."""
+        """The inverse of `str()`. Raises ValueError for any other text."""
         if text.startswith("decimal(") and text.endswith(")"):
             precision, scale = text[len("decimal(") : -1].split(",")
             return cls(Kind.DECIMAL, int(precision), int(scale))

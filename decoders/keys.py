@@ -1,4 +1,4 @@
-"""Numbers for keys: equal numbers for equal key text, so that sorting integers groups the changes of a row."""
+"""Numbers keys: equal numbers for equal key text, so that sorting integers groups the changes of each row."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SPAN_LIMIT = 1 << 62
 
 
 def is_integer_key(types: Sequence[ColumnType]) -> bool:
-    """Whether the key's numbers are its values themselves: a single integer column."""
+    """Whether the key's numbers are its values: true for a single integer column."""
     return len(types) == 1 and types[0].kind in _INTEGERS
 
 
 def key_numbers(buffer: RawBuffer, columns: Sequence[Cells], types: Sequence[ColumnType]) -> Ints:
-    """One number per key, from its columns' cells (all TEXT).
+    """One number per key. `columns` are the cells of the key columns, all TEXT.
 
-    The value itself for a single integer column. Otherwise each column's values are numbered, integers from their
-    minimum and text by a dictionary of its bytes, and the columns' numbers are the digits of the key's: no two keys
-    share one, which joining texts could not say.
+    A single integer column's value is the number. Otherwise the values of each column are numbered, integers from their
+    minimum and text by a dictionary of its bytes, and these numbers are the digits of the key's number. So no two keys
+    share a number, which concatenated texts could not guarantee.
     """
     if is_integer_key(types):
         return _integers(buffer.text(columns[0]))
@@ -46,7 +46,7 @@ def _integers(texts: pa.ChunkedArray) -> Ints:
 
 
 def _digits(buffer: RawBuffer, cells: Cells, column: ColumnType) -> tuple[Ints, int]:
-    """Numbers from 0 for a column's values, and one more than the highest of them."""
+    """Numbers from 0 for a column's values, and the highest of them plus one."""
     texts = buffer.text(cells)
     if column.kind in _INTEGERS:
         values = _integers(texts)
@@ -62,6 +62,6 @@ def _digits(buffer: RawBuffer, cells: Cells, column: ColumnType) -> tuple[Ints, 
 
 
 def _dense(numbers: Ints) -> tuple[Ints, int]:
-    """The same grouping with consecutive numbers from 0: at most as many as there are rows."""
+    """Renumbers with consecutive numbers from 0, so at most as many as there are rows. Keeps the grouping."""
     distinct, dense = np.unique(numbers, return_inverse=True)
     return dense.astype(np.int64), max(len(distinct), 1)

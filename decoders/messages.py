@@ -1,8 +1,8 @@
-"""The pgoutput messages that are not row changes, parsed one at a time (they are rare; rows are segment.py's).
+"""Parses pgoutput messages that are not row changes, one at a time, since they are rare. Rows: see segment.py.
 
 Layouts: PostgreSQL documentation, "Logical Replication Message Formats", protocol version 1. Every function takes the
-pgoutput message itself, without the XLogData header around it, and raises ValueError when the bytes are not that
-message. Integers are big-endian; OIDs and WAL positions unsigned; strings end with a zero byte and are UTF-8.
+pgoutput message itself, without the XLogData header around it. It raises ValueError if the bytes are not that message.
+Integers are big-endian. OIDs and WAL positions are unsigned. Strings are UTF-8 and end with a zero byte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 
 _POSTGRES_EPOCH_US = 946_684_800_000_000
-"""Microseconds from 1970-01-01 to 2000-01-01, where Postgres counts from."""
+"""Microseconds from 1970-01-01 to 2000-01-01, Postgres's epoch."""
 
 _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">BQQq")
@@ -30,7 +30,7 @@ _TRANSACTIONAL_FLAG = 1
 
 @dataclass(frozen=True)
 class Begin:
-    """Starts a transaction."""
+    """Begins a transaction."""
 
     final_lsn: int
     """WAL position of the transaction's commit record."""
@@ -46,26 +46,26 @@ class Commit:
     commit_lsn: int
     """WAL position of the commit record."""
     end_lsn: int
-    """WAL position after the transaction: what F becomes, and where streaming may restart."""
+    """WAL position after the transaction, where streaming may restart. The frontier moves here."""
     commit_time_us: int
     """Microseconds since 1970-01-01 UTC."""
 
 
 @dataclass(frozen=True)
 class RelationColumn:
-    """One published column as a Relation message describes it."""
+    """A published column, as described by a Relation message."""
 
     name: str
     type_oid: int
     type_modifier: int
-    """pg_attribute.atttypmod; -1 where the type has none."""
+    """pg_attribute.atttypmod; -1 if the type has none."""
     is_key: bool
-    """Part of the replica identity; every column is under REPLICA IDENTITY FULL."""
+    """Part of the replica identity; true for every column under REPLICA IDENTITY FULL."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """Describes a relation before its first row change, and again after it has changed."""
+    """Describes a relation before its first row change, and again after it was altered."""
 
     relation_id: int
     schema: str
@@ -77,7 +77,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Truncate:
-    """TRUNCATE of one or more relations, at its place in the order of changes."""
+    """TRUNCATE of one or more relations, at its place in the stream."""
 
     relation_ids: tuple[int, ...]
     cascade: bool
@@ -86,7 +86,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class LogicalMessage:
-    """What pg_logical_emit_message() wrote."""
+    """A message written by pg_logical_emit_message()."""
 
     transactional: bool
     lsn: int
@@ -107,7 +107,7 @@ def parse_commit(message: bytes) -> Commit:
 
 
 def parse_relation(message: bytes) -> Relation:
-    """The Relation message 'R'. pg_catalog comes as the empty schema name and is spelled out here."""
+    """The Relation message 'R'. pgoutput sends an empty schema name for pg_catalog, which is spelled out here."""
     _check_tag(message, "R")
     try:
         (relation_id,) = _RELATION_ID.unpack_from(message, 1)
@@ -123,7 +123,7 @@ def parse_relation(message: bytes) -> Relation:
             position += _COLUMN_TAIL.size
             columns.append(RelationColumn(column, type_oid, type_modifier, bool(flags & _KEY_FLAG)))
     except (struct.error, IndexError) as error:
-        raise ValueError(f"a Relation message of {len(message)} bytes ends too early") from error
+        raise ValueError(f"a Relation message of {len(message)} bytes is truncated") from error
     _check_end(message, position, "R")
     return Relation(relation_id, schema or "pg_catalog", name, identity.decode("ascii"), tuple(columns))
 
@@ -135,20 +135,20 @@ def parse_truncate(message: bytes) -> Truncate:
         count, flags = _TRUNCATE.unpack_from(message, 1)
         relation_ids = struct.unpack_from(f">{count}I", message, 1 + _TRUNCATE.size)
     except struct.error as error:
-        raise ValueError(f"a Truncate message of {len(message)} bytes ends too early") from error
+        raise ValueError(f"a Truncate message of {len(message)} bytes is truncated") from error
     _check_end(message, 1 + _TRUNCATE.size + 4 * count, "T")
     return Truncate(relation_ids, bool(flags & _CASCADE_FLAG), bool(flags & _RESTART_FLAG))
 
 
 def parse_logical_message(message: bytes) -> LogicalMessage:
-    """The Message message 'M', which the option `messages` turns on."""
+    """The Message message 'M', which the server sends if the option `messages` is on."""
     _check_tag(message, "M")
     try:
         flags, lsn = _LOGICAL.unpack_from(message, 1)
         prefix, position = _string(message, 1 + _LOGICAL.size)
         (length,) = _LENGTH.unpack_from(message, position)
     except struct.error as error:
-        raise ValueError(f"a logical message of {len(message)} bytes ends too early") from error
+        raise ValueError(f"a logical message of {len(message)} bytes is truncated") from error
     start = position + _LENGTH.size
     _check_end(message, start + length, "M")
     return LogicalMessage(bool(flags & _TRANSACTIONAL_FLAG), lsn, prefix, bytes(message[start:]))
@@ -167,12 +167,12 @@ def _check_tag(message: bytes, tag: str) -> None:
 
 def _check_end(message: bytes, end: int, tag: str) -> None:
     if len(message) != end:
-        raise ValueError(f"a pgoutput message {tag!r} has {len(message)} bytes where {end} were expected")
+        raise ValueError(f"a pgoutput message {tag!r} has {len(message)} bytes instead of {end}")
 
 
 def _string(message: bytes, start: int) -> tuple[str, int]:
     """The zero-terminated string at `start`, and the position after its zero byte."""
     end = message.find(b"\0", start)
     if end < 0:
-        raise ValueError("a pgoutput message has a name without its end")
+        raise ValueError("a string in a pgoutput message is not terminated")
     return message[start:end].decode("utf-8"), end + 1

@@ -1,7 +1,7 @@
-"""What a relation's changes amount to: each key's first and last event, and the image that each change found.
+"""Computes the net effect of a relation's changes: each key's first and last event, and each change's previous image.
 
-An event is the appearance or disappearance of a row under a key. A message is one event, or two when an UPDATE changes
-the key: the old key's row goes, then the new key's row is put.
+An event is the appearance or disappearance of a row under a key. A message is one event, or two if an UPDATE changes
+the key: the row of the old key goes, then the row of the new key is put.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from decoders.tuples import DELETE, INSERT, UPDATE, Bools, Changes, Ints
 
 @dataclass(frozen=True)
 class NetEffect:
-    """Events sorted by key number, then by time."""
+    """Events, sorted by key number, then by time."""
 
     keys: Ints
     messages: Ints
     puts: Bools
-    """True: the message's new row is put under the key. False: the key's row goes."""
+    """True if the message's new row is put under the key, False if the key's row goes."""
     first: Bools
-    """The key's first event of the segment."""
+    """Whether this is the key's first event in the segment."""
     last: Bools
-    """The key's last event of the segment."""
+    """Whether this is the key's last event in the segment."""
     key_changed: Bools
-    """By message: an UPDATE whose new key differs from the old one."""
+    """By message: whether it is an UPDATE whose new key differs from the old one."""
     changes: Changes
 
     @property
     def surviving(self) -> Ints:
-        """Messages, in stream order, whose new row is there when the segment ends: one per key."""
+        """Messages, in stream order, whose new row exists at the end of the segment; one per key."""
         return np.sort(self.messages[self.last & self.puts])
 
     def deleting(self, *, every_key: bool) -> Ints:
-        """Places of the first events of the keys whose row from before the segment must go.
+        """Indexes of the first events of those keys whose row from before the segment must be deleted.
 
-        None is there from before if the key's first event is the row's appearance: the stream is applied exactly once.
+        If a key's first event is the appearance of its row, there was no row before: the stream is applied exactly
+        once.
         """
         if every_key:
             return np.flatnonzero(self.first)
@@ -45,21 +46,21 @@ class NetEffect:
         return np.flatnonzero(self.first & ~appears)
 
     def previous_images(self) -> Ints:
-        """By message, the message that put the image its row had before; -1 if that is not in the segment."""
+        """By message, the message with the previous image of its row; -1 if that is not in the segment."""
         before = np.full(len(self.messages), -1, np.int64)
         if len(before) > 1:
             follows = ~self.first[1:] & self.puts[:-1]
             before[1:] = np.where(follows, self.messages[:-1], -1)
         previous = np.full(len(self.changes.tags), -1, np.int64)
         tags = self.changes.tags[self.messages]
-        # A row that changes its key had its earlier image under the old one: where that key's row goes.
+        # If an update changes the key, the previous image is under the old key, where the row goes.
         image = (tags == UPDATE) & (self.puts != self.key_changed[self.messages])
         previous[self.messages[image]] = before[image]
         return previous
 
 
 def net_effect(changes: Changes, new_keys: Ints, old_keys: Ints) -> NetEffect:
-    """Sort the events of `changes`, whose tuples have the key numbers `new_keys` and `old_keys`."""
+    """Sorts the events of `changes`, whose tuples have the key numbers `new_keys` and `old_keys`."""
     updates = changes.tags[changes.old_messages] == UPDATE
     changed = updates.copy()
     changed[updates] = old_keys[updates] != new_keys[changes.new_places[changes.old_messages[updates]]]
@@ -67,7 +68,7 @@ def net_effect(changes: Changes, new_keys: Ints, old_keys: Ints) -> NetEffect:
     key_changed[changes.old_messages] = changed
     goes = changed | (changes.tags[changes.old_messages] == DELETE)
     keys = np.concatenate([new_keys, old_keys[goes]])
-    # Order within the stream: a key that goes precedes the row that the same message puts.
+    # Order within the stream: if a message changes the key, the old row goes before the new row is put.
     order = np.concatenate([2 * changes.new_messages + 1, 2 * changes.old_messages[goes]])
     keys, order = _sorted(keys, order, 2 * len(changes.tags))
     boundary = keys[1:] != keys[:-1]
@@ -84,7 +85,7 @@ def net_effect(changes: Changes, new_keys: Ints, old_keys: Ints) -> NetEffect:
 
 
 def _sorted(keys: Ints, order: Ints, order_limit: int) -> tuple[Ints, Ints]:
-    """Both sorted by key, then order. Packed into one integer where that fits: sorting those is ten times as fast."""
+    """Both arrays sorted by key, then order. Packs them into one integer if they fit, which sorts ten times faster."""
     if not len(keys):
         return keys, order
     low, bits = int(keys.min()), order_limit.bit_length()

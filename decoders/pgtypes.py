@@ -1,4 +1,4 @@
-"""Which lake type a Postgres type becomes: a pure function of catalog facts."""
+"""Maps Postgres types to lake types (docs/types.md): a pure function of catalog facts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from decoders.columns import ColumnType, Kind
 
 _STRING = ColumnType(Kind.STRING)
 NUMERIC = 1700
-"""pg_type.oid."""
+"""pg_type.oid of numeric."""
 
 _MAX_PRECISION = 38
-"""Digits that an Iceberg decimal, and Arrow's decimal128, can hold."""
+"""Maximum digits of an Iceberg decimal and of Arrow's decimal128."""
 
 _VARHDRSZ = 4
-"""What Postgres adds to a type modifier so that 0 is never a valid one."""
+"""Postgres adds this to a type modifier, so that 0 is never a valid one."""
 
 _SCALARS: dict[int, Kind] = {
     16: Kind.BOOLEAN,
@@ -20,7 +20,7 @@ _SCALARS: dict[int, Kind] = {
     20: Kind.LONG,
     21: Kind.INT,
     23: Kind.INT,
-    26: Kind.LONG,  # oid is unsigned: it does not fit a 32-bit int
+    26: Kind.LONG,  # oid is unsigned, so it does not fit into a 32-bit int.
     700: Kind.FLOAT,
     701: Kind.DOUBLE,
     1082: Kind.DATE,
@@ -28,9 +28,9 @@ _SCALARS: dict[int, Kind] = {
     1184: Kind.TIMESTAMPTZ,
     2950: Kind.UUID,
 }
-"""pg_type.oid of bool, bytea, int8, int2, int4, oid, float4, float8, date, timestamp, timestamptz, uuid.
+"""By pg_type.oid: bool, bytea, int8, int2, int4, oid, float4, float8, date, timestamp, timestamptz, uuid.
 
-`time` (1083) is a string, as Postgres prints it: Iceberg has the type, but Spark refuses to load any table that has
+`time` (1083) becomes a string, as printed by Postgres. Iceberg has the type, but Spark refuses to load any table with
 such a column ("Spark does not support time fields", Iceberg 1.12), and 24:00:00 does not fit it.
 """
 
@@ -73,18 +73,19 @@ _ARRAYS: dict[int, int] = {
     3927: 3926,
     3643: 3614,
 }
-"""pg_type.typarray to its element type for the built-in types of the table (pg_type.dat). Absent on purpose:
-box[] (1020), whose text separates elements by a semicolon; int2vector and oidvector, whose text is no array."""
+"""Element type by pg_type.typarray, for built-in types (pg_type.dat). Deliberately absent: box[] (1020), whose text
+separates elements by semicolons; int2vector and oidvector, whose text is not that of an array."""
 
 _EXTENSION_TYPES: dict[str, ColumnType] = {
     "vector.vector": ColumnType(Kind.LIST, element=ColumnType(Kind.FLOAT)),
     "vector.halfvec": ColumnType(Kind.LIST, element=ColumnType(Kind.FLOAT)),
 }
-"""Types of extensions that are more than text, as `extension.type`: their OIDs differ between databases. pgvector's two
-print `[1,2,3]`; every half-precision number is a single-precision one too. Arrays of these are lists of text."""
+"""Extension types that are not stored as text, as `extension.type`, since their OIDs differ between databases.
+pgvector's types print `[1,2,3]`. Every half-precision number is also a single-precision number. Arrays of them are
+lists of text."""
 
 _NEVER_LISTS = frozenset({22, 30, 1020})
-"""int2vector, oidvector and box[]: pg_type.typelem is set, but their text is not an array's with commas."""
+"""int2vector, oidvector and box[] have pg_type.typelem, but their text is not that of an array with commas."""
 
 
 def column_type(
@@ -98,13 +99,13 @@ def column_type(
     delimiter: str = ",",
     extension_type: str = "",
 ) -> ColumnType:
-    """The lake type of a column whose type is `type_oid` with `type_modifier` (pg_attribute.atttypmod).
+    """The lake type of a column of type `type_oid` with `type_modifier` (pg_attribute.atttypmod).
 
-    For a domain (`typtype` 'd') give `base_oid` and `base_modifier`: the type under it, down to the last that is no
-    domain. For an array type that is not built in, give `element_oid` (pg_type.typelem where typcategory is 'A'; the
-    base type's when the element is a domain) and the element's `delimiter` (pg_type.typdelim). For a type that an
-    extension brought give `extension_type`: the extension's name, a point, the type's. Whatever is not in
-    docs/types.md's table is a string, as Postgres prints it: never an error.
+    For a domain (`typtype` 'd'), pass `base_oid` and `base_modifier` of the innermost type that is not a domain. For an
+    array type that is not built in, pass `element_oid` (pg_type.typelem if typcategory is 'A'; the base type's if the
+    element is a domain) and the element's `delimiter` (pg_type.typdelim). For an extension's type, pass
+    `extension_type`: the extension's name, a dot, the type's name. Any type that is not in the table of docs/types.md
+    becomes a string, as printed by Postgres. Never fails.
     """
     if typtype == "d" and base_oid:
         return column_type(
@@ -118,7 +119,7 @@ def column_type(
         return ColumnType(_SCALARS[type_oid])
     if type_oid in _NEVER_LISTS or delimiter != ",":
         return _STRING
-    # pg_type.typelem is set for types that are no arrays too (point, name): callers check the category first.
+    # pg_type.typelem is also set for types that are not arrays (point, name), so callers check the category first.
     element = _ARRAYS.get(type_oid, element_oid)
     if not element or element in _ARRAYS or element in _NEVER_LISTS:
         return _STRING
@@ -126,10 +127,11 @@ def column_type(
 
 
 def _numeric(type_modifier: int) -> ColumnType:
-    """numeric(p,s) as a decimal, or a string where 38 digits are not enough or none were declared.
+    """numeric(p,s) as a decimal; a string if it needs more than 38 digits or declares none.
 
     Modifier: precision in the upper half, scale in the lower 11 bits, signed since PostgreSQL 15 (numeric.c,
-    make_numeric_typmod). A negative scale means zeros before the point; a scale above the precision, zeros after it.
+    make_numeric_typmod). A negative scale means zeros before the decimal point, a scale above the precision means zeros
+    after it.
     """
     if type_modifier < _VARHDRSZ:
         return _STRING

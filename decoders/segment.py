@@ -1,8 +1,7 @@
-"""Decodes a segment, a consecutive slice of the stream, into what it does to each table.
+"""Decodes a segment, a consecutive slice of the stream, into its net effect on each table.
 
-The order of work per relation: find all cells (tuples.py), number the keys (keys.py), sort events by key
-(net_effect.py), fill unchanged TOAST values (toast.py); only then is text parsed (text.py), and only that of rows which
-survive.
+Steps for each relation: find all cells (tuples.py), number the keys (keys.py), sort events by key (net_effect.py), fill
+in unchanged TOAST values (toast.py), and only then parse text (text.py), only of the rows that survive.
 """
 
 from __future__ import annotations
@@ -37,63 +36,63 @@ from decoders.tuples import (
 
 _CHANGE_TAGS = (INSERT, UPDATE, DELETE)
 _ERROR_LENGTH = 500
-"""Characters of an error text: it may quote a value, and values may be large."""
+"""Maximum length of an error text in characters: it may quote a value, and values may be large."""
 
 
 @dataclass(frozen=True)
 class RelationShape:
-    """What a task must know of a relation. Picklable."""
+    """What a task must know about a relation. Picklable."""
 
     relation_id: int
-    """The OID in pgoutput's messages."""
+    """OID of the relation in pgoutput's messages."""
     names: tuple[str, ...]
-    """Columns in the order that pgoutput sends, without those that are left out."""
+    """Column names in the order of pgoutput, without the columns left out."""
     types: tuple[ColumnType, ...]
     key: tuple[int, ...]
-    """Places of the key columns in `names`, ascending."""
+    """Indexes of the key columns in `names`, ascending."""
     not_null: tuple[bool, ...]
-    """Columns that the lake requires: a NULL there is an error of the table, not a broken file."""
+    """Columns that the lake requires: a NULL there is an error of the table, as its file would be invalid."""
     every_key_deletes: bool
-    """While the table is being copied: each touched key deletes, also one that first appears here."""
+    """True while the table is copied: each touched key is deleted, even if its row first appears in this segment."""
     left_out: tuple[int, ...] = ()
-    """Places, among all columns that pgoutput sends, of those that are not in `names` and count for nothing."""
+    """Indexes, among all columns that pgoutput sends, of those that are not in `names` and are ignored."""
 
 
 RawTexts: TypeAlias = Mapping[str, pa.ChunkedArray]
-"""By name of the columns that have any: the texts (string) of values that the column's type cannot hold, NULL in all
-other rows. The cells of these values are NULL."""
+"""Raw text by column name, for columns that have any: the texts (string) of values that the column's type cannot hold,
+NULL in all other rows. The cells of these values are NULL in the column itself."""
 
 
 @dataclass(frozen=True)
 class IncompleteRows:
-    """Surviving rows that lack unchanged TOAST values which the segment does not hold. All tables in one row order."""
+    """Surviving rows with unchanged TOAST values that are not in the segment. All tables have the same row order."""
 
     rows: pa.Table
-    """As TableChanges.rows; NULL in the missing cells."""
+    """Like TableChanges.rows, with NULL in missing cells."""
     raw: RawTexts
-    """As TableChanges.raw."""
+    """Like TableChanges.raw."""
     missing: pa.Table
-    """bool columns of the same names: True where the cell is missing."""
+    """bool columns of the same names: True for a missing cell."""
     lookup_keys: pa.Table
-    """Key columns: the row's key before this segment. Its last image outside the segment has the missing values."""
+    """Key columns: the key of each row before this segment. The last image under this key has the missing values."""
 
 
 @dataclass(frozen=True)
 class TableChanges:
-    """The net effect of a segment on one table."""
+    """Net effect of a segment on one table."""
 
     relation_id: int
     changes: int
-    """Messages seen."""
+    """Number of messages."""
     rows: pa.Table
-    """Complete rows that exist when the segment ends, one per key: all columns, with their ColumnType's Arrow types."""
+    """Complete rows that exist at the end of the segment, one per key: all columns, in ColumnType's Arrow types."""
     raw: RawTexts
-    """Of `rows`: values that their column's type cannot hold."""
+    """Raw text of `rows`: values that their column's type cannot hold."""
     deleted_keys: pa.Table
-    """Key columns, unique: the keys whose row from before the segment must go."""
+    """Key columns, unique: keys whose row from before the segment must be deleted."""
     incomplete: IncompleteRows | None
     error: str | None
-    """Why the relation could not be decoded; then the tables are empty."""
+    """Reason why the relation could not be decoded; then the tables are empty."""
 
 
 def decode_segment(
@@ -101,20 +100,20 @@ def decode_segment(
 ) -> list[TableChanges]:
     """The net effect of the messages in `data` on each relation of `shapes` that has any, by ascending OID.
 
-    `data` holds messages end to end, `lengths` (bytes, headers included) cuts it, and `header` bytes of each precede
-    its pgoutput message (25: CopyData's XLogData). Messages that are no row changes, and those of other relations, are
-    ignored. A relation that cannot be decoded has its `error` set; the others are not affected. ValueError when the
-    lengths do not add up to the data.
+    `data` holds the messages one after the other, `lengths` their sizes in bytes including headers. `header` bytes of
+    each precede its pgoutput message (25 for CopyData's XLogData). Ignores messages that are not row changes, and those
+    of other relations. If a relation cannot be decoded, its `error` is set and others are not affected. Raises
+    ValueError if the lengths do not add up to the data.
     """
     sizes = np.asarray(lengths, np.int64)
     ends = np.cumsum(sizes)
     if int(ends[-1] if len(ends) else 0) != len(data) or (sizes <= header).any():
-        raise ValueError(f"{len(sizes)} message lengths do not fit {len(data)} bytes of data")
+        raise ValueError(f"{len(sizes)} message lengths do not match {len(data)} bytes of data")
     buffer = RawBuffer(data)
     at = ends - sizes + header
     tags, relations, marks = buffer.heads(at)
     chosen = np.flatnonzero(np.isin(tags, _CHANGE_TAGS))
-    # Stable, so that each relation's messages stay in stream order.
+    # A stable sort keeps each relation's messages in stream order.
     chosen = chosen[np.argsort(relations[chosen], kind="stable")]
     results = []
     for group in np.split(chosen, np.flatnonzero(np.diff(relations[chosen])) + 1):
@@ -129,7 +128,7 @@ def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, 
         changes = read_changes(buffer, at, ends, tags, marks, len(shape.names) + len(shape.left_out))
         return _Relation(buffer, changes.without(shape.left_out), shape).table_changes()
     except (ValueError, IndexError) as error:
-        # A length in a malformed message leads out of the data.
+        # A wrong length in a malformed message points beyond the data.
         reason = "a row change is longer or shorter than its message" if isinstance(error, IndexError) else str(error)
         return TableChanges(
             relation_id=shape.relation_id,
@@ -147,7 +146,7 @@ def _schema(shape: RelationShape) -> pa.Schema:
 
 
 class _Relation:
-    """One relation's changes while they are being worked on."""
+    """Works out the changes of one relation."""
 
     def __init__(self, buffer: RawBuffer, changes: Changes, shape: RelationShape) -> None:
         self._buffer = buffer
@@ -156,10 +155,10 @@ class _Relation:
         self._key_types = [shape.types[column] for column in shape.key]
         new = [self._checked(from_old_tuples(changes, column), column) for column in shape.key]
         old = [self._checked(changes.old[column], column) for column in shape.key]
-        self._key_cells = [mine.followed_by(before) for mine, before in zip(new, old, strict=True)]
-        """By key column, the cells of the new tuples and then of the old ones."""
+        self._key_cells = [new_cells.followed_by(old_cells) for new_cells, old_cells in zip(new, old, strict=True)]
+        """By key column: the cells of the new tuples, then those of the old ones."""
         self._numbers = key_numbers(buffer, self._key_cells, self._key_types)
-        """Key numbers of the new tuples and then of the old ones."""
+        """Key numbers of the new tuples, then of the old ones."""
 
     def table_changes(self) -> TableChanges:
         changes, shape = self._changes, self._shape
@@ -187,7 +186,7 @@ class _Relation:
         )
 
     def _surviving_cells(self, effect: NetEffect, surviving: Ints) -> tuple[list[Cells], Ints | None]:
-        """By column, the surviving rows' cells; and the previous images, if any cell needed them."""
+        """Cells of the surviving rows by column, and the previous images if any cell needed them."""
         changes = self._changes
         places = changes.new_places[surviving]
         previous: Ints | None = None
@@ -215,7 +214,7 @@ class _Relation:
         messages = surviving[lacking]
         roots = chain_ends(previous)[messages]
         if (changes.tags[roots] == INSERT).any():
-            raise ValueError("an INSERT came without one of its values")
+            raise ValueError("an INSERT lacks one of its values")
         tuples = np.where(
             effect.key_changed[roots], len(changes.new_messages) + changes.old_places[roots], changes.new_places[roots]
         )
@@ -235,9 +234,9 @@ class _Relation:
         return self._keys(np.where(effect.puts[places], changes.new_places[messages], old))
 
     def _keys(self, tuples: Ints) -> pa.Table:
-        """The keys of tuples, counted through the new and then the old ones."""
+        """The keys of the tuples with these indexes, counted through the new and then the old tuples."""
         columns = [
-            self._key_numbers(tuples) if is_integer_key(self._key_types) else self._held(cells.take(tuples), column)
+            self._key_numbers(tuples) if is_integer_key(self._key_types) else self._required(cells.take(tuples), column)
             for cells, column in zip(self._key_cells, self._shape.key, strict=True)
         ]
         return pa.table(columns, schema=pa.schema([_schema(self._shape).field(column) for column in self._shape.key]))
@@ -246,20 +245,20 @@ class _Relation:
         integer_key = self._shape.key[0] if is_integer_key(self._key_types) else None
         columns: list[pa.Array | pa.ChunkedArray] = []
         raw: dict[str, pa.ChunkedArray] = {}
-        for column, one in enumerate(cells):
+        for column, column_cells in enumerate(cells):
             if column == integer_key:
                 columns.append(self._key_numbers(tuples))
             elif self._shape.not_null[column]:
-                columns.append(self._held(one, column))
+                columns.append(self._required(column_cells, column))
             else:
-                parsed = self._parsed(one, column)
+                parsed = self._parsed(column_cells, column)
                 columns.append(parsed.values)
                 if parsed.raw is not None:
                     raw[self._shape.names[column]] = parsed.raw
         return pa.table(columns, schema=_schema(self._shape)), raw
 
     def _key_numbers(self, tuples: Ints) -> pa.Array:
-        """A single integer key's values, which were parsed to number the keys."""
+        """Values of a single integer key, which were already parsed as key numbers."""
         return pa.array(self._numbers[tuples]).cast(self._key_types[0].arrow)
 
     def _parsed(self, cells: Cells, column: int) -> ParsedColumn:
@@ -268,12 +267,12 @@ class _Relation:
         except ValueError as error:
             raise ValueError(f"column {self._shape.names[column]}: {error}") from error
 
-    def _held(self, cells: Cells, column: int) -> pa.ChunkedArray:
-        """A column whose every cell the lake requires: nothing can stand beside it."""
+    def _required(self, cells: Cells, column: int) -> pa.ChunkedArray:
+        """The values of a column that must not be NULL in the lake, so raw text is not possible."""
         name, type_ = self._shape.names[column], self._shape.types[column]
         parsed = self._parsed(cells, column)
         if not np.isin(cells.kinds, (TEXT, UNCHANGED)).all():
-            raise ValueError(f"column {name}: NULL came where the lake requires a value")
+            raise ValueError(f"column {name}: NULL where the lake requires a value")
         if parsed.raw is not None:
             value = parsed.raw.drop_null()[0].as_py()
             raise ValueError(
@@ -283,7 +282,7 @@ class _Relation:
         return parsed.values
 
     def _checked(self, cells: Cells, column: int) -> Cells:
-        """`cells` of a key column, which all must have come."""
+        """`cells` of a key column. Raises ValueError unless all are TEXT."""
         if (cells.kinds != TEXT).any():
-            raise ValueError(f"column {self._shape.names[column]}: a change came without this part of its key")
+            raise ValueError(f"column {self._shape.names[column]}: a change lacks this part of its key")
         return cells

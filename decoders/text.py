@@ -1,7 +1,7 @@
-"""Postgres text output to typed Arrow arrays: the one set of parsers that stream and copy share.
+"""Parses Postgres's text output into typed Arrow arrays. Stream and copy share these parsers (docs/types.md).
 
-Expects the pinned session settings: DateStyle ISO, TimeZone UTC, extra_float_digits 1, bytea_output hex. Each parser
-has a vectorised way for what is usual, and looks closer only when that refuses.
+Expects the pinned session settings: DateStyle ISO, TimeZone UTC, extra_float_digits 1, bytea_output hex. Each parser is
+vectorised for usual values, and falls back to slower code if that fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from decoders.text_time import parse_date, parse_time, parse_timestamp
 
 _SPECIAL_NUMERICS = pa.array(["NaN", "Infinity", "-Infinity"])
 _ARROW_DIGITS = 38
-"""What 128 bits hold of a decimal."""
+"""Digits of a decimal that 128 bits can hold."""
 _NUMERIC_PATTERN = r"^-?[0-9]+(\.[0-9]+)?$"
 _UUID_LENGTH = 36
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -34,19 +34,19 @@ _HEX_PLACES = np.array([place for place in range(_UUID_LENGTH) if place not in _
 
 @dataclass(frozen=True)
 class Parsed:
-    """A parsed column."""
+    """A parsed array."""
 
     values: pa.Array
-    """Of the column type's Arrow type; as long as the input; NULL where the input is NULL or unrepresentable."""
+    """Values in the column type's Arrow type, as many as in the input; NULL if the input is NULL or unrepresentable."""
     unrepresentable: pa.Array | None
-    """bool, never NULL: True where a legal Postgres value cannot be held by the type (numeric NaN, infinite or far
-    away dates, 24:00:00, arrays of more dimensions). None when there is no such value."""
+    """bool, never NULL: True for a legal Postgres value that the type cannot hold (numeric NaN, infinite or very remote
+    dates, 24:00:00, arrays with more dimensions). None if there is no such value."""
 
 
 def parse_text(values: pa.Array, type: ColumnType) -> Parsed:  # noqa: A002 - the word callers use
-    """Parse `values` (string, string_view or large_string: what Postgres printed) into `type`.
+    """Parses `values` (string, string_view or large_string, as printed by Postgres) into `type`.
 
-    NULL stays NULL. Raises ValueError, naming the value, for text that is no legal value of the type.
+    NULL stays NULL. Raises ValueError, with the value, for text that is not a legal value of the type.
     """
     if values.type != pa.string():
         values = values.cast(pa.string())
@@ -56,25 +56,25 @@ def parse_text(values: pa.Array, type: ColumnType) -> Parsed:  # noqa: A002 - th
 
 @dataclass(frozen=True)
 class ParsedColumn:
-    """A parsed column, and what its type cannot hold."""
+    """A parsed column, and the values that its type cannot hold."""
 
     values: pa.ChunkedArray
-    """As Parsed.values."""
+    """Like Parsed.values."""
     raw: pa.ChunkedArray | None
-    """string: the texts of values that the type cannot hold, NULL elsewhere. None when there is no such value."""
+    """string: the texts of values that the type cannot hold, NULL elsewhere. None if there is no such value."""
 
 
 def parse_column(texts: pa.ChunkedArray, type: ColumnType) -> ParsedColumn:  # noqa: A002 - the word callers use
-    """`parse_text` of each chunk of `texts`. Raises ValueError as that does."""
+    """`parse_text` for each chunk of `texts`. Raises the same ValueError."""
     parsed = [parse_text(chunk, type) for chunk in texts.chunks]
-    values = pa.chunked_array([one.values for one in parsed], type.arrow)
-    if not any(one.unrepresentable is not None and pc.any(one.unrepresentable).as_py() for one in parsed):
+    values = pa.chunked_array([part.values for part in parsed], type.arrow)
+    if not any(part.unrepresentable is not None and pc.any(part.unrepresentable).as_py() for part in parsed):
         return ParsedColumn(values, None)
     raw = [
         pa.nulls(len(chunk), pa.string())
-        if one.unrepresentable is None
-        else pc.if_else(one.unrepresentable, chunk.cast(pa.string()), pa.scalar(None, pa.string()))
-        for chunk, one in zip(texts.chunks, parsed, strict=True)
+        if part.unrepresentable is None
+        else pc.if_else(part.unrepresentable, chunk.cast(pa.string()), pa.scalar(None, pa.string()))
+        for chunk, part in zip(texts.chunks, parsed, strict=True)
     ]
     return ParsedColumn(values, pa.chunked_array(raw, pa.string()))
 
@@ -82,8 +82,11 @@ def parse_column(texts: pa.ChunkedArray, type: ColumnType) -> ParsedColumn:  # n
 def parse_rows(
     rows: Sequence[Sequence[str | None]], types: Mapping[str, ColumnType]
 ) -> tuple[dict[str, pa.ChunkedArray], dict[str, pa.ChunkedArray]]:
-    """`parse_column` of each column of rows of texts, which are in the order of `types`: the values by column name; and
-    what their types cannot hold, for those columns that have any. Raises ValueError as that does."""
+    """`parse_column` for each column of rows of texts, whose columns are in the order of `types`.
+
+    Returns the values by column name, and raw texts for columns with values that their types cannot hold. Raises the
+    same ValueError.
+    """
     values, raw = {}, {}
     for place, (name, kind) in enumerate(types.items()):
         parsed = parse_column(pa.chunked_array([pa.array([row[place] for row in rows], pa.string())]), kind)
@@ -104,7 +107,7 @@ def _cast(values: pa.Array, column: ColumnType) -> _Result:
     try:
         return values.cast(column.arrow), None
     except pa.ArrowInvalid as error:
-        raise _illegal(_first_refused(values, lambda part: part.cast(column.arrow)), column) from error
+        raise _illegal(_first_illegal(values, lambda part: part.cast(column.arrow)), column) from error
 
 
 def _boolean(values: pa.Array, column: ColumnType) -> _Result:
@@ -125,15 +128,15 @@ def _decimal(values: pa.Array, column: ColumnType) -> _Result:
     legal = pc.match_substring_regex(plain, _NUMERIC_PATTERN)
     if pc.all(legal).as_py() is False:
         raise _illegal(plain.filter(pc.invert(legal))[0].as_py(), column)
-    # Legal digits, but some value has too many of them: for the type, or, with zeros at its end, for Arrow only.
-    numbers = [None if text is None else _held(text, column) for text in plain.to_pylist()]
+    # All are legal numbers, but some have too many digits: for the type or, due to trailing zeros, only for Arrow.
+    numbers = [None if text is None else _exact_decimal(text, column) for text in plain.to_pylist()]
     decimals = pa.array(numbers, column.arrow)
     return decimals, pc.or_(special, pc.and_(pc.is_valid(plain), pc.is_null(decimals)))
 
 
 def _cast_decimals(values: pa.Array, column: ColumnType) -> pa.Array | None:
-    """Arrow's cast; None where it refuses, or has more digits before it than it scales without overflow: from 38 on it
-    gives other numbers and says nothing."""
+    """Arrow's cast; None if it fails, or if there are too many digits to scale without overflow: from 38 on, the cast
+    silently gives wrong numbers."""
     longest = pc.max(pc.binary_length(values)).as_py() or 0
     if longest + column.scale > _ARROW_DIGITS:
         whole = f"[0-9]{{1,{column.precision - column.scale}}}" if column.precision > column.scale else "0"
@@ -146,8 +149,8 @@ def _cast_decimals(values: pa.Array, column: ColumnType) -> pa.Array | None:
         return None
 
 
-def _held(text: str, column: ColumnType) -> Decimal | None:
-    """The number with the type's scale; None if it is not the same number then, or has too many digits."""
+def _exact_decimal(text: str, column: ColumnType) -> Decimal | None:
+    """The number with the type's scale; None if that would change it, or if it has too many digits."""
     exact = Context(prec=column.precision, traps=[Inexact, InvalidOperation])
     try:
         return Decimal(text).quantize(Decimal((0, (1,), -column.scale)), context=exact)
@@ -156,10 +159,10 @@ def _held(text: str, column: ColumnType) -> Decimal | None:
 
 
 def _binary(values: pa.Array, column: ColumnType) -> _Result:
-    """bytea in hex: one call decodes the digits of all values, which lie end to end once the prefixes are cut off."""
+    """bytea in hex. Decodes the digits of all values, which are contiguous without the prefixes, in one call."""
     content = None
     if pc.all(pc.starts_with(values, "\\x")).as_py() is not False:
-        # Every slot gets its prefix, so that the same two bytes can be cut off each; NULLs are put back below.
+        # NULLs get a prefix too, so that the same two bytes can be cut off each value; they are restored below.
         filled = pc.fill_null(values, "\\x")
         _validity, offsets, data = filled.buffers()
         ends = np.frombuffer(offsets, np.int32, len(filled) + 1, 4 * filled.offset) if len(filled) else _NO_OFFSETS
@@ -177,7 +180,7 @@ def _binary(values: pa.Array, column: ColumnType) -> _Result:
 
 
 def _uuid(values: pa.Array, column: ColumnType) -> _Result:
-    """Texts of 36 characters as a matrix, from which the columns of the dashes are left out."""
+    """Reads texts of 36 characters as a matrix and leaves out the columns of the dashes."""
     present = pa.concat_arrays([values.drop_null()])
     count = len(present)
     content: bytes | None = b""
@@ -201,7 +204,7 @@ def _uuid(values: pa.Array, column: ColumnType) -> _Result:
 
 
 def _unhex(digits: bytes | memoryview | str) -> bytes | None:
-    """The bytes that hexadecimal digits stand for; None if they are not such."""
+    """The bytes of hexadecimal digits; None for other text."""
     try:
         return binascii.unhexlify(digits)
     except ValueError:
@@ -209,7 +212,7 @@ def _unhex(digits: bytes | memoryview | str) -> bytes | None:
 
 
 def _list(values: pa.Array, column: ColumnType) -> _Result:
-    """Arrays: split by a loop over the values, their elements parsed at once by the element's own parser."""
+    """Arrays: splits them in a loop over the values, and parses all elements at once with the element type's parser."""
     assert column.element is not None
     split = split_arrays(values)
     elements = parse_text(pa.array(split.elements, pa.string()), column.element)
@@ -218,7 +221,7 @@ def _list(values: pa.Array, column: ColumnType) -> _Result:
         bad = np.concatenate([[0], np.cumsum(elements.unrepresentable.to_numpy(zero_copy_only=False))])
         ends = np.array(split.offsets)
         flagged |= (bad[ends[1:]] - bad[ends[:-1]]) > 0
-        # A NULL list must be empty in Arrow's Parquet writer: leave the flagged ones' elements out.
+        # Arrow's Parquet writer requires that NULL lists are empty, so elements of flagged lists are left out.
         lengths = np.where(flagged, 0, np.diff(ends))
         kept = np.repeat(~flagged, np.diff(ends))
         items, offsets = elements.values.filter(pa.array(kept)), np.concatenate([[0], np.cumsum(lengths)])
@@ -252,11 +255,11 @@ def _present(values: pa.Array) -> list[str]:
 
 
 def _illegal(value: str, column: ColumnType) -> ValueError:
-    return ValueError(f"{value!r} is no Postgres text of a value that becomes {column}")
+    return ValueError(f"{value!r} is not a legal Postgres text for {column}")
 
 
-def _first_refused(values: pa.Array, parse: Callable[[pa.Array], Any]) -> str:
-    """The first value that `parse` refuses, by bisection; only on the way to an error."""
+def _first_illegal(values: pa.Array, parse: Callable[[pa.Array], Any]) -> str:
+    """The first value for which `parse` fails, by bisection. Only used to report an error."""
     while len(values) > 1:
         half = len(values) // 2
         try:

@@ -1,4 +1,4 @@
-"""Splits the text of Postgres arrays into the text of their elements (PostgreSQL documentation, section 8.15.6)."""
+"""Splits the text of Postgres arrays into the texts of their elements (PostgreSQL documentation, section 8.15.6)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 _QUOTED = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
-"""Possessive: otherwise the engine keeps a way back for each character: 135 bytes, of up to a billion."""
+"""Possessive, as the regex engine would otherwise store 135 bytes per character, of up to 10^9, to backtrack."""
 _BARE = re.compile(r'[^",{}\\]+')
-"""Blanks too: array_out quotes for those of ASCII only, not for U+00A0 and the like."""
+"""May contain blanks: array_out quotes elements with ASCII blanks only, not with U+00A0 and the like."""
 
 
 @dataclass(frozen=True)
 class SplitArrays:
-    """The elements of a column of arrays, laid end to end."""
+    """The elements of a column of arrays, one array after the other."""
 
     elements: list[str | None]
     offsets: list[int]
-    """Array i has elements offsets[i] to offsets[i + 1]; none for NULL and for what is flagged."""
+    """Array i has the elements offsets[i] to offsets[i + 1]; none if it is NULL or unrepresentable."""
     unrepresentable: list[bool]
-    """True for arrays of several dimensions and those whose first index is not 1."""
+    """True for arrays of several dimensions and arrays whose first index is not 1."""
 
 
 def split_arrays(values: pa.Array) -> SplitArrays:
-    """Split every value; ValueError names one that is no array text. A loop: array text has no vectorised form."""
+    """Splits every value. Raises ValueError, with the value, for text that is not an array.
+
+    This is a loop, since parsing array text cannot be vectorised.
+    """
     elements: list[str | None] = []
     offsets = [0]
     unrepresentable = []
@@ -38,13 +41,13 @@ def split_arrays(values: pa.Array) -> SplitArrays:
 
 
 def _split(text: str) -> list[str | None] | None:
-    """The elements of one array, or of a vector of pgvector's; None when a list cannot hold it."""
+    """The elements of an array, or of a pgvector vector; None if a list cannot hold them."""
     if text[:1] == "[" and text[-1:] == "}" and "]={" in text:
         return None
     if text[:1] == "[" and text[-1:] == "]":
         return list(text[1:-1].split(","))
     if text[:1] != "{" or text[-1:] != "}" or len(text) < 2:
-        raise ValueError(f"{text!r} is no Postgres array")
+        raise ValueError(f"{text!r} is not a Postgres array")
     inner = text[1:-1]
     if not inner:
         return []
@@ -56,7 +59,7 @@ def _split(text: str) -> list[str | None] | None:
 
 
 def _tokens(text: str) -> list[str | None]:
-    """Elements where some are quoted: what is quoted may hold commas and braces, and NULL in quotes is a word."""
+    """Elements of an array with quotes: quoted elements may contain commas and braces, and quoted NULL is a word."""
     parts: list[str | None] = []
     position, last = 1, len(text) - 1
     while True:
@@ -67,15 +70,15 @@ def _tokens(text: str) -> list[str | None]:
             parts.append(None if bare[0] == "NULL" else bare[0])
             position = bare.end()
         else:
-            raise ValueError(f"{text!r} is no Postgres array")
+            raise ValueError(f"{text!r} is not a Postgres array")
         if position == last:
             return parts
         if text[position] != ",":
-            raise ValueError(f"{text!r} is no Postgres array")
+            raise ValueError(f"{text!r} is not a Postgres array")
         position += 1
 
 
 def _unescaped(text: str) -> str:
-    """Each backslash stands for the character behind it. No loop over the many quotes of a document: NUL, which no text
-    of Postgres's has, stands in for backslashes that stay."""
+    """Removes escapes: each backslash stands for the character behind it. Avoids a loop over the many quotes of a
+    document: NUL, which Postgres text never contains, temporarily replaces backslashes that stay."""
     return text.replace("\\\\", "\0").replace("\\", "").replace("\0", "\\")

@@ -1,7 +1,7 @@
-"""Fills cells that pgoutput left out because a large (TOASTed) value did not change.
+"""Fills in cells that pgoutput left out because a large (TOASTed) value did not change.
 
-The value is in the old tuple when the server sent one with it, or in an earlier image of the same row in the segment;
-otherwise outside the segment, under the key that the row had when the segment began.
+The value is in the old tuple if the server sent one that has it, or in an earlier image of the same row in the segment.
+Otherwise it is outside the segment, under the key that the row had at the beginning of the segment.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from decoders.tuples import TEXT, UNCHANGED, Cells, Changes, Ints
 
 
 def from_old_tuples(changes: Changes, column: int) -> Cells:
-    """The new tuples' cells of `column`, unchanged ones taken from the message's old tuple where it holds the value.
+    """The new tuples' cells of `column`, with unchanged cells taken from the message's old tuple if that has the value.
 
-    An old tuple that holds only the key has NULL for other columns, which says nothing: only text is taken.
+    An old tuple that only holds the key has NULL for all other columns, which means nothing, so only text is taken.
     """
     cells = changes.new[column]
     unchanged = cells.kinds == UNCHANGED
@@ -26,7 +26,7 @@ def from_old_tuples(changes: Changes, column: int) -> Cells:
 
 
 def from_earlier_images(cells: Cells, changes: Changes, previous: Ints) -> Cells:
-    """`cells` (of the new tuples), those still unchanged replaced by the row's latest image that has the value."""
+    """`cells` of the new tuples. Cells still unchanged are taken from the row's latest image that has the value."""
     unchanged = np.zeros(len(changes.tags), bool)
     unchanged[changes.new_messages] = cells.kinds == UNCHANGED
     source = chain_ends(np.where(unchanged, previous, -1))
@@ -34,7 +34,7 @@ def from_earlier_images(cells: Cells, changes: Changes, previous: Ints) -> Cells
 
 
 def chain_ends(previous: Ints) -> Ints:
-    """For each place, the last one reached by following `previous` until it is -1.
+    """For each index, the last index reached by following `previous` until it is -1.
 
     Each round doubles the steps taken, so a row that changed 100,000 times needs 17 rounds.
     """

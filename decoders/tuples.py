@@ -1,8 +1,8 @@
-"""Finds the cells of pgoutput's row changes in a buffer of raw messages, all rows at once.
+"""Finds the cells of pgoutput's row changes in a buffer of raw messages, for all rows at once.
 
-Layout: PostgreSQL documentation, "Logical Replication Message Formats", TupleData: a 16-bit number of columns, then per
-column one byte (n: NULL, u: unchanged TOAST value, t: text) and, for text, a 32-bit length and that many bytes. Where a
-column starts depends on the lengths before it, so the loop goes over columns and numpy goes over rows.
+Layout: PostgreSQL documentation, "Logical Replication Message Formats", TupleData: a 16-bit number of columns, then for
+each column one byte (n: NULL, u: unchanged TOAST value, t: text) and, for text, a 32-bit length and that many bytes.
+The start of a column depends on the lengths before it, so a Python loop iterates over columns and numpy over rows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NEW_TUPLE = ord("N")
 _OLD_TUPLES = (ord("K"), ord("O"))
 
 _PADDING = 16
-"""Zero bytes after the data, so that a word may be read at any position of it."""
+"""Zero bytes after the data, so that a word can be read at any position of the data."""
 
 _VIEW_BLOCK_BITS = 30
-"""Arrow views hold 32-bit offsets: each of a view's buffers starts this power of two after the one before. A message is
-shorter than 1 GiB (Postgres's MaxAllocSize): a value that starts in the first 1 GiB of its buffer ends before 2 GiB."""
+"""Arrow views have 32-bit offsets, so each buffer of a view starts this power of two after the previous one. A message
+is shorter than 1 GiB (Postgres's MaxAllocSize), so a value that starts in a buffer's first 1 GiB ends before 2 GiB."""
 
 _MAX_STRING_BYTES = 1 << 29
-"""Text bytes per Arrow chunk: with one value of up to 1 GiB more, still within a string array's 32-bit offsets."""
+"""Text bytes per Arrow chunk. With another value of up to 1 GiB, offsets still fit into a string array's 32 bits."""
 
 _INLINE_BYTES = 12
-"""Arrow keeps values up to this length inside the 16-byte view (Arrow columnar format, variable-size binary view)."""
+"""Arrow stores values up to this length inside the 16-byte view (Arrow columnar format, variable-size binary view)."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,8 +42,8 @@ _HIGH_HALF = 0xFFFF_FFFF_0000_0000
 
 
 def _inline_masks() -> tuple[_Words, _Words]:
-    """By length (13: longer), which bits of a view's two words hold bytes of the value; the first word's low half is
-    the length."""
+    """Bits of a view's two words that hold bytes of the value, by length (13 means longer). The low half of the first
+    word is the length."""
     masks = np.zeros((_INLINE_BYTES + 2, 2), np.uint64)
     for length in range(_INLINE_BYTES + 1):
         bits = b"\0\0\0\0" + b"\xff" * length + b"\0" * (_INLINE_BYTES - length)
@@ -57,12 +57,12 @@ _FIRST_MASK, _SECOND_MASK = _inline_masks()
 
 @dataclass(frozen=True)
 class Cells:
-    """One column's cells, over some list of tuples."""
+    """Cells of one column, for a sequence of tuples."""
 
     starts: Ints
-    """Where the text starts in the buffer."""
+    """Start of the text in the buffer."""
     lengths: Ints
-    """Bytes of text; 0 unless `kinds` is TEXT."""
+    """Length of the text in bytes; 0 unless the kind is TEXT."""
     kinds: Bytes
     """NULL, UNCHANGED or TEXT."""
 
@@ -77,7 +77,7 @@ class Cells:
         )
 
     def or_where(self, chosen: Bools, other: Cells) -> Cells:
-        """`other`'s cells where `chosen`, else these."""
+        """The cells of `other` where `chosen`, else those of this one."""
         return Cells(
             np.where(chosen, other.starts, self.starts),
             np.where(chosen, other.lengths, self.lengths),
@@ -86,7 +86,7 @@ class Cells:
 
 
 class RawBuffer:
-    """The bytes of a segment, readable as words at any position and as Arrow text without copying cell by cell."""
+    """The bytes of a segment, readable as words at any position, and as Arrow text without copying each cell."""
 
     def __init__(self, data: bytes, block_bits: int = _VIEW_BLOCK_BITS) -> None:
         padded = b"".join((data, bytes(_PADDING)))
@@ -100,16 +100,16 @@ class RawBuffer:
         return self._octets[at]
 
     def heads(self, at: Ints) -> tuple[Bytes, Ints, Bytes]:
-        """A byte, the big-endian 32-bit number after it, and the byte after that."""
+        """The byte at each position, the big-endian 32-bit number after it, and the byte after that."""
         words = self._words[at]
         return words.astype(np.uint8), _number(words), (words >> 40).astype(np.uint8)
 
     def walk(self, at: Ints, columns: int) -> tuple[list[Cells], Ints]:
-        """The cells of the tuples at positions `at`, by column, and where each tuple ends."""
+        """The cells, by column, of the tuples at positions `at`, and the end of each tuple."""
         counts = (self._octets[at].astype(np.int64) << 8) | self._octets[at + 1]
         if (counts != columns).any():
             found = int(counts[counts != columns][0])
-            raise ValueError(f"a row came with {found} columns where the table is known with {columns}")
+            raise ValueError(f"a row has {found} columns, but the table is known to have {columns}")
         at = at + 2
         cells = []
         for _ in range(columns):
@@ -122,7 +122,7 @@ class RawBuffer:
             else:
                 known = text | (kinds == NULL) | (kinds == UNCHANGED)
                 if not known.all():
-                    raise ValueError(f"a column came in the unknown form {bytes(kinds[~known][:1])!r}")
+                    raise ValueError(f"a column has the unknown format {bytes(kinds[~known][:1])!r}")
                 lengths[~text] = 0
                 following = at + np.where(text, 5 + lengths, 1)
             cells.append(Cells(at + 5, lengths, kinds))
@@ -130,7 +130,7 @@ class RawBuffer:
         return cells, at
 
     def text(self, cells: Cells) -> pa.ChunkedArray:
-        """The cells as Arrow strings; NULL where there is no text. ValueError for bytes that are not UTF-8."""
+        """The cells as Arrow strings; NULL if a cell has no text. Raises ValueError for bytes that are not UTF-8."""
         total = int(cells.lengths.sum())
         if total <= _MAX_STRING_BYTES:
             return pa.chunked_array([self._text(cells)])
@@ -155,28 +155,28 @@ class RawBuffer:
         text = cells.kinds == TEXT
         validity = None if text.all() else pa.py_buffer(np.packbits(text, bitorder="little"))
         array = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), *self._blocks])
-        # From binary, not from string_view: this cast checks the encoding (a SQL_ASCII database may hold anything).
+        # Cast from binary instead of string_view, to check the encoding: a SQL_ASCII database may hold any bytes.
         return array.cast(pa.string())
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The row changes of one relation, in stream order."""
+    """Row changes of one relation, in stream order."""
 
     tags: Bytes
     """INSERT, UPDATE or DELETE, one per message."""
     new_messages: Ints
-    """Messages with a new tuple: all but deletes."""
+    """Messages with a new tuple: all except deletes."""
     new: list[Cells]
-    """By column, in the order of `new_messages`."""
+    """New tuples' cells by column, in the order of `new_messages`."""
     old_messages: Ints
     """Messages with an old tuple: deletes, and updates that sent the old key or, under FULL, the old row."""
     old: list[Cells]
-    """By column, in the order of `old_messages`."""
+    """Old tuples' cells by column, in the order of `old_messages`."""
     new_places: Ints = field(init=False)
-    """By message, its place in `new`; meaningless for deletes."""
+    """By message, its index in `new`; undefined for deletes."""
     old_places: Ints = field(init=False)
-    """By message, its place in `old`; -1 if it has none."""
+    """By message, its index in `old`; -1 if it has none."""
 
     def __post_init__(self) -> None:
         count = len(self.tags)
@@ -187,20 +187,22 @@ class Changes:
         object.__setattr__(self, "old_places", old_places)
 
     def without(self, columns: Collection[int]) -> Changes:
-        """The same without the columns at these places."""
+        """The changes without the columns at these indexes."""
         if not columns:
             return self
-        new, old = ([one for place, one in enumerate(cells) if place not in columns] for cells in (self.new, self.old))
+        new, old = (
+            [column for place, column in enumerate(cells) if place not in columns] for cells in (self.new, self.old)
+        )
         return Changes(self.tags, self.new_messages, new, self.old_messages, old)
 
 
 def read_changes(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, columns: int) -> Changes:
-    """Find all tuples of the messages that start at `at` and end before `ends`. ValueError for malformed ones."""
+    """Finds all tuples of the messages that start at `at` and end before `ends`. Raises ValueError if malformed."""
     has_new = tags != DELETE
     has_old = marks != _NEW_TUPLE
     sound = np.where(tags == INSERT, ~has_old, has_old | has_new)
     if not sound.all() or not np.isin(marks[has_old], _OLD_TUPLES).all():
-        raise ValueError("a row change holds other tuples than its kind allows")
+        raise ValueError("a row change has tuples that its kind does not allow")
     old_messages, new_messages = np.flatnonzero(has_old), np.flatnonzero(has_new)
     new_at = at + 5
     old, old_ends = buffer.walk(new_at[old_messages] + 1, columns)

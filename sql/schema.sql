@@ -466,6 +466,8 @@ CREATE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     former jsonb;
+    added jsonb;
+    missing jsonb := '{}';
     one record;
 BEGIN
     SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
@@ -490,9 +492,30 @@ BEGIN
                                  ELSE jsonb_build_object(one.name, payload -> one.former_name) END
          WHERE table_id = told_id AND payload ? one.former_name AND (one.name IS NULL OR NOT payload ? one.name);
     END LOOP;
+    IF present IS NOT NULL THEN
+        -- Columns that are new, and NULL in every row so far.
+        SELECT coalesce(jsonb_object_agg(p ->> 'attnum', NULL::text), '{}') INTO added
+          FROM jsonb_array_elements(nullif(present -> 'columns', 'null')) p
+          JOIN pg_type t ON t.oid = (p ->> 'type')::oid
+         WHERE former -> 'columns' <> 'null' AND NOT ((p ->> 'computed')::boolean OR (p ->> 'filled')::boolean)
+           AND t.typdefault IS NULL
+           AND NOT EXISTS (SELECT FROM jsonb_array_elements(former -> 'columns') f WHERE f -> 'attnum' = p -> 'attnum');
+        IF exact THEN
+            missing := added || modak.mirror_missing(told_id::oid, former);
+        END IF;
+        -- Corrections name new columns too, with what rows from before have there.
+        PERFORM modak.complete_corrections(told_id, jsonb_agg(jsonb_build_object(
+                    'attnum', p -> 'attnum', 'type', p -> 'type', 'modifier', p -> 'modifier',
+                    'text', missing -> (p ->> 'attnum'))), true)
+           FROM jsonb_array_elements(nullif(present -> 'columns', 'null')) p
+          WHERE (added || missing) ? (p ->> 'attnum')
+            AND EXISTS (SELECT FROM modak.delta d WHERE d.table_id = told_id
+                        UNION ALL SELECT FROM modak.mirror_captured c WHERE c.table_id = told_id)
+         HAVING count(*) > 0;
+    END IF;
     PERFORM modak.mirror_message(jsonb_build_object(
         'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
-        'missing', CASE WHEN exact AND present IS NOT NULL THEN modak.mirror_missing(told_id::oid, former) ELSE '{}' END,
+        'missing', missing,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                      LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f
@@ -769,23 +792,22 @@ SELECT CASE WHEN cardinality(parts) = 1 THEN parts[1]
                     FROM unnest(parts) WITH ORDINALITY AS p(part, place)) END
 $$;
 
--- SQL that gives, for a row of `relation` as $1, its tier key's value, its canonical key, and its payload: the whole row,
--- or the key columns alone. `keys` are attribute numbers in the order of the key.
+-- SQL that gives the payload of a row r: of the columns `numbers` (NULL: all), as an expression, and the FROM items behind r
+-- that this needs.
 -- A value is in the payload as to_jsonb() has it if that leads back to it, else as the text that its type prints:
 -- json's spaces, -0, an array's odd bounds, and whatever the lake holds as text anyway.
-CREATE FUNCTION modak.row_image(relation oid, tier int, keys int[], whole boolean) RETURNS text
+CREATE FUNCTION modak.row_payload(relation oid, numbers int[], OUT expression text, OUT further text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    parts text;
     listed text;
     checked text;
-    tier_name text;
+    read_again text;
 BEGIN
     WITH RECURSIVE reduced(attnum, type, typtype, category) AS (
         SELECT a.attnum, t.oid, t.typtype, t.typcategory FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
            AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(relation))
-           AND (whole OR a.attnum = ANY (keys))
+           AND (numbers IS NULL OR a.attnum = ANY (numbers))
         UNION ALL
         SELECT r.attnum, t.oid, t.typtype, t.typcategory
           FROM reduced r JOIN pg_type b ON b.oid = r.type
@@ -804,22 +826,77 @@ BEGIN
                            THEN format('CASE WHEN r.%1$I IS DISTINCT FROM NULL THEN format(''%%s'', r.%1$I) END AS %1$I', a.attname)
                            ELSE format('r.%I', a.attname) END, ', ' ORDER BY a.attnum),
            string_agg(format('(%L, format(''%%s'', r.%I), format(''%%s'', p.%2$I))', a.attname, a.attname), ', '
-                      ORDER BY a.attnum) FILTER (WHERE NOT (j.as_text OR j.safe))
-      INTO listed, checked
+                      ORDER BY a.attnum) FILTER (WHERE NOT (j.as_text OR j.safe)),
+           string_agg(format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum)
+      INTO listed, checked, read_again
       FROM judged j JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = j.attnum;
+    expression := CASE WHEN checked IS NULL THEN 'i.payload' ELSE
+        'i.payload || (SELECT coalesce(jsonb_object_agg(c.name, c.value), ''{}'') FROM (VALUES ' || checked
+        || ') AS c(name, value, again) WHERE c.value IS DISTINCT FROM c.again)' END;
+    further := format(' CROSS JOIN LATERAL (SELECT to_jsonb(s) FROM (SELECT %s) s) AS i(payload)', listed)
+        || CASE WHEN checked IS NULL THEN '' WHEN numbers IS NULL THEN
+           format(' CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, i.payload) p', relation::regclass)
+           -- Of a whole row the other columns would be NULL, which their types may not allow.
+           ELSE format(' CROSS JOIN LATERAL jsonb_to_record(i.payload) AS p(%s)', read_again) END;
+END $$;
+
+-- SQL that gives, for a row of `relation` as $1, its tier key's value, its canonical key, and its payload: the whole row,
+-- or the key columns alone. `keys` are attribute numbers in the order of the key.
+CREATE FUNCTION modak.row_image(relation oid, tier int, keys int[], whole boolean) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    parts text;
+    tier_name text;
+BEGIN
     SELECT string_agg(format(CASE a.atttypid WHEN 16 THEN 'r.%I::text' ELSE 'format(''%%s'', r.%I)' END, a.attname), ', '
                       ORDER BY k.place)
       INTO parts
       FROM unnest(keys) WITH ORDINALITY AS k(attnum, place)
       JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = k.attnum;
     SELECT quote_ident(attname) INTO tier_name FROM pg_attribute WHERE attrelid = relation AND attnum = tier;
-    RETURN format('SELECT modak.tier_value(r.%s), modak.canonical_pk(%s), ', tier_name, parts)
-        || CASE WHEN checked IS NULL THEN 'i.payload' ELSE
-           'i.payload || (SELECT coalesce(jsonb_object_agg(c.name, c.value), ''{}'') FROM (VALUES ' || checked
-           || ') AS c(name, value, again) WHERE c.value IS DISTINCT FROM c.again)' END
-        || format(' FROM (SELECT ($1).*) r CROSS JOIN LATERAL (SELECT to_jsonb(s) FROM (SELECT %s) s) AS i(payload)', listed)
-        || CASE WHEN checked IS NULL THEN '' ELSE
-           format(' CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, i.payload) p', relation::regclass) END;
+    RETURN (SELECT format('SELECT modak.tier_value(r.%s), modak.canonical_pk(%s), ', tier_name, parts)
+                   || p.expression || ' FROM (SELECT ($1).*) r' || p.further
+              FROM modak.row_payload(relation, CASE WHEN NOT whole THEN keys END) p);
+END $$;
+
+-- Gives corrections that were captured before columns were added what every row from before has there. `columns`: an array of
+-- {attnum, type, modifier, text}, the last as the column's type prints it (null: NULL). A correction that is captured
+-- later names all columns, so one that lacks a column is from before. `waiting`: also for transactions that have one in hand.
+CREATE FUNCTION modak.complete_corrections(id bigint, columns jsonb, waiting boolean) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+DECLARE
+    given text;
+    numbers int[];
+    names text[];
+    image jsonb;
+BEGIN
+    SELECT string_agg(format('%L::%s AS %I', c.text, format_type(a.atttypid, a.atttypmod), a.attname), ', '),
+           array_agg(a.attnum), array_agg(a.attname::text)
+      INTO given, numbers, names
+      FROM jsonb_to_recordset(columns) AS c(attnum int, type bigint, modifier int, text text)
+      JOIN pg_attribute a ON a.attrelid = id::oid AND a.attnum = c.attnum AND NOT a.attisdropped
+           AND a.atttypid = c.type::oid AND a.atttypmod = c.modifier;
+    IF given IS NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE (SELECT 'SELECT ' || p.expression || ' FROM (SELECT ' || given || ') r' || p.further
+               FROM modak.row_payload(id::oid, numbers) p) INTO image;
+    IF waiting THEN
+        UPDATE modak.delta d SET payload = image || d.payload
+         WHERE d.table_id = id AND d.op = 0 AND NOT d.payload ?& names;
+        UPDATE modak.mirror_captured d SET payload = image || d.payload
+         WHERE d.table_id = id AND d.op = 0 AND NOT d.payload ?& names;
+    ELSE
+        UPDATE modak.delta d SET payload = image || d.payload
+         WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM modak.delta o
+                                    WHERE o.table_id = id AND o.op = 0 AND NOT o.payload ?& names
+                                      FOR UPDATE SKIP LOCKED));
+        UPDATE modak.mirror_captured d SET payload = image || d.payload
+         WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM modak.mirror_captured o
+                                    WHERE o.table_id = id AND o.op = 0 AND NOT o.payload ?& names
+                                      FOR UPDATE SKIP LOCKED));
+    END IF;
 END $$;
 
 -- The attribute numbers of the tier key and of the key's columns, in the key's order, in `leaf`: a partition of `root`, or
@@ -898,6 +975,22 @@ ON CONFLICT (table_id, pk) DO UPDATE
        version = nextval('modak.delta_version'), payload = excluded.payload
 $$;
 
+-- A transaction whose snapshot is older than a column of the row would leave it out of the row's payload: catalogs are read by
+-- that snapshot, rows as they are.
+CREATE FUNCTION modak.refuse_outdated(leaf oid, given jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+       AND EXISTS (SELECT FROM jsonb_object_keys(given) AS k(name)
+                    WHERE NOT EXISTS (SELECT FROM pg_attribute a
+                                       WHERE a.attrelid = leaf AND a.attname = k.name AND a.attnum > 0
+                                         AND NOT a.attisdropped)) THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+            MESSAGE = 'could not serialize access due to concurrent ALTER TABLE',
+            HINT = 'The transaction might succeed if retried.';
+    END IF;
+END $$;
+
 -- The triggers' arguments: table_id, partition_id, and the partition's attribute numbers of tier key and key columns.
 -- Attribute numbers survive renames. A partition that was detached has no part in the table any more. Every value is printed
 -- under these settings, as the mirror's own connections do. Where row security would hide rows, they fail.
@@ -913,6 +1006,7 @@ BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    PERFORM modak.refuse_outdated(TG_RELID, to_jsonb(coalesce(NEW, OLD)));
     held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
         EXECUTE held INTO one USING NEW;
@@ -942,6 +1036,7 @@ BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    PERFORM modak.refuse_outdated(TG_RELID, to_jsonb(coalesce(NEW, OLD)));
     held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
         EXECUTE held INTO one USING NEW;
@@ -1008,6 +1103,7 @@ BEGIN
         -- By a trigger that the INSERT fired before this one, which is still to come.
         RETURN NULL;
     END IF;
+    PERFORM modak.refuse_outdated(TG_RELID, to_jsonb(NEW));
     EXECUTE format('WITH gone AS (DELETE FROM ONLY %s t WHERE %s RETURNING t.*)'
                    ' SELECT i.tier, i.pk, i.image FROM gone g CROSS JOIN LATERAL (%s) AS i(tier, pk, image)', TG_RELID::regclass,
                    matched, replace(modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true), '($1).*', 'g.*'))
@@ -1607,6 +1703,26 @@ SELECT pinned.pin_id, seam.tier_key_hi, seam.lake_snapshot_id, seam.lake_props -
   FROM seam, pinned
 $$;
 
+-- What rows from before a column have in it (columns that are not here: NULL), as the column's type prints it: for readers of an S
+-- that lacks columns which the table has by now, those of field IDs that it has not (NULL: of no ID yet). As of the caller's
+-- snapshot.
+CREATE FUNCTION modak.initial_values(relation regclass) RETURNS TABLE (column_name text, field_id int, value text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
+SELECT a.attname::text, c.field_id, coalesce(c.initial, told.text)
+  FROM modak.mirror_tables m
+  JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum > 0 AND NOT a.attisdropped
+  LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, field_id int, initial text) ON c.attnum = a.attnum
+ -- Until the mirror has come to the column: partitions from before it have the value in the catalog.
+ LEFT JOIN LATERAL (
+       SELECT (min(l.attmissingval::text)::text[])[1] AS text
+         FROM modak.mirror_tree(m.table_id::oid) r
+         JOIN pg_attribute l ON l.attrelid = r.relation AND l.attname = a.attname AND l.atthasmissing AND NOT l.attisdropped
+        WHERE r.is_leaf AND c.attnum IS NULL
+       HAVING count(DISTINCT l.attmissingval::text) = 1) told ON true
+ WHERE m.table_id = relation::oid::bigint AND coalesce(c.initial, told.text) IS NOT NULL
+$$;
+
 CREATE FUNCTION modak.release(pin bigint) RETURNS boolean
 LANGUAGE sql AS $$
 WITH gone AS (DELETE FROM modak.read_pins WHERE pin_id = pin RETURNING 1) SELECT EXISTS (SELECT FROM gone)
@@ -1683,6 +1799,6 @@ SELECT t.table_id,
 COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
 
 REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb),
-    modak.put_captured(bigint, text, text, smallint, bigint, jsonb),
+    modak.put_captured(bigint, text, text, smallint, bigint, jsonb), modak.complete_corrections(bigint, jsonb, boolean),
     modak.retain_triggers(oid, oid, text, text), modak.advance(bigint, text, bigint, bigint), modak.seal(bigint, text),
     modak.unseal(bigint, text), modak.drop_proven(bigint, text, boolean), modak.mirror_unwatch(oid) FROM PUBLIC;

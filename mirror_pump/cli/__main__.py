@@ -1,4 +1,4 @@
-"""The program's entry: whatever happens, also while it is being loaded, is said in one line and an exit code."""
+"""Entry point of the program. Reports any failure, even one while it is being loaded, in one line and an exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line of this process, and exit."""
+    """Runs the command line of this process, and exits."""
     code = 1
     try:
         from mirror_pump.telemetry import install_hooks
@@ -17,30 +17,31 @@ def main() -> None:
         from mirror_pump.cli.main import app
 
         app(prog_name="mirror-pump")
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+    except SystemExit as system_exit:
+        code = system_exit.code if isinstance(system_exit.code, int) else 1
     except KeyboardInterrupt:
         code = 130
-        _say("interrupted")
-    except BaseException as error:  # noqa: BLE001 - a broken installation, most likely: nothing else gets this far
-        _say(f"{type(error).__name__}: {error}", error)
+        _print_error("interrupted")
+    except BaseException as error:  # noqa: BLE001 - most likely a broken installation: nothing else gets this far
+        _print_error(f"{type(error).__name__}: {error}", error)
     finally:
-        # It is done: a Ctrl-C now is no business of half-closed modules, and changes no exit code.
+        # The work is done: a Ctrl-C during shutdown must neither interrupt half-closed modules nor change the exit
+        # code.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
-def _say(text: str, error: BaseException | None = None) -> None:
-    """As mirror_pump.cli.terminal.output.remark, which may be what cannot be loaded."""
+def _print_error(text: str, error: BaseException | None = None) -> None:
+    """Like mirror_pump.cli.terminal.output.remark, but without imports, since these may be what fails."""
     import json
     import traceback
 
-    shown = "".join(traceback.format_exception(error)) if error is not None else ""
+    traceback_text = "".join(traceback.format_exception(error)) if error is not None else ""
     if sys.stderr.isatty():
-        line = f"{shown}mirror-pump: {text}"
+        line = f"{traceback_text}mirror-pump: {text}"
     else:
         fields = {"event": text, "level": "error" if error else "info"}
-        line = json.dumps(fields | ({"exception": shown} if shown else {}))
+        line = json.dumps(fields | ({"exception": traceback_text} if traceback_text else {}))
     os.write(2, f"{line}\n".encode())
 
 

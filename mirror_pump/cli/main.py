@@ -1,4 +1,4 @@
-"""The program `mirror-pump`: a list of commands. What they do is in mirror_pump.ops and mirror_pump.pipeline."""
+"""The program `mirror-pump`: a list of commands, implemented in mirror_pump.ops and mirror_pump.pipeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mirror_pump.telemetry import configure_logging
 
 
 class CommandGroup(TyperGroup):
-    """Says what is wrong with a command line as everything else is said: where log lines are JSON, in one."""
+    """Reports command-line errors like other errors: as a JSON line if log lines are JSON."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         early = os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
@@ -41,12 +41,12 @@ class CommandGroup(TyperGroup):
         try:
             result = super().main(*args, **(extra | {"standalone_mode": False}))
         except Exception as error:
-            # A ClickException, which has another home in each version of typer.
+            # A ClickException, whose module differs between versions of typer.
             if not hasattr(error, "format_message"):
                 raise
             context = getattr(error, "ctx", None)
             path = context.command_path if context is not None else "mirror-pump"
-            # Without a command the message is the whole help.
+            # Without a command, the message would be the whole help.
             message = "" if type(error).__name__ == "NoArgsIsHelpError" else str(error.format_message())
             remark(message or "no command was given", "error", f"see {path} --help")
             sys.exit(2)
@@ -61,8 +61,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=(
-        "Every option can also be given by environment (MIRROR_PUMP_DSN and so on) or in mirror-pump.toml; the command "
-        "line wins, then the environment. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C."
+        "Every option can also be set in the environment (MIRROR_PUMP_DSN and so on) or in mirror-pump.toml; the "
+        "command line has priority, then the environment. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."
     ),
 )
 
@@ -82,16 +82,16 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
-    """Mirror PostgreSQL tables into Apache Iceberg, and prove what it says.
+    """Mirror PostgreSQL tables into Apache Iceberg, provably complete.
 
-    Everything committed at or below the frontier F is in the lake, in every mirrored table, at once.
+    Everything committed up to the frontier, a WAL position, is in the lake, in every mirrored table, at once.
 
-    A first mirror: [bold]init --warehouse DIR[/bold], [bold]register TABLE[/bold], [bold]run[/bold]; then
+    First steps: [bold]init --warehouse DIR[/bold], [bold]register TABLE[/bold], [bold]run[/bold]; then
     [bold]status[/bold], [bold]wait --now --timeout 60[/bold] and [bold]verify[/bold].
     """
 
 
-# In the order in which a newcomer needs them.
+# In the order in which a new user needs them.
 for _module in (init, register, run, status, wait, verify, sql, reader, connect, maintain, policy, retain, config):
     _module.add(app)
 

@@ -1,4 +1,4 @@
-"""What runs inside a Spark task of an initial copy: read one range of heap blocks, write one data file."""
+"""Spark task of an initial copy: reads a range of heap blocks and writes a data file."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ class ChunkTask:
     chunk: Chunk
     storage: StorageOptions
     snapshot: str | None = None
-    """An exported snapshot to read in; None for a snapshot of the task's own."""
+    """Exported snapshot to read in; None for a snapshot of the task's own."""
     beside: frozenset[int] = frozenset()
-    """Field IDs of columns that need a sidecar, as far as that is known: for others the range is read twice."""
+    """Field IDs of columns known to need a sidecar. If others turn out to need one, the range is read again."""
 
 
 @dataclass(frozen=True)
 class ChunkResult:
     rows: int
     file: WrittenFile | None
-    """None when the range held no row."""
+    """None if the range held no row."""
     heap_rewritten: bool = False
-    """The heap was rewritten since the chunks were planned: its block numbers mean nothing any more."""
+    """The heap was rewritten since the chunks were planned, so their block numbers are no longer valid."""
     locked: bool = False
-    """Somebody is altering the heap: nothing was read."""
+    """Another session is altering the heap, so nothing was read."""
     error: str | None = None
-    """Why the table cannot be copied, if it cannot."""
+    """Reason why the table cannot be copied, if any."""
     sidecars: frozenset[int] = frozenset()
     """Field IDs of the columns that have a sidecar in the file."""
 
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:
-    """Read the chunk and write its rows; the file is not part of the lake before a publish names it."""
+    """Reads the chunk and writes its rows. The file becomes part of the lake only when a publish commits it."""
     beside = frozenset(column.name for column in task.table.columns if column.field_id in task.beside)
     while True:
         try:
             return _copy(task, beside)
         except RawTextNeeded as needed:
-            # Rare: reading once more costs nothing where no such value is. Ends when all columns are in it.
+            # Rare. The second read is cheap on average, as most tables have no such value. Each retry adds columns, so
+            # this ends.
             beside |= needed.columns
         except FilenodeChanged:
             return ChunkResult(0, None, heap_rewritten=True)
@@ -64,14 +65,15 @@ def copy_chunk(task: ChunkTask) -> ChunkResult:
 
 
 def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
-    """One attempt, with sidecars for the columns `beside`; RawTextNeeded when that is not enough."""
+    """One attempt, with sidecars for the columns `beside`. Raises RawTextNeeded if more columns need one."""
     table = task.table
-    unheld = [column for column in table.key_columns if column.name in beside]
-    if unheld:
+    unsupported = [column for column in table.key_columns if column.name in beside]
+    if unsupported:
+        column = unsupported[0]
         raise TableError(
-            f"key column {unheld[0].name} of {table.name} ({unheld[0].type_sql}) holds a value that"
-            f" {unheld[0].type} cannot hold",
-            f"Unregister the table, then register it with --column {shlex.quote(f'{unheld[0].name}=string')}.",
+            f"key column {column.name} of {table.name} ({column.type_sql}) holds a value that"
+            f" {column.type} cannot hold",
+            f"Unregister the table, then register it with --column {shlex.quote(f'{column.name}=string')}.",
         )
     fields = frozenset(column.field_id for column in table.columns if column.name in beside)
     schema = with_raw_text(LakeSchema.of_table(table), fields)
@@ -79,13 +81,15 @@ def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
     beside_names = [own[raw_text_id(column.field_id)] for column in table.columns if column.name in beside]
     names = [*(column.name for column in table.columns), *beside_names]
     line = CutLine.of(table)
-    place = next((place for place, one in enumerate(table.columns) if line is not None and one.name == line.name), 0)
+    place = next(
+        (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
+    )
     rows = 0
     writer = DataFileWriter(schema, table.location, task.storage)
     with writer:
         for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, beside=beside):
             if line is not None:
-                # What the heap still holds below T is the lake's and the delta's already.
+                # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
                 batch = batch.filter(pc.invert(line.below(batch.column(place)).combine_chunks()))
             rows += batch.num_rows
             writer.write(batch.rename_columns(names).select(schema.arrow.names))

@@ -1,4 +1,4 @@
-"""What a resolve has to read, and what it comes to: from a table's state to tasks, from results to a resolution."""
+"""Plans the conversion of equality deletes: from a table's state to tasks, and from their results to a file rewrite."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 
 _TASK_ROWS = 8_000_000
-"""Rows whose keys one task reads: a second or less, and 64 MB if every one of them is deleted."""
+"""Rows whose keys one task reads: a second or less, and 64 MB if all of them are deleted."""
 _TASK_FILES = 500
-"""Data files of one task: opening a small one costs as much as reading 50,000 keys."""
+"""Data files per task: opening a small one costs as much as reading 50,000 keys."""
 
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """Tasks to run, and what they are based on."""
+    """Tasks to run, and the state that they are based on."""
 
     tasks: tuple[ConversionTask, ...]
     deletes: int
-    """Equality-delete rows that go."""
+    """Number of equality-delete rows that are converted."""
     removed: frozenset[str]
     positions: frozenset[str]
     """Position-delete files whose rows the tasks do not repeat."""
@@ -38,16 +38,16 @@ class ConversionPlan:
 
 
 def listing_for(table: LakeTable) -> Listing:
-    """A listing that keeps what plans of this table need; to be used again for its later states."""
+    """A listing that keeps what plans for this table need. It can be reused for the table's later states."""
     return Listing(table.storage, (*table.schema.key_ids, PATH_ID))
 
 
 def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None:
-    """How to resolve the equality deletes that the table has in this state; None if there is nothing to do.
+    """Plans how to convert the table's current equality deletes to position deletes; None if there are none to convert.
 
-    Deletes stay that this project would not have made (on other columns than the key, of other partition specs), and
-    those that may concern data files in which positions cannot be named (not Parquet, other specs). Reads the manifests
-    that the listing does not know yet. Raises LakeError.
+    Leaves out deletes that this project would not have written (on columns other than the key, of other partition
+    specs), and deletes that may reach data files in which positions cannot be given (not Parquet, other specs). Reads
+    the manifests that the listing does not know yet. Raises LakeError.
     """
     by_manifest = listing.files(table.manifests)
     data: list[LiveFile] = []
@@ -55,47 +55,47 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
     positions: list[LiveFile] = []
     others: list[LiveFile] = []
     schema = table.schema
-    for file, usual in listed(by_manifest, table.manifests, table.spec_id):
+    for file, supported in listed(by_manifest, table.manifests, table.spec_id):
         if file.content is FileContent.DATA:
-            # Empty ones are anchors of commits that only delete.
+            # Empty data files are placeholders of commits that only delete.
             if file.records:
-                (data if usual else others).append(file)
+                (data if supported else others).append(file)
         elif file.content is FileContent.POSITION_DELETES:
-            if usual:
+            if supported:
                 positions.append(file)
-        elif usual and set(file.equality_ids) == set(schema.key_ids):
+        elif supported and set(file.equality_ids) == set(schema.key_ids):
             equality.append(file)
     if table.partitioned:
         return None
-    unusual = [_Ranged.of(file, schema) for file in others]
-    resolved = [one for one in equality if not any(map(_Ranged.of(one, schema).reaches, unusual))]
-    if not resolved:
+    unsupported = [_Ranged.of(file, schema) for file in others]
+    convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
+    if not convertible:
         return None
     tasks = tuple(
         ConversionTask(
-            data=tuple(OrderedFile(one.file.path, one.file.sequence_number) for one in data_files),
-            deletes=tuple(OrderedFile(one.file.path, one.file.sequence_number) for one in deletes),
-            positions=naming(positions, [one.file.path for one in data_files]),
+            data=tuple(OrderedFile(ranged.file.path, ranged.file.sequence_number) for ranged in data_files),
+            deletes=tuple(OrderedFile(ranged.file.path, ranged.file.sequence_number) for ranged in deletes),
+            positions=naming(positions, [ranged.file.path for ranged in data_files]),
             schema=schema,
             location=table.location,
             storage=table.storage,
         )
-        for data_files, deletes in _groups(data, resolved, schema)
+        for data_files, deletes in _groups(data, convertible, schema)
     )
     pending = sum(file.content is FileContent.EQUALITY_DELETES for files in by_manifest.values() for file in files)
     return ConversionPlan(
         tasks=tasks,
-        deletes=sum(file.records for file in resolved),
-        removed=frozenset(file.path for file in resolved),
+        deletes=sum(file.records for file in convertible),
+        removed=frozenset(file.path for file in convertible),
         positions=frozenset(chain.from_iterable(task.positions for task in tasks)),
         seen=paths_of(by_manifest),
         sequence_number=table.sequence_number,
-        complete=len(resolved) == pending,
+        complete=len(convertible) == pending,
     )
 
 
 def file_rewrite_of(plan: ConversionPlan, results: Sequence[ConversionResult]) -> FileRewrite:
-    """The change that the plan's tasks came to."""
+    """The change that the plan's tasks produced."""
     added = tuple(result.file for result in results if result.file is not None)
     named = frozenset(chain.from_iterable(result.data for result in results))
     return FileRewrite(
@@ -114,7 +114,7 @@ class _Ranged:
 
     file: LiveFile
     ranges: tuple[tuple[Any, Any], ...]
-    """Lowest and highest value, or None."""
+    """Lowest and highest value; None if unknown."""
 
     @classmethod
     def of(cls, file: LiveFile, schema: LakeSchema) -> Self:
@@ -130,29 +130,29 @@ class _Ranged:
         )
 
     def reaches(self, data: _Ranged) -> bool:
-        """Whether this equality delete can hide a row of a data file (Iceberg spec, scan planning): by its number, and
-        by the key columns' ranges."""
+        """Whether this equality delete can hide a row of a data file (Iceberg spec, scan planning), judged by sequence
+        numbers and by the key columns' ranges."""
         return self.file.sequence_number > data.file.sequence_number and not any(
-            _apart(one, other) or _apart(other, one) for one, other in zip(self.ranges, data.ranges, strict=True)
+            _before(left, right) or _before(right, left) for left, right in zip(self.ranges, data.ranges, strict=True)
         )
 
 
-def _apart(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+def _before(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
     """Whether the first range ends before the second begins."""
-    return one[1] is not None and other[0] is not None and bool(one[1] < other[0])
+    return first[1] is not None and second[0] is not None and bool(first[1] < second[0])
 
 
 def _groups(
     data: Sequence[LiveFile], deletes: Sequence[LiveFile], schema: LakeSchema
 ) -> Iterator[tuple[list[_Ranged], list[_Ranged]]]:
-    """For each task, data files that may hold a deleted row, and the deletes that reach one of them."""
-    ranged = sorted((_Ranged.of(one, schema) for one in deletes), key=lambda one: -one.file.sequence_number)
+    """For each task, data files that may hold a deleted row, and the deletes that reach at least one of them."""
+    ranged = sorted((_Ranged.of(file, schema) for file in deletes), key=lambda delete: -delete.file.sequence_number)
     group: list[_Ranged] = []
     rows = 0
-    # Neighbours in age are likely to be reached by the same deletes.
-    for file in sorted(data, key=lambda one: one.sequence_number):
+    # Files of similar age are likely to be reached by the same deletes.
+    for file in sorted(data, key=lambda data_file: data_file.sequence_number):
         candidate = _Ranged.of(file, schema)
-        if not any(one.reaches(candidate) for one in ranged):
+        if not any(delete.reaches(candidate) for delete in ranged):
             continue
         if group and (rows + file.records > _TASK_ROWS or len(group) >= _TASK_FILES):
             yield group, _reaching(group, ranged)
@@ -164,4 +164,4 @@ def _groups(
 
 
 def _reaching(group: Sequence[_Ranged], deletes: Sequence[_Ranged]) -> list[_Ranged]:
-    return [one for one in deletes if any(map(one.reaches, group))]
+    return [delete for delete in deletes if any(map(delete.reaches, group))]

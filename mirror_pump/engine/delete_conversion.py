@@ -1,6 +1,6 @@
-"""What runs inside a Spark task that resolves deletes: finds the rows that equality deletes hide, by their places.
+"""Spark task that converts equality deletes: finds the positions of the rows that they hide.
 
-Only key columns are read. A task writes files under fresh names and commits nothing, so it may run any number of times.
+Only key columns are read. A task writes files under new names and commits nothing, so it may run any number of times.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path, open_input
 
 KEYS_AT_ONCE = 4_000_000
-"""Deleted keys held in memory at a time, beyond one file's: 16 bytes each for integers, some 100 for text."""
+"""Deleted keys held in memory at a time, beyond those of one file: 16 bytes each for integers, some 100 for text."""
 
 _READ_ROWS = 256 * 1024
 """Deleted keys read at a time."""
 
 _REMOTE_FILES = 8
-"""Data files of an object store read at the same time: small ones are all waiting."""
+"""Data files read from an object store in parallel, since reading small ones is mostly waiting."""
 
 _NUMBERS = (Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
 
 
 @dataclass(frozen=True)
 class OrderedFile:
-    """A data file or an equality-delete file, and its data sequence number."""
+    """A data file or equality-delete file with its data sequence number."""
 
     path: str
     sequence_number: int
@@ -44,15 +44,15 @@ class OrderedFile:
 
 @dataclass(frozen=True)
 class ConversionTask:
-    """Data files to look through for deleted keys."""
+    """Data files to search for deleted keys."""
 
     data: tuple[OrderedFile, ...]
     deletes: tuple[OrderedFile, ...]
     """Equality-delete files on the table's key. Each reaches data files with a strictly lower number."""
     positions: tuple[str, ...]
-    """Position-delete files that may name rows of the data files: what they say is not repeated."""
+    """Position-delete files that may refer to rows of the data files. Their positions are not repeated."""
     schema: LakeSchema
-    """The table's."""
+    """The table's schema."""
     location: str
     storage: StorageOptions
 
@@ -60,11 +60,11 @@ class ConversionTask:
 @dataclass(frozen=True)
 class ConversionResult:
     file: WrittenFile | None
-    """The position deletes; None when no row has a deleted key, or each is deleted by position already."""
+    """The position deletes; None if no row has a deleted key, or if all such rows are already deleted by position."""
     data: tuple[str, ...]
-    """URIs of the data files that `file` names."""
+    """URIs of the data files that `file` refers to."""
     rows_read: int
-    """Rows whose keys were looked at."""
+    """Number of rows whose keys were examined."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -73,14 +73,14 @@ class ConversionResult:
 
 
 def convert_deletes(task: ConversionTask) -> ConversionResult:
-    """Looks for the deletes' keys in the data files and writes one position-delete file of what it finds.
+    """Searches the data files for the deletes' keys and writes one position-delete file with the rows found.
 
-    Memory: `KEYS_AT_ONCE` keys, a batch of rows (2 million keys at most), 8 bytes for each row found. Raises LakeError.
+    Memory: `KEYS_AT_ONCE` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
     """
     found: dict[str, list[Ints]] = {}
     rows_read = 0
     for keys in _keys_in_pieces(task):
-        for path, rows, read in _look_through_all(task, keys):
+        for path, rows, read in _search_all(task, keys):
             rows_read += read
             if len(rows):
                 found.setdefault(path, []).append(rows)
@@ -92,17 +92,17 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
     return ConversionResult(*_written(positions, task.location, task.storage), rows_read)
 
 
-def _look_through_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:
-    look = partial(_look_through, keys=keys, task=task)
+def _search_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:
+    search = partial(_search, keys=keys, task=task)
     if all(local_path(file.path) is not None for file in task.data):
-        yield from map(look, task.data)
+        yield from map(search, task.data)
         return
     with ThreadPoolExecutor(_REMOTE_FILES) as pool:
-        yield from pool.map(look, task.data)
+        yield from pool.map(search, task.data)
 
 
-def _look_through(file: OrderedFile, keys: DeletedKeys, task: ConversionTask) -> tuple[str, Ints, int]:
-    """The file's URI, its rows with a deleted key, and how many rows were looked at."""
+def _search(file: OrderedFile, keys: DeletedKeys, task: ConversionTask) -> tuple[str, Ints, int]:
+    """URI of the file, its rows with a deleted key, and the number of rows examined."""
     parts: list[Ints] = [np.zeros(0, np.int64)]
     rows_read = 0
     with open_input(file.path, task.storage) as source:
@@ -122,17 +122,17 @@ def _written(
 
 
 def _find(keys: DeletedKeys, columns: Sequence[pa.Array]) -> tuple[Ints, Ints]:
-    """DeletedKeys.find, for columns that may hold NULL: no delete names such a row."""
+    """DeletedKeys.find for columns that may hold NULL. No delete reaches a row with a NULL."""
     if not any(column.null_count for column in columns):
         return keys.find(columns)
-    whole = np.logical_and.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in columns])
-    valid = np.flatnonzero(whole)
+    not_null = np.logical_and.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in columns])
+    valid = np.flatnonzero(not_null)
     rows, numbers = keys.find([column.take(pa.array(valid)) for column in columns])
     return valid[rows], numbers
 
 
 def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
-    """The deleted keys, at most about `KEYS_AT_ONCE` at a time."""
+    """The deleted keys, in portions of about `KEYS_AT_ONCE` at most."""
     parts: list[tuple[pa.Table, int]] = []
     waiting = 0
     for file in task.deletes:
@@ -151,8 +151,8 @@ def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
 def _key_batches(
     source: pa.NativeFile, schema: LakeSchema, path: str, keys: DeletedKeys | None
 ) -> Iterator[tuple[int, list[pa.Array]]]:
-    """The file's key columns batch by batch, each with the number of its first row; row groups that hold none of
-    `keys`, by their statistics, are skipped. Raises LakeError if the file lacks a key column."""
+    """The file's key columns in batches, each with the number of its first row. Skips row groups whose statistics rule
+    out all `keys`. Raises LakeError if the file lacks a key column."""
     parquet = pq.ParquetFile(source)
     names = column_names(parquet, [field.field_id for field in schema.key.fields], path)
     place = leaf_of(parquet, names[0])
@@ -173,7 +173,7 @@ def _key_batches(
 
 
 def _may_hold(chunk: pq.ColumnChunkMetaData, kind: Kind, keys: DeletedKeys) -> bool:
-    """Whether a row group can hold one of the keys, by its first key column's statistics."""
+    """Whether a row group can hold one of the keys, by the statistics of its first key column."""
     statistics = chunk.statistics
     if kind not in _NUMBERS or statistics is None or not statistics.has_min_max:
         return True

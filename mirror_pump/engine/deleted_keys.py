@@ -1,7 +1,7 @@
-"""Which rows carry a deleted key: a set of keys, each with the highest sequence number that deletes it.
+"""Finds rows that carry a deleted key, in a set of keys with the highest sequence number that deletes each.
 
-Keys are compared whole and exactly. A hash only decides which rows are worth a comparison: most rows are not, and one
-look into a table that fits the processor's cache says so.
+Keys are compared as a whole and exactly. A hash filter only selects the rows worth a comparison: most rows are not, and
+a single look-up in a table that fits the CPU cache tells so.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SPAN_LIMIT = 1 << 62
 """Products of the columns' numbers of distinct values stay below this, so that they fit in 64 bits."""
 
 _SLOTS_PER_KEY = 8
-"""A row whose key is not deleted passes the filter once in so many times at most."""
+"""The filter passes at most one in this many rows whose key is not deleted."""
 _LEAST_BITS, _MOST_BITS = 10, 22
-"""The filter's size: a byte per slot, 4 MiB at most, what a core's second-level cache holds or nearly so."""
+"""Bounds of the filter's size, one byte per slot: at most 4 MiB, about what a core's second-level cache holds."""
 
 
 _BATCH_ROWS = 256 * 1024
@@ -32,25 +32,25 @@ _MOST_BATCH_ROWS = 2 * 1024 * 1024
 
 
 class DeletedKeys(Protocol):
-    """Keys to look for."""
+    """A set of deleted keys to search for."""
 
     batch_rows: int
-    """How many rows to search at a time: searching many keys has a fixed cost that wants to be shared by more rows."""
+    """How many rows to search at a time. Searching for many keys has a fixed cost, which more rows share."""
 
     def find(self, columns: Sequence[pa.Array]) -> tuple[Ints, Ints]:
-        """Rows (numbers in `columns`, ascending) whose key is deleted, and the highest sequence number of its deletes.
+        """Rows whose key is deleted (ascending indexes into `columns`), and the highest sequence number of its deletes.
 
-        `columns` are the key columns in order, of the types that the keys have, all of one length.
+        `columns` are the key columns in order, with the keys' types, all of equal length.
         """
         ...
 
     def first_between(self, low: int, high: int) -> bool:
-        """Whether any key's first column is between two numbers; True where that column is no number."""
+        """Whether any key's first column lies between two numbers; always True if that column is not a number."""
         ...
 
 
 def deleted_keys(parts: Sequence[tuple[pa.Table, int]]) -> DeletedKeys:
-    """The keys of several equality-delete files: key columns, and the file's data sequence number."""
+    """The keys of several equality-delete files. `parts`: the key columns and the data sequence number of each file."""
     table = pa.concat_tables([keys for keys, _ in parts]).combine_chunks()
     numbers = np.repeat(
         np.array([number for _, number in parts], np.int64), np.array([keys.num_rows for keys, _ in parts], np.int64)
@@ -62,7 +62,7 @@ def deleted_keys(parts: Sequence[tuple[pa.Table, int]]) -> DeletedKeys:
 
 
 class _NumberKeys:
-    """A single column of integers, dates or timestamps: sorted numbers."""
+    """Keys of a single column of integers, dates or timestamps, as sorted numbers."""
 
     batch_rows = _BATCH_ROWS
 
@@ -84,16 +84,16 @@ class _NumberKeys:
 
 
 class _AnyKeys:
-    """Keys of any types and columns: each column's values are numbered by a dictionary, which compares them exactly;
-    the columns' numbers are the digits of the key's."""
+    """Keys of any types and columns. A dictionary, which compares exactly, numbers the values of each column. The
+    columns' numbers are the digits of the key's number."""
 
     def __init__(self, columns: Sequence[pa.Array], numbers: Ints) -> None:
         self._values = [pc.unique(column) for column in columns]
-        # Each search makes dictionaries of the values anew.
+        # Each search builds the dictionaries again.
         self.batch_rows = min(max(2 * max(map(len, self._values)), _BATCH_ROWS), _MOST_BATCH_ROWS)
         self._filters = [_Filter(_hashes(values)) for values in self._values]
         codes: Ints | None = None
-        # Wide keys with many distinct values are made dense in between, and that must be repeated for the rows.
+        # Wide keys with many distinct values are renumbered densely on the way. The rows' codes have to be as well.
         self._dense: list[Ints | None] = []
         span = 1
         for column, values in zip(columns, self._values, strict=True):
@@ -135,7 +135,7 @@ class _AnyKeys:
 
 
 class _Filter:
-    """Says of most values that are not in a set that they are not: one byte per hash, no false negative."""
+    """Rules out most values that are not in a set: one byte per hash, no false negatives."""
 
     def __init__(self, members: Ints) -> None:
         bits = max(len(members) * _SLOTS_PER_KEY - 1, 1).bit_length()
@@ -148,7 +148,7 @@ class _Filter:
         return self._table[self._slots(values)]
 
     def candidates(self, values: Ints) -> Ints:
-        """Numbers of the values that may be members."""
+        """Indexes of the values that may be members."""
         return np.flatnonzero(self.passes(values))
 
     def _slots(self, values: Ints) -> npt.NDArray[np.uint64]:
@@ -158,7 +158,7 @@ class _Filter:
 
 
 def _redone(dense: Ints, rows: Ints, codes: Ints, digits: Ints) -> tuple[Ints, Ints, Ints]:
-    """The rows whose code is among `dense`, with its place there for a code."""
+    """The rows whose code is among `dense`; their new code is its index there."""
     places: Ints = np.searchsorted(dense, codes)
     places[places == len(dense)] = 0
     known = dense[places] == codes
@@ -174,7 +174,7 @@ def _highest(keys: Ints, numbers: Ints) -> tuple[Ints, Ints]:
 
 
 def _codes(column: pa.Array, values: pa.Array) -> Ints:
-    """Each value's place in `values`; -1 for one that is not there."""
+    """Index of each value in `values`; -1 if it is not there."""
     found: Ints = pc.index_in(column, value_set=values).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
@@ -184,7 +184,7 @@ def _is_number(arrow: pa.DataType) -> bool:
 
 
 def _hashes(column: pa.Array) -> Ints:
-    """A number for each value: equal values have equal numbers, different ones often different numbers."""
+    """A number for each value: equal values have equal numbers, different values mostly different ones."""
     if _is_number(column.type):
         return as_numbers(column)
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -193,12 +193,12 @@ def _hashes(column: pa.Array) -> Ints:
         halves = np.frombuffer(column.buffers()[1], np.uint64, 2 * len(column), 16 * column.offset)
         hashes: Ints = (halves[0::2] ^ (halves[1::2] * MULTIPLIER)).view(np.int64)
         return hashes
-    # Of the other types few values differ (booleans) or none are keys: every row is compared.
+    # The other types have few distinct values (booleans) or are no keys, so every row is compared.
     return np.zeros(len(column), np.int64)
 
 
 def _text_hashes(column: pa.Array) -> Ints:
-    """From length, first and last eight bytes: keys that differ elsewhere only are left to the comparison."""
+    """Hashes of length, first and last eight bytes. Others are left to the exact comparison."""
     if not len(column):
         return np.zeros(0, np.int64)
     offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
@@ -206,18 +206,18 @@ def _text_hashes(column: pa.Array) -> Ints:
     lengths = ends - starts
     data = column.buffers()[2]
     size = data.size if data is not None else 0
-    # Eight bytes from any place on: a copy with a margin, seen as overlapping words.
+    # Eight bytes at any position: a padded copy, viewed as overlapping words.
     padded = np.zeros(size + 16, np.uint8)
     if data is not None:
         padded[8 : size + 8] = np.frombuffer(data, np.uint8)
     words = np.lib.stride_tricks.as_strided(padded[:8].view("<u8"), shape=(size + 9,), strides=(1,))
-    spare = ((8 - np.minimum(lengths, 8)) * 8).astype(np.uint64)
+    excess = ((8 - np.minimum(lengths, 8)) * 8).astype(np.uint64)
     first = words[starts + 8]
     last = words[ends]
-    # Of a short value only its own bytes count: shifted out in two steps, as a shift by 64 means nothing.
-    half = spare >> np.uint64(1)
-    first = (first << half) << (spare - half)
-    last = (last >> half) >> (spare - half)
+    # Only a short value's own bytes count; the others are shifted out in two steps, as a shift by 64 is undefined.
+    half = excess >> np.uint64(1)
+    first = (first << half) << (excess - half)
+    last = (last >> half) >> (excess - half)
     hashes: Ints = (first ^ (last * MULTIPLIER) ^ lengths.astype(np.uint64)).view(np.int64)
     return hashes
 

@@ -1,6 +1,6 @@
-"""What runs inside a Spark task that merges files: live rows of small data files into one, position deletes into one.
+"""Spark task that merges files: the live rows of small data files into one, or position-delete files into one.
 
-A task writes files under fresh names and commits nothing, so it may run any number of times.
+A task writes files under new names and commits nothing, so it may run any number of times.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from mirror_pump.lake.storage import StagedFiles, StorageOptions, open_input
 _BATCH_ROWS = 64 * 1024
 
 OWN_POSITIONS = 4096
-"""Deleted rows of a data file from which on a merge gives it a position-delete file of its own: pyiceberg goes through
-a whole position-delete file for each data file that it names. With fewer, the file itself would cost more."""
+"""With this many deleted rows of a data file, a merge writes a separate position-delete file for it: pyiceberg reads a
+whole position-delete file for each data file that it refers to. With fewer, opening another file would cost more."""
 
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Data files to make one of."""
+    """Data files to merge into one."""
 
     data: tuple[OrderedFile, ...]
     positions: tuple[str, ...]
-    """Position-delete files that may name rows of them."""
+    """Position-delete files that may refer to rows of the data files."""
     schema: LakeSchema
-    """The table's."""
+    """The table's schema."""
     location: str
     storage: StorageOptions
     initial: Mapping[int, pa.Array] = field(default_factory=dict)
-    """By field ID, what rows have in a column that their file lacks, as an array of one value; NULL in others."""
+    """By field ID, the value of rows whose file lacks the column, as an array of one value; NULL for other columns."""
     dropped: tuple[DroppedRows, ...] = ()
-    """Rows that go with their partition: those in files of up to a sequence number."""
+    """Rows removed together with their partition: those in files up to a sequence number."""
     packing: KeyPacking | None = None
-    """How to hand the keys of the new file's rows over; None: nobody asks."""
+    """How to pack the keys of the new file's rows, which are returned; None to return no keys."""
 
 
 @dataclass(frozen=True)
 class PositionsTask:
-    """Position-delete files to make one of, and one for each data file of which many rows are deleted."""
+    """Position-delete files to merge into one, plus one for each data file with many deleted rows."""
 
     files: tuple[str, ...]
     data: frozenset[str]
-    """URIs of the data files that stay: what is said of others is left out."""
+    """URIs of the data files that stay. Positions in other files are left out."""
     location: str
     storage: StorageOptions
 
@@ -65,9 +65,9 @@ class PositionsTask:
 @dataclass(frozen=True)
 class MergedPositions:
     files: tuple[WrittenFile, ...]
-    """Empty when nothing is left."""
+    """Empty if no positions remain."""
     data: tuple[str, ...]
-    """URIs of the data files that they name."""
+    """URIs of the data files that they refer to."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -76,11 +76,10 @@ class MergedPositions:
 
 
 def merge_files(task: MergeTask) -> MergedFile:
-    """Writes one data file of the rows that no position delete hides, and that were not dropped, file by file, in their
-    order.
+    """Writes one data file of all rows that neither a position delete hides nor a dropped partition took along.
 
-    Memory: a row group of the new file, a batch of rows, and 20 bytes for each row. Raises LakeError if a file cannot
-    be read, or lacks a required column.
+    Rows stay in order, file by file. Memory: a row group of the new file, a batch of rows, and 20 bytes per row. Raises
+    LakeError if a file cannot be read or lacks a required column.
     """
     sources = tuple(file.path for file in task.data)
     hidden = read_position_deletes(task.positions, set(sources), task.storage)
@@ -91,19 +90,19 @@ def merge_files(task: MergeTask) -> MergedFile:
         writer: DataFileWriter | None = None
         for number, path in enumerate(sources):
             sequence_number = task.data[number].sequence_number
-            dropped = [one.bounds for one in task.dropped if sequence_number <= one.sequence_number]
+            dropped = [drop.bounds for drop in task.dropped if sequence_number <= drop.sequence_number]
             rows: list[Positions] = [np.zeros(0, np.int64)]
-            gone = hidden.get(path, rows[0])
+            deleted = hidden.get(path, rows[0])
             for start, table in _tables(path, task):
-                first, end = np.searchsorted(gone, [start, start + table.num_rows])
+                first, end = np.searchsorted(deleted, [start, start + table.num_rows])
                 live = np.ones(table.num_rows, np.bool_)
-                live[gone[first:end] - start] = False
+                live[deleted[first:end] - start] = False
                 for bounds in dropped:
                     live &= ~bounds.holds(table.column(names[bounds.field_id]))
                 if not live.any():
                     continue
                 if writer is None:
-                    # Of nothing but dead rows no file is written.
+                    # Without any live row no file is written.
                     writer = stack.enter_context(DataFileWriter(task.schema, task.location, task.storage))
                 alive = table if live.all() else table.filter(pa.array(live))
                 writer.write(alive)
@@ -122,8 +121,10 @@ def merge_files(task: MergeTask) -> MergedFile:
 
 
 def merge_positions(task: PositionsTask) -> MergedPositions:
-    """Writes a position-delete file for each data file of which `OWN_POSITIONS` rows are named, and one for all others.
-    Memory: 8 bytes for each position. Raises LakeError."""
+    """Writes a position-delete file for each data file with at least `OWN_POSITIONS` positions, and one for all others.
+
+    Memory: 8 bytes per position. Raises LakeError.
+    """
     positions = read_position_deletes(task.files, task.data, task.storage)
     own = [{path: rows} for path, rows in positions.items() if len(rows) >= OWN_POSITIONS]
     shared = {path: rows for path, rows in positions.items() if len(rows) < OWN_POSITIONS}
@@ -137,7 +138,7 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
 
 
 def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
-    """The file's rows in the table's schema, batch by batch, each with the number of its first row."""
+    """The file's rows in the table's schema, in batches, each with the number of its first row."""
     start = 0
     with open_input(path, task.storage) as source:
         parquet = pq.ParquetFile(source)
@@ -154,12 +155,12 @@ def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
 def _column(
     batch: pa.RecordBatch, place: int | None, field: LakeField, path: str, initial: pa.Array | None
 ) -> pa.Array:
-    """The column as the table has it now: widened since, or added, when it is NULL in older files, or `initial`."""
+    """The column in its current type: promoted if it was widened since, `initial` or NULL if it was added since."""
     wanted = field.arrow.type
     if place is None:
         if field.required:
             raise LakeError(
-                f"{path} has no column of field ID {field.field_id}, which is required",
+                f"{path} has no column with field ID {field.field_id}, which is required",
                 "rewrite the table's files with the engine that wrote this one, or copy the table again",
             )
         return (
@@ -175,7 +176,7 @@ def cast_to(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     if column.type == wanted:
         return column
     if pa.types.is_list(wanted) and pa.types.is_list(column.type):
-        # Concatenating one array makes its offsets begin at zero, and its values those that it uses.
+        # Concatenating the single array makes its offsets begin at zero and drops unused values.
         whole = pa.concat_arrays([column])
         values = cast_to(whole.values, wanted.value_type)
         return pa.ListArray.from_arrays(whole.offsets, values, type=wanted, mask=whole.is_null())

@@ -1,4 +1,4 @@
-"""What runs inside a Spark task that reads keys for the key index: of the live rows of data files, or of deletes."""
+"""Spark task that reads keys for the key index: those of data files' live rows, or those of equality deletes."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from mirror_pump.lake.storage import StorageOptions, open_input
 
 @dataclass(frozen=True)
 class KeysTask:
-    """Files whose keys are wanted."""
+    """Files whose keys to read."""
 
     files: tuple[str, ...]
     """Data files, or equality-delete files on the key."""
     positions: tuple[str, ...]
-    """Position-delete files that may name rows of the data files."""
+    """Position-delete files that may refer to rows of the data files."""
     schema: LakeSchema
-    """The table's."""
+    """The table's schema."""
     packing: KeyPacking
     storage: StorageOptions
 
 
 @dataclass(frozen=True)
 class FileKeys:
-    """The keys of a file's rows that no position delete hides, in their order."""
+    """Keys of a file's rows that no position delete hides, in row order."""
 
     path: str
     keys: PackedKeys
     rows: Positions | None
-    """The rows' positions; None: every row of the file."""
+    """Positions of the rows; None for all rows of the file."""
 
     @property
     def positions(self) -> Positions:
-        """The rows' positions."""
+        """Positions of the rows in the file."""
         return np.arange(len(self.keys)) if self.rows is None else self.rows
 
 
 def read_keys(task: KeysTask) -> list[FileKeys]:
-    """Reads the key columns alone, file by file. Memory: 16 bytes a row. Raises LakeError."""
+    """Reads only the key columns, file by file. Memory: 16 bytes per row. Raises LakeError."""
     hidden = read_position_deletes(task.positions, task.files, task.storage)
     found = []
     ids = [field.field_id for field in task.schema.key.fields]
@@ -58,8 +58,8 @@ def read_keys(task: KeysTask) -> list[FileKeys]:
             )
         keys = PackedKeys.concatenated(parts, task.packing.words)
         rows = None
-        if len(gone := hidden.get(path, np.zeros(0, np.int64))):
-            rows = np.setdiff1d(np.arange(len(keys)), gone, assume_unique=True)
+        if len(deleted := hidden.get(path, np.zeros(0, np.int64))):
+            rows = np.setdiff1d(np.arange(len(keys)), deleted, assume_unique=True)
             keys = keys.take(rows)
         found.append(FileKeys(path, keys, rows))
     return found

@@ -1,6 +1,6 @@
-"""What the JVM, and the Python workers that it starts, write to stdout and stderr: as log lines of ours.
+"""Turns what the JVM and its Python workers write to stdout and stderr into our log lines.
 
-Left to themselves they write plain text between JSON lines, across progress bars, and into a command's output.
+Otherwise they would write plain text between JSON lines, across progress bars, and into a command's output.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _EXPECTED = re.compile(
 )
 """Beginnings of lines that Spark writes at each start, and of Ivy's report when it resolves jars."""
 _LEVELS = re.compile(r"\S+Z (ERROR|FATAL|WARN) spark ")
-"""As engine/log4j2.properties lays lines out."""
+"""Prefix of a log line as laid out by engine/log4j2.properties."""
 
 
 @contextmanager
 def jvm_output() -> Iterator[int]:
-    """A descriptor to give to the JVM as stdout and stderr; our end of it is closed with the block, the JVM's lives as
-    long as it does."""
+    """A descriptor to pass to the JVM as stdout and stderr. Our copy is closed at the end of the block; the JVM's stays
+    open as long as the JVM runs."""
     read, write = os.pipe()
     thread = threading.Thread(target=_forward, args=(read,), name="jvm-log", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Runs tasks in threads of this process: what is small is done before a Spark has started."""
+"""Runs tasks in threads of this process, so that small work can be done before Spark has started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class LocalTaskRunner:
-    """A TaskRunner (mirror_pump.engine.runner), which is not imported here since that would load pyspark."""
+    """A TaskRunner (mirror_pump.engine.runner). The protocol is not imported here, since that would load pyspark."""
 
     def __init__(self, workers: int) -> None:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task")
@@ -20,5 +20,5 @@ class LocalTaskRunner:
         return self._pool.submit(function, task)
 
     def close(self) -> None:
-        """Wait for what runs and end the threads."""
+        """Waits for running tasks and ends the threads."""
         self._pool.shutdown(cancel_futures=True)

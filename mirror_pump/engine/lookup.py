@@ -1,7 +1,7 @@
-"""What runs inside a Spark task that looks rows up by key in data files of the lake; and how the driver takes them.
+"""Spark task that looks up rows by key in data files of the lake, and the driver's side that receives them.
 
-Large values are why rows are looked up at all. A task's result goes through the Java heap, more than once: what is
-large goes by a file in the table's storage instead, which the driver removes as soon as it has read it.
+Rows are mostly looked up for their large values. A task's result passes through the Java heap more than once. So a
+large result goes through a file in the table's storage, which the driver removes as soon as it has read it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mirror_pump.lake.storage import StorageOptions, discard, join, open_input, 
 
 @dataclass(frozen=True)
 class LookupTask:
-    """Keys to find in some files, and the columns wanted of their rows."""
+    """Keys to find in some files, and the columns to return."""
 
     paths: tuple[str, ...]
     keys: pa.Table
-    """The key columns, in the lake's types; one row for each key."""
+    """The key columns, in the lake's types; one row per key."""
     columns: tuple[str, ...]
     schema: LakeSchema
     storage: StorageOptions
@@ -34,21 +34,21 @@ class LookupTask:
 
 @dataclass(frozen=True)
 class Found:
-    """The rows of one file; `rows_of` gives them."""
+    """Rows found in one file; read them with `rows_of`."""
 
     rows: pa.Table | None
     path: str = ""
-    """URI of an Arrow IPC file with the rows, if they are not here."""
+    """URI of an Arrow IPC file with the rows, if `rows` is None."""
 
 
 _LARGEST_RESULT = 4 << 20
-"""Bytes."""
+"""Largest result, in bytes, that is returned through the Java heap."""
 _BATCH_ROWS = 4096
-"""Read at once: rows that are looked up are large."""
+"""Rows read at a time; few, since rows that are looked up are large."""
 
 
 def rows_of(found: Found, storage: StorageOptions) -> pa.Table:
-    """The rows; their file, if they came by one, is gone then. Raises LakeError."""
+    """The rows. If they came in a file, that file is removed. Raises LakeError."""
     if found.rows is not None:
         return found.rows
     with open_input(found.path, storage) as source, pa.ipc.open_file(source) as file:
@@ -58,18 +58,21 @@ def rows_of(found: Found, storage: StorageOptions) -> pa.Table:
 
 
 def find_rows(task: LookupTask) -> list[Found]:
-    """For each file, its rows whose first key column is among the keys': key columns, then `columns`. May hold other
-    keys' rows when the key has several columns; the caller compares whole keys. Columns are the schema's: found by
-    field ID, NULL where a file is older than the column, and widened where the column was."""
+    """For each file, the rows whose first key column matches one of the keys: key columns, then `columns`.
+
+    With several key columns, rows of other keys may be included; the caller compares whole keys. Columns follow the
+    schema: found by field ID, NULL if the file is older than the column, and promoted if the column was widened.
+    Raises LakeError.
+    """
     written: list[str] = []
     try:
-        return [_handed_over(_find(path, task), task, written) for path in task.paths]
+        return [_as_result(_find(path, task), task, written) for path in task.paths]
     except BaseException:
         discard(written, task.storage)
         raise
 
 
-def _handed_over(rows: pa.Table, task: LookupTask, written: list[str]) -> Found:
+def _as_result(rows: pa.Table, task: LookupTask, written: list[str]) -> Found:
     if rows.nbytes <= _LARGEST_RESULT:
         return Found(rows)
     path = join(task.location, "data", f"{uuid.uuid4().hex}-found.arrow")
@@ -84,7 +87,7 @@ def _find(path: str, task: LookupTask) -> pa.Table:
     names = [*task.keys.column_names, *(name for name in task.columns if name not in task.keys.column_names)]
     wanted = pc.unique(task.keys.column(first))
     schema = pa.schema([task.schema.arrow.field(name).remove_metadata() for name in names])
-    ids = {one.name: one.field_id for one in task.schema.fields}
+    ids = {column.name: column.field_id for column in task.schema.fields}
     found = [schema.empty_table()]
     with open_input(path, task.storage) as source:
         file = pq.ParquetFile(source)
@@ -92,7 +95,7 @@ def _find(path: str, task: LookupTask) -> pa.Table:
         own = names_by_id(file)
         stored = [own.get(ids[name]) for name in names]
         kind = schema.field(first).type
-        # Keys first: the large values of row groups that hold none of the rows are never read.
+        # Keys are read first, so that large values of row groups without any match are never read.
         holding = [
             group
             for group in range(file.num_row_groups)

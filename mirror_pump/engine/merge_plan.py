@@ -1,4 +1,4 @@
-"""Which files of a table a merge takes: small data files by size class and piled position deletes; or a worn one."""
+"""Plans merges: which small data files, by size class, which position deletes, or which file with many deleted rows."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, pa
 from mirror_pump.lake.format.data_files import FileContent
 
 FANOUT = 8
-"""This many files of one size class become one: a row is rewritten once per power of eight, and each class has seven
-files at most that wait."""
+"""This many files of one size class are merged into one. So a row is rewritten once per power of eight, and at most
+seven files of each class wait to be merged."""
 _CLASS_BITS = 3
 
 OWN_FANOUT = 2
-"""The same for position-delete files that a merge has set apart for one data file: a row takes some bytes in them, and
-every reader of that data file opens them all."""
+"""The same for position-delete files that a merge has written for a single data file: a row takes only some bytes in
+them, and every reader of the data file opens them all."""
 
 FULL_POSITIONS = 1 << 22
-"""Rows from which on a position-delete file is left alone."""
+"""A position-delete file with this many rows is no longer merged."""
 
 WORN_SHARE = 0.1
-"""A data file is rewritten when so many of its rows are dead: at most nine live rows are written for each of these.
-Readers pay for the dead ones, above all pyiceberg, which for every 131,072 rows of a file looks at all its deletes."""
+"""A data file is rewritten once this share of its rows is deleted, so at most nine live rows are written per deleted
+row. Deleted rows slow readers down, above all pyiceberg, which reads all deletes of a file per 131,072 rows."""
 
 MOST_SOURCES = 500
-"""Data files of one merge: opening a small one costs as much as reading 50,000 rows."""
+"""Maximum data files per merge: opening a small one costs as much as reading 50,000 rows."""
 _MOST_SOURCE_ROWS = 4_000_000
-"""Rows of one merge, about: each costs the driver 12 bytes until the merge has landed."""
+"""Approximate maximum rows per merge. Each costs the driver 12 bytes until the merge has landed."""
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """Tasks to run, and what they are based on. One of them at least."""
+    """Tasks to run, at least one, and the state that they are based on."""
 
     data: MergeTask | None
     positions: PositionsTask | None
     removed: frozenset[str]
-    """The files that the tasks read to replace them, and position-delete files about data files that go or are gone."""
+    """Files that the tasks replace, and position-delete files that only refer to data files which go or are gone."""
     seen: dict[str, frozenset[str]]
     sequence_number: int
 
 
 def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePlan | None:
-    """What to merge in the table's present state; None if nothing has piled up.
+    """Plans what to merge in the table's current state; None if too little has accumulated.
 
-    `target_bytes`: data files of this size and more are left alone; 0 leaves all alone. Only Parquet files of the
-    current partition spec, an unpartitioned one, are merged, whoever wrote them. Reads the manifests that the listing
+    `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
+    current, unpartitioned spec are merged, whichever engine wrote them. Reads the manifests that the listing
     (`mirror_pump.engine.conversion_plan.listing_for`) does not know yet. Raises LakeError.
     """
     present = _present(table, listing)
@@ -67,27 +67,29 @@ def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePl
 
 
 def plan_rewrite(table: LakeTable, listing: Listing) -> MergePlan | None:
-    """The most worn data file, whatever its size, to be written anew without its dead rows; None if none is worn.
-    Otherwise as `plan_merge`."""
+    """Plans to rewrite the data file with the largest share of deleted rows, whatever its size, without these rows.
+
+    None if no file reaches `WORN_SHARE`. Otherwise like `plan_merge`.
+    """
     present = _present(table, listing)
     if present is None:
         return None
-    worn = _worn(present.data, present.positions, present.pending)
-    return _plan(table, present, worn, pile=False) if worn else None
+    most_deleted = _most_deleted(present.data, present.positions, present.pending)
+    return _plan(table, present, most_deleted, pile=False) if most_deleted else None
 
 
 def plan_fill(
     table: LakeTable, listing: Listing, lacking: Callable[[LiveFile], bool], *, most_rows: int = _MOST_SOURCE_ROWS
 ) -> MergePlan | None:
-    """The oldest data files that lack a column, `most_rows` at a time about, each to be written anew by itself; None if
-    none is left. An empty file has no row to fill, and may be there to keep Iceberg from dropping a delete.
+    """Plans to rewrite the oldest data files that lack a column, each by itself, about `most_rows` rows at a time.
 
-    Otherwise as `plan_merge`. NotFillable if another engine wrote files that are none of our kind, or partitioned the
-    table.
+    None if no such file is left. Empty files are skipped: they have no row to fill, and may keep Iceberg from dropping
+    a delete. Otherwise like `plan_merge`. Raises NotFillable if another engine partitioned the table or wrote files
+    that are not of our kind.
     """
     present = _present(table, listing)
     if present is None or len(present.data) < len(present.paths):
-        raise NotFillable("files of the lake table were written by another engine, and in a way that is not ours")
+        raise NotFillable("another engine wrote files of the lake table in a way that the mirror cannot rewrite")
     chosen: list[LiveFile] = []
     rows = 0
     for file in sorted(present.data, key=_age):
@@ -100,25 +102,25 @@ def plan_fill(
 
 
 class NotFillable(LakeError):
-    """The table's files cannot be filled: it has to be copied again."""
+    """The table's files cannot be filled, so the table has to be copied again."""
 
 
 @dataclass(frozen=True)
 class _Present:
-    """Files of a state."""
+    """The files of a table's state."""
 
     data: list[LiveFile]
-    """Those that may be merged."""
+    """Data files that may be merged."""
     positions: list[LiveFile]
     pending: frozenset[int]
-    """Sequence numbers of equality deletes."""
+    """Data sequence numbers of equality deletes."""
     paths: frozenset[str]
     """URIs of all data files."""
     seen: dict[str, frozenset[str]]
 
 
 def _present(table: LakeTable, listing: Listing) -> _Present | None:
-    """None of a table that is left alone."""
+    """The files of the table's current state; None for a partitioned table, which is left alone."""
     if table.partitioned:
         return None
     by_manifest = listing.files(table.manifests)
@@ -126,39 +128,40 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
     positions: list[LiveFile] = []
     pending: set[int] = set()
     paths: set[str] = set()
-    strange = False
-    for file, usual in listed(by_manifest, table.manifests, table.spec_id):
+    unreadable = False
+    for file, supported in listed(by_manifest, table.manifests, table.spec_id):
         if file.content is FileContent.DATA:
             paths.add(file.path)
-            if usual:
+            if supported:
                 data.append(file)
         elif file.content is FileContent.EQUALITY_DELETES:
             pending.add(file.sequence_number)
-        elif usual:
+        elif supported:
             positions.append(file)
         else:
-            strange = True
-    # A position-delete file that cannot be read may be about any data file.
-    return _Present([] if strange else data, positions, frozenset(pending), frozenset(paths), paths_of(by_manifest))
+            unreadable = True
+    # A position-delete file that cannot be read may refer to any data file.
+    return _Present([] if unreadable else data, positions, frozenset(pending), frozenset(paths), paths_of(by_manifest))
 
 
 def _plan(table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], *, pile: bool) -> MergePlan | None:
-    gone = {file.path for file in sources}
-    # Other engines' rewrites leave some that are about files which have gone before.
-    about = present.paths - gone
+    replaced = {file.path for file in sources}
+    # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
+    about = present.paths - replaced
     stay: set[str | None] = {None, *about}
     dangling = {file.path for file in present.positions if file.about not in stay}
-    left = [file for file in present.positions if file.path not in dangling]
+    remaining = [file for file in present.positions if file.path not in dangling]
     crowded = table.position_deletes > table.records
-    # What files about several data files say of the sources would stay behind. DuckDB counts rows as those of data
-    # files less those of delete files, and fails with an internal error at some queries where that is below zero.
-    piled = _piled(left, shared=bool(sources) or crowded) if pile else _shared(left)
+    # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
+    # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
+    # is negative.
+    piled = _piled(remaining, shared=bool(sources) or crowded) if pile else _shared(remaining)
     if not (sources or piled or (crowded and dangling)):
         return None
     return MergePlan(
         data=_merge(table, sources, present.positions) if sources else None,
         positions=PositionsTask(piled, about, table.location, table.storage) if piled else None,
-        removed=frozenset(chain(gone, dangling, piled)),
+        removed=frozenset(chain(replaced, dangling, piled)),
         seen=present.seen,
         sequence_number=table.sequence_number,
     )
@@ -166,12 +169,12 @@ def _plan(table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], *,
 
 def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[LiveFile]) -> MergeTask:
     paths = {file.path for file in sources}
-    # A row is deleted by position when its file is there: not by files of lower numbers.
+    # A position delete comes after the row that it deletes, so files with lower numbers do not matter.
     oldest = min(file.sequence_number for file in sources)
     about = ((file, file.about) for file in positions if file.sequence_number >= oldest)
     return MergeTask(
         data=tuple(OrderedFile(file.path, file.sequence_number) for file in sources),
-        positions=tuple(file.path for file, one in about if one is None or one in paths),
+        positions=tuple(file.path for file, data_path in about if data_path is None or data_path in paths),
         schema=table.schema,
         location=table.location,
         storage=table.storage,
@@ -181,7 +184,7 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
 def merged_file_rewrite(
     plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
 ) -> FileRewrite:
-    """The change that the plan's tasks came to. `merged` have no source in common."""
+    """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
     relied_on = set() if plan.data is None else set(plan.data.positions)
     if positions is not None:
         relied_on.update(positions.data)
@@ -197,13 +200,13 @@ def merged_file_rewrite(
 
 
 def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) -> tuple[LiveFile, ...]:
-    """The data files to make one of, oldest first; none if no size class is full.
+    """The data files to merge into one, oldest first; none if no size class is full.
 
-    `pending`: the sequence numbers of all equality deletes, ascending. None of them is between two of the chosen files'
-    numbers, nor equal to one (mirror_pump.lake.commit.merged_files says why). Merged are the files of the largest
-    class of which
-    there are `FANOUT`, and all of smaller classes, oldest first, until there is a target's worth of bytes: so a row is
-    rewritten once per class, and once more each time that most of the rows beside it have died.
+    `pending`: the sequence numbers of all equality deletes, ascending. None of them lies between the numbers of two
+    chosen files, or equals one of them (mirror_pump.lake.commit.merged_files explains why). Chosen are files of the
+    largest class
+    that has at least `FANOUT` files, then those of all smaller classes, oldest first, until they make up the target
+    size. So a row is rewritten once per class, and once more each time that most of its neighbours have been deleted.
     """
     runs: dict[int, list[LiveFile]] = defaultdict(list)
     for file in data:
@@ -211,7 +214,7 @@ def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) 
         if file.size_bytes < target_bytes and (place == len(pending) or pending[place] != file.sequence_number):
             runs[place].append(file)
     chosen = [_chosen(run, target_bytes) for run in runs.values()]
-    # Where most files go.
+    # The run in which most files are replaced.
     return max(chosen, key=len, default=())
 
 
@@ -224,8 +227,8 @@ def _chosen(run: Sequence[LiveFile], target_bytes: int) -> tuple[LiveFile, ...]:
         return ()
     chosen: list[LiveFile] = []
     size = rows = 0
-    # The full class first: what is smaller can wait.
-    for number in sorted((one for one in classes if one <= full), reverse=True):
+    # The full class comes first; smaller classes can wait.
+    for number in sorted((candidate for candidate in classes if candidate <= full), reverse=True):
         for file in sorted(classes[number], key=_age):
             if len(chosen) > 1 and (size >= target_bytes or rows >= _MOST_SOURCE_ROWS or len(chosen) >= MOST_SOURCES):
                 return tuple(sorted(chosen, key=_age))
@@ -236,8 +239,8 @@ def _chosen(run: Sequence[LiveFile], target_bytes: int) -> tuple[LiveFile, ...]:
 
 
 def size_class(records: int) -> int:
-    """By rows, not bytes: of files with a few rows most bytes are footer, and eight of them make one of hardly more.
-    Each class ends at eight times the rows of the one before."""
+    """Size class of a file, by rows instead of bytes: files with few rows consist mostly of footer, and eight of them
+    make one that is hardly larger. Each class ends at eight times the rows of the one below."""
     return max(records.bit_length() - 1, 0) // _CLASS_BITS
 
 
@@ -245,17 +248,20 @@ def _age(file: LiveFile) -> tuple[int, str]:
     return file.sequence_number, file.path
 
 
-def _worn(data: Iterable[LiveFile], positions: Iterable[LiveFile], pending: Collection[int]) -> tuple[LiveFile, ...]:
-    """The data file with the largest share of dead rows, if that is `WORN_SHARE`: as far as position-delete files say
-    that are about it alone. Those about several leave open how many rows are whose, and are taken apart as they grow.
+def _most_deleted(
+    data: Iterable[LiveFile], positions: Iterable[LiveFile], pending: Collection[int]
+) -> tuple[LiveFile, ...]:
+    """The data file with the largest share of deleted rows, if that reaches `WORN_SHARE`.
 
-    No equality delete has its number: it may be what keeps that from being dropped, and may have no live row.
+    Only position-delete files that refer to a single data file count. Those that refer to several do not tell how many
+    rows belong to which, and are split as they grow. Files with the sequence number of a pending equality delete are
+    skipped: such a file may keep the delete from being dropped, and may have no live row.
     """
-    dead: Counter[str | None] = Counter()
+    deleted: Counter[str | None] = Counter()
     for file in positions:
-        dead[file.about] += file.records
+        deleted[file.about] += file.records
     found = [
-        (dead[file.path] / file.records, file)
+        (deleted[file.path] / file.records, file)
         for file in data
         if 0 < file.records <= _MOST_SOURCE_ROWS and file.sequence_number not in pending
     ]
@@ -264,22 +270,23 @@ def _worn(data: Iterable[LiveFile], positions: Iterable[LiveFile], pending: Coll
 
 
 def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
-    """Position-delete files about several data files."""
+    """Position-delete files that refer to several data files."""
     return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
 
 
 def _piled(positions: Sequence[LiveFile], *, shared: bool) -> tuple[str, ...]:
-    """Position-delete files to merge: those of the largest size class that is full, and all smaller ones; of files that
-    a merge has set apart for one data file, likewise among themselves. `shared`: and all that are about several."""
+    """Position-delete files to merge: those of the largest full size class and of all smaller classes. Files that a
+    merge has written for a single data file are only merged with each other. `shared`: also take all files that refer
+    to several data files."""
     piles: dict[str | None, list[LiveFile]] = defaultdict(list)
-    for one in positions:
-        if one.records < FULL_POSITIONS:
-            piles[one.about if one.records >= OWN_POSITIONS else None].append(one)
-    full = chain.from_iterable(_full(pile, OWN_FANOUT if about else FANOUT) for about, pile in piles.items())
+    for file in positions:
+        if file.records < FULL_POSITIONS:
+            piles[file.about if file.records >= OWN_POSITIONS else None].append(file)
+    full = chain.from_iterable(_full(pile, OWN_FANOUT if data_path else FANOUT) for data_path, pile in piles.items())
     return tuple(dict.fromkeys((*full, *(_shared(positions) if shared else ()))))
 
 
 def _full(pile: Sequence[LiveFile], fanout: int) -> Iterator[str]:
-    classes = Counter(size_class(one.records) for one in pile)
+    classes = Counter(size_class(file.records) for file in pile)
     full = max((size for size, count in classes.items() if count >= fanout), default=-1)
-    return (one.path for one in pile if size_class(one.records) <= full)
+    return (file.path for file in pile if size_class(file.records) <= full)

@@ -1,8 +1,8 @@
-"""What runs inside Spark tasks that compare a heap partition with the lake: digests of whole rows, of either side.
+"""Spark tasks that compare a heap partition with the lake: they digest whole rows of either side.
 
-Rows whose keys are in the table's corrections are left out on both sides; those are compared in the database. Both
-sides give, for each bucket of keys, how many rows it has and the sum of their hashes; where these differ, a second pass
-gives the rows of a few buckets.
+Rows whose keys are in the table's corrections are left out on both sides; the database compares those. Both sides
+return the number of rows and the sum of their hashes for each bucket of keys. If these differ, a second pass returns
+the rows of a few buckets.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from mirror_pump.source.heap.block_reader import Chunk, RawTextNeeded, read_chun
 
 _BATCH_ROWS = 16 * 1024
 _BATCH_BYTES = 4 << 20
-"""Hashing needs 6 bytes for each byte of long texts, and 20 of short ones."""
+"""Bytes hashed at a time. Hashing takes 6 bytes of memory per byte of long texts, and 20 per byte of short ones."""
 
 
 @dataclass(frozen=True)
 class Comparing:
-    """What both sides of one comparison go by."""
+    """Parameters that both sides of a comparison share."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
@@ -44,9 +44,9 @@ class Comparing:
     left_out: PackedKeys
     """Keys that are compared elsewhere."""
     wanted: frozenset[int] | None = None
-    """Buckets whose rows are to be given; None: only sums."""
+    """Buckets whose rows to return; None for sums only."""
     among: PackedKeys | None = None
-    """Keys of which the rows that are given are to be; None: any."""
+    """Restricts the returned rows to these keys; None for no restriction."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class HeapTask:
 
 @dataclass(frozen=True)
 class LakeFile:
-    """A data file, and the equality deletes that are younger."""
+    """URIs of a data file and of the equality-delete files that are newer."""
 
     path: str
     deletes: tuple[str, ...]
@@ -69,11 +69,11 @@ class LakeFile:
 
 @dataclass(frozen=True)
 class FilesTask:
-    """Data files of the lake, of which the rows with a tier value from `lo` to below `hi` count."""
+    """Data files of the lake. Only rows with a tier value in [lo, hi) count."""
 
     files: tuple[LakeFile, ...]
     positions: tuple[str, ...]
-    """Position-delete files that may name rows of them."""
+    """Position-delete files that may refer to rows of the data files."""
     schema: LakeSchema
     tier_id: int
     """Field ID of the tier key."""
@@ -85,26 +85,26 @@ class FilesTask:
 
 @dataclass(frozen=True)
 class Digest:
-    """Rows of one side."""
+    """Digest of the rows of one side."""
 
     sums: Words
-    """By bucket: rows, and the sums of both words of their hashes, modulo 2^64."""
+    """By bucket: number of rows, and the sums of both words of their hashes, modulo 2^64."""
     rows: DigestedRows | None
-    """Those in the wanted buckets."""
+    """Rows in the wanted buckets."""
 
     @classmethod
     def total(cls, parts: list[Digest]) -> Digest:
-        """Of all parts together."""
+        """The digest of all parts together."""
         sums = np.zeros((BUCKETS, 3), np.uint64)
         for part in parts:
             sums += part.sums
-        given = [part.rows for part in parts if part.rows is not None]
-        return cls(sums, DigestedRows.together(given) if given else None)
+        digested = [part.rows for part in parts if part.rows is not None]
+        return cls(sums, DigestedRows.together(digested) if digested else None)
 
 
 @dataclass(frozen=True)
 class DigestedRows:
-    """Rows one by one: packed keys, hashes, and keys as people read them."""
+    """Individual rows: packed keys, hashes, and keys as readable text."""
 
     keys: PackedKeys
     hashes: tuple[Words, Words]
@@ -114,20 +114,20 @@ class DigestedRows:
     def together(parts: list[DigestedRows]) -> DigestedRows:
         words = 1 if parts[0].keys.second is None else 2
         return DigestedRows(
-            PackedKeys.concatenated([one.keys for one in parts], words),
-            (np.concatenate([one.hashes[0] for one in parts]), np.concatenate([one.hashes[1] for one in parts])),
-            tuple(text for one in parts for text in one.texts),
+            PackedKeys.concatenated([part.keys for part in parts], words),
+            (np.concatenate([part.hashes[0] for part in parts]), np.concatenate([part.hashes[1] for part in parts])),
+            tuple(text for part in parts for text in part.texts),
         )
 
 
 def digest_heap(task: HeapTask) -> Digest:
-    """Digests a range of the heap. Raises FilenodeChanged if it was rewritten since it was planned."""
+    """Digests a range of the heap. Raises FilenodeChanged if the heap was rewritten since the range was planned."""
     beside: frozenset[str] = frozenset()
     while True:
         try:
             return _digest_heap(task, beside)
         except RawTextNeeded as needed:
-            # Ends when all columns are in it.
+            # Each retry adds columns, so this ends.
             beside |= needed.columns
 
 
@@ -135,40 +135,40 @@ def _digest_heap(task: HeapTask, beside: frozenset[str]) -> Digest:
     columns = task.comparing.columns
     ids = [column.field_id for column in columns]
     ids += [raw_text_id(column.field_id) for column in columns if column.name in beside]
-    tally = _Tally(task.comparing)
+    digester = _Digester(task.comparing)
     for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, beside=beside):
-        tally.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
-    return tally.digest()
+        digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
+    return digester.digest()
 
 
 def digest_files(task: FilesTask) -> Digest:
     """Digests the live rows of some data files. Raises LakeError."""
-    tally = _Tally(task.comparing)
-    hidden = read_position_deletes(task.positions, {one.path for one in task.files}, task.storage)
+    digester = _Digester(task.comparing)
+    hidden = read_position_deletes(task.positions, {file.path for file in task.files}, task.storage)
     deleted: dict[tuple[str, ...], PackedKeys] = {}
     nothing = np.zeros(0, np.int64)
     for file in task.files:
         if file.deletes and file.deletes not in deleted:
-            keys = read_keys(KeysTask(file.deletes, (), task.schema, task.comparing.packing, task.storage))
+            parts = read_keys(KeysTask(file.deletes, (), task.schema, task.comparing.packing, task.storage))
             words = task.comparing.packing.words
-            deleted[file.deletes] = PackedKeys.concatenated([one.keys for one in keys], words)
-        gone = hidden.get(file.path, nothing)
+            deleted[file.deletes] = PackedKeys.concatenated([part.keys for part in parts], words)
+        deleted_positions = hidden.get(file.path, nothing)
         for start, columns, rows in _batches(file.path, task):
             live = np.ones(rows, np.bool_)
-            first, end = np.searchsorted(gone, [start, start + rows])
-            live[gone[first:end] - start] = False
+            first, end = np.searchsorted(deleted_positions, [start, start + rows])
+            live[deleted_positions[first:end] - start] = False
             tiers = as_numbers(plain(columns[task.tier_id]))
             live &= (tiers >= task.lo) & (tiers < task.hi)
             if not live.any():
                 continue
             if not live.all():
                 columns = {field_id: column.filter(pa.array(live)) for field_id, column in columns.items()}
-            tally.add(columns, int(live.sum()), deleted.get(file.deletes))
-    return tally.digest()
+            digester.add(columns, int(live.sum()), deleted.get(file.deletes))
+    return digester.digest()
 
 
 def _batches(path: str, task: FilesTask) -> Iterator[tuple[int, dict[int, pa.Array], int]]:
-    """The file's rows: number of the first, columns by field ID in the table's types, and how many."""
+    """The file's rows in batches: number of the first row, columns by field ID in the table's types, number of rows."""
     start = 0
     with open_input(path, task.storage) as source:
         parquet = pq.ParquetFile(source)
@@ -183,8 +183,8 @@ def _batches(path: str, task: FilesTask) -> Iterator[tuple[int, dict[int, pa.Arr
             start += batch.num_rows
 
 
-class _Tally:
-    """Adds up the rows of one task."""
+class _Digester:
+    """Sums up the rows of one task."""
 
     def __init__(self, comparing: Comparing) -> None:
         self._comparing = comparing
@@ -196,19 +196,19 @@ class _Tally:
         self._among = None if comparing.among is None else _Keys(comparing.among)
 
     def add(self, columns: dict[int, pa.Array], rows: int, deleted: PackedKeys | None = None) -> None:
-        """Rows of `columns`, by field ID; not those whose keys are `deleted`."""
+        """Adds rows without those whose keys are `deleted`. `columns` are by field ID."""
         size = sum(column.nbytes for column in columns.values())
         if rows > 1 and size > _BATCH_BYTES:
             half = rows // 2
             for begin, count in ((0, half), (half, rows - half)):
-                self.add({name: one.slice(begin, count) for name, one in columns.items()}, count, deleted)
+                self.add({name: column.slice(begin, count) for name, column in columns.items()}, count, deleted)
             return
-        keys = self._comparing.packing.pack([columns[one] for one in self._key_ids])
-        out = self._left_out.among(keys)
+        keys = self._comparing.packing.pack([columns[field_id] for field_id in self._key_ids])
+        excluded = self._left_out.among(keys)
         if deleted is not None and len(deleted):
-            out |= _Keys(deleted).among(keys)
+            excluded |= _Keys(deleted).among(keys)
         first, second = row_hashes(columns, rows, self._comparing.secret)
-        places = np.flatnonzero(~out)
+        places = np.flatnonzero(~excluded)
         buckets = buckets_of(keys.first)
         np.add.at(self._sums[:, 0], buckets[places], np.uint64(1))
         np.add.at(self._sums[:, 1], buckets[places], first[places])
@@ -217,7 +217,9 @@ class _Tally:
             places = places[np.isin(buckets[places], list(self._comparing.wanted))]
             if self._among is not None:
                 places = places[self._among.among(keys.take(places))]
-            texts = zip(*(columns[one].take(pa.array(places)).to_pylist() for one in self._key_ids), strict=True)
+            texts = zip(
+                *(columns[field_id].take(pa.array(places)).to_pylist() for field_id in self._key_ids), strict=True
+            )
             self._rows.append(
                 DigestedRows(
                     keys.take(places), (first[places], second[places]), tuple(", ".join(map(str, row)) for row in texts)
@@ -238,7 +240,7 @@ class _Keys:
         self._pairs = None if keys.second is None else set(zip(keys.first.tolist(), keys.second.tolist(), strict=True))
 
     def among(self, keys: PackedKeys) -> npt.NDArray[np.bool_]:
-        """Which of the keys are in the set."""
+        """A mask of the keys that are in the set."""
         if not len(self._first):
             return np.zeros(len(keys), np.bool_)
         places = np.minimum(np.searchsorted(self._first, keys.first), len(self._first) - 1)

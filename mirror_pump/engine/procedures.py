@@ -1,4 +1,4 @@
-"""Iceberg's maintenance procedures, called through Spark, as typed functions."""
+"""Typed functions for Iceberg's maintenance procedures, called through Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirror_pump.model import TableName
 from mirror_pump.quoting import spark_identifier, spark_literal
 
 _CONFLICTS = ("ValidationException", "CommitFailedException")
-"""Iceberg's exceptions that another commit causes: to be tried again on what the table is now."""
+"""Iceberg exceptions that another commit causes; the procedure has to be retried on the table's new state."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_LINES = 2
@@ -36,16 +36,16 @@ _FILE_LIST = StructType(
 
 @dataclass(frozen=True)
 class Procedures:
-    """Procedures of the catalog `lake` in a Spark session with Iceberg's jars (mirror_pump.engine.session)."""
+    """Procedures of the catalog `lake`, in a Spark session with Iceberg's jars (mirror_pump.engine.session)."""
 
     spark: SparkSession
 
     def busy(self) -> bool:
-        """Whether Spark runs a job. A procedure that runs none commits, or plans."""
+        """Whether Spark is running a job. A procedure without a running job is planning or committing."""
         try:
             return bool(self.spark.sparkContext.statusTracker().getActiveJobsIds())
         except Py4JError:
-            # The procedure that was asked about fails for the same reason, and says so.
+            # The procedure itself fails for the same reason and reports it.
             return True
 
     def set_properties(self, table: TableName, properties: Mapping[str, str]) -> None:
@@ -55,8 +55,8 @@ class Procedures:
             self.spark.sql(f"ALTER TABLE {CATALOG}.{_quoted(table)} SET TBLPROPERTIES ({pairs})").collect()
 
     def rewrite_data_files(self, table: TableName, rewrite: Rewrite) -> dict[str, int]:
-        """Merges data files and applies their deletes; returns the procedure's counts. CommitConflict if another
-        commit was in the way: then nothing was."""
+        """Merges data files and applies their deletes; returns the procedure's counts. Raises CommitConflict if another
+        commit interfered; then nothing was changed."""
         arguments = {"options": _map(rewrite.options())}
         if rewrite.sort_by:
             order = ", ".join(f"{spark_identifier(name)} ASC NULLS FIRST" for name in rewrite.sort_by)
@@ -64,8 +64,10 @@ class Procedures:
         return self._counts("rewrite_data_files", table, arguments)
 
     def drop_deletes(self, table: TableName, until: int) -> int:
-        """Removes the delete files whose sequence number is `until` at most, in one commit; returns how many. The
-        caller knows that they concern no live data file. CommitConflict if another commit removed one of them."""
+        """Removes delete files with a sequence number of at most `until`, in one commit; returns how many.
+
+        The caller must know that they refer to no live data file. Raises CommitConflict if another commit removed one.
+        """
         with _lake_errors("dropping delete files of", table):
             loaded = self._java_table(table)
             iceberg = self.spark._jvm.org.apache.iceberg
@@ -86,25 +88,25 @@ class Procedures:
         return found
 
     def rewrite_position_deletes(self, table: TableName, min_input_files: int) -> dict[str, int]:
-        """Merges position-delete files, and drops positions in data files that are gone. CommitConflict as above."""
+        """Merges position-delete files and drops positions in removed data files. Raises CommitConflict as above."""
         options = {"min-input-files": str(min_input_files), "max-concurrent-file-group-rewrites": "1"}
         return self._counts("rewrite_position_delete_files", table, {"options": _map(options)})
 
     def rewrite_manifests(self, table: TableName) -> dict[str, int]:
-        """Merges manifests. CommitConflict if the pump merged some of them meanwhile."""
+        """Merges manifests. Raises CommitConflict if the pump merged some of them meanwhile."""
         return self._counts("rewrite_manifests", table, {"use_caching": "false"})
 
     def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> Callable[[], dict[str, int]]:
-        """Takes exactly these snapshots out of the history, in one commit. What it returns deletes the files that no
-        other snapshot needs, and says how many. The procedure does both without a moment in between."""
+        """Removes exactly these snapshots from the history, in one commit. Returns a function that deletes the files
+        which no other snapshot needs, and returns their counts. The procedure itself has no pause between the two."""
         with _lake_errors("expiring snapshots of", table):
             actions = self.spark._jvm.org.apache.iceberg.spark.actions.SparkActions
             action = actions.get(self.spark._jsparkSession).expireSnapshots(self._java_table(table))
             action.option("stream-results", "true")
-            # The default would expire whatever is older than five days, pinned or not.
+            # The default would expire everything older than five days, pinned or not.
             action.expireOlderThan(0)
-            for one in snapshot_ids:
-                action.expireSnapshotId(one)
+            for snapshot_id in snapshot_ids:
+                action.expireSnapshotId(snapshot_id)
             action.expireFiles()
 
         def delete() -> dict[str, int]:
@@ -122,9 +124,9 @@ class Procedures:
         return delete
 
     def unreferenced(self, table: TableName, locations: Sequence[str]) -> list[str]:
-        """Those of the files that nothing in the table's metadata refers to: remove_orphan_files' dry run."""
+        """Those of the files that nothing in the table's metadata refers to, by a dry run of remove_orphan_files."""
         view = f"mirror_pump_files_{uuid.uuid4().hex}"
-        # How old a file has to be was judged by the caller: for the procedure all are old enough.
+        # The caller has checked the files' age, so the procedure gets a date at which all are old enough.
         rows = [(location, _EPOCH) for location in locations]
         with _lake_errors("looking for unreferenced files of", table):
             self.spark.createDataFrame(rows, _FILE_LIST).createOrReplaceTempView(view)
@@ -138,18 +140,18 @@ class Procedures:
         return [str(row[0]) for row in found]
 
     def _java_table(self, table: TableName) -> Any:
-        """Iceberg's own object, for what it has no procedure for."""
+        """Iceberg's Java object of the table, for operations without a procedure."""
         name = f"{CATALOG}.{_quoted(table)}"
-        # Has the session load its catalog, which from the outside is looked up in whatever session is the active one.
+        # Makes this session load its catalog. From outside, it would be looked up in whichever session is active.
         self.spark.table(name)
         return self.spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(self.spark._jsparkSession, name)
 
     def _counts(self, procedure: str, table: TableName, arguments: Mapping[str, str]) -> dict[str, int]:
-        given = ", ".join(
+        parameters = ", ".join(
             f"{name} => {value}" for name, value in {"table": spark_literal(_quoted(table)), **arguments}.items()
         )
         with _lake_errors(f"running {procedure} on", table):
-            rows = self.spark.sql(f"CALL {CATALOG}.system.{procedure}({given})").collect()
+            rows = self.spark.sql(f"CALL {CATALOG}.system.{procedure}({parameters})").collect()
         return {name: int(value or 0) for name, value in rows[0].asDict().items()} if rows else {}
 
 
@@ -159,17 +161,17 @@ def _lake_errors(doing: str, table: TableName) -> Iterator[None]:
         yield
     except Py4JNetworkError as error:
         raise TaskFailed(
-            f"Spark's JVM is gone while {doing} {table}: {error}",
+            f"Spark's JVM ended while {doing} {table}: {error}",
             "start maintenance again; if it happens again, give it more memory (--maintain-memory)",
         ) from error
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
         reason = " | ".join(lines[:_SHOWN_LINES])
         if any(name in str(error) for name in _CONFLICTS):
-            raise CommitConflict(f"another commit was in the way while {doing} {table}: {reason}") from error
+            raise CommitConflict(f"another commit interfered while {doing} {table}: {reason}") from error
         raise LakeError(
             f"Spark failed while {doing} {table}: {reason}",
-            "see the log of Spark for the whole error; nothing was committed that is not in the journal",
+            "see Spark's log for the full error; anything committed is in the maintenance journal",
         ) from error
 
 

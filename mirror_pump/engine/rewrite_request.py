@@ -1,4 +1,4 @@
-"""What a rewrite of data files is to do, as Iceberg's procedure takes it. No Spark: `status` reads it too."""
+"""Options of a rewrite of data files by Iceberg's procedure. Does not import Spark, as `status` uses it too."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _NO_SIZE = 1 << 62
-"""Bytes that no file has, within what Java's long can add to."""
+"""A size in bytes that no file has, low enough that Java's long does not overflow."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What one rewrite_data_files is to do; sizes in bytes."""
+    """What one call of rewrite_data_files does; sizes in bytes."""
 
     target_bytes: int
     small_below: int
-    """Data files below this size are to be merged; 0: none is, nor are large ones divided."""
+    """Data files below this size are merged. 0: none is merged, and large ones are not split."""
     min_input_files: int
     max_group_bytes: int
     sort_by: tuple[str, ...] = ()
-    """Columns to order the rows by; none keeps their order."""
+    """Columns to sort the rows by; if empty, rows keep their order."""
     deletes: bool = False
-    """Also rewrites every data file that a delete file may concern."""
+    """Also rewrites every data file that a delete file may refer to."""
     max_files: int | None = None
-    """Rewrites so many files and leaves the others to the next call: bounds what a commit that fails costs."""
+    """Rewrites at most this many files and leaves others to the next call, to limit the cost of a failed commit."""
 
     def complete(self, counts: Mapping[str, int]) -> bool:
-        """Whether the rewrite that returned these counts left nothing to the next call."""
+        """Whether the rewrite that returned these counts left nothing for the next call."""
         return self.max_files is None or counts.get("rewritten_data_files_count", 0) < self.max_files
 
     def options(self) -> dict[str, str]:
-        """As the procedure takes them."""
+        """The options in the procedure's form."""
         options = {
             "target-file-size-bytes": str(self.target_bytes),
             "min-file-size-bytes": str(self.small_below),
             "max-file-size-bytes": str(self.target_bytes * 9 // 5 if self.small_below else _NO_SIZE),
             "min-input-files": str(self.min_input_files),
             "max-file-group-size-bytes": str(self.max_group_bytes),
-            # One group at a time: memory and load are those of one group.
+            # One group at a time limits memory and load to those of one group.
             "max-concurrent-file-group-rewrites": "1",
-            # Rewritten rows keep their age, so that deletes which land meanwhile apply to them and are no conflict.
+            # Rewritten rows keep their sequence number, so that deletes which land meanwhile apply and do not conflict.
             "use-starting-sequence-number": "true",
         }
         if self.max_files is not None:
@@ -47,6 +47,6 @@ class Rewrite:
         if self.deletes:
             options["delete-file-threshold"] = "1"
         else:
-            # Those that have no row left are taken all the same. By default it is those with three rows in ten deleted.
+            # Rewrites only files without any live row. By default, files with 30% deleted rows would be rewritten too.
             options["delete-ratio-threshold"] = "1.0"
         return options

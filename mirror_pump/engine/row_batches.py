@@ -1,4 +1,4 @@
-"""Reads whole rows of a data file some megabytes at a time: a task's memory must not depend on how large rows are."""
+"""Reads whole rows of a data file in batches of some megabytes, so that memory does not depend on the rows' size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _BATCH_BYTES = 16 << 20
-"""What a batch takes in memory, about: a quarter of the largest row group that a task of ours writes."""
+"""Approximate size of a batch in memory: a quarter of the largest row group that our tasks write."""
 
 
 def read_batches(file: pq.ParquetFile, most_rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows in their order, all columns, at most `most_rows` at a time: fewer where a row group's rows are large by
-    the average. No batch has rows of two row groups."""
+    """All rows in order, with all columns, at most `most_rows` at a time; fewer if a row group's rows are large on
+    average. A batch never spans two row groups."""
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         rows = _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)

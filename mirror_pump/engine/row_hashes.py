@@ -1,11 +1,11 @@
 """Hashes whole rows of Arrow columns to 128 bits without a Python loop, so that two sides can be compared by sums.
 
-A row's hash is a sum over its columns, each seeded by its field ID; NULL counts for nothing, so that a column which one
-side lacks equals one of NULLs. A value of more than 64 bits counts as a polynomial with its length and its parts for
-coefficients, modulo the prime 2^61 - 1 at a secret point; two lanes with secrets of their own make 128 bits. Equal
-values have equal hashes. Unequal ones, whoever chose them, meet by chance only, since the secrets are drawn for each
-comparison: a polynomial of degree n has at most n roots, so that the odds for two texts of a gigabyte are 2^-34 in each
-lane. (Modulo 2^64 some texts meet under every secret: the Thue-Morse sequence and its complement.)
+A row's hash is a sum over its columns, each seeded by its field ID. NULL adds nothing, so a column that one side lacks
+equals a column of NULLs. A value of more than 64 bits is taken as a polynomial, with its length and its parts as
+coefficients, evaluated modulo the prime 2^61 - 1 at a secret point. Two lanes with separate secrets make 128 bits.
+Equal values have equal hashes. Unequal values, whoever chose them, collide only by chance, since secrets are drawn for
+each comparison: a polynomial of degree n has at most n roots, so for two texts of a gigabyte the probability is 2^-34
+in each lane. (Modulo 2^64 some texts collide under every secret: the Thue-Morse sequence and its complement.)
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 BUCKETS = 4096
-"""Rows are counted and summed by buckets of their keys, so that a difference is found again in few of them."""
+"""Rows are counted and summed by buckets of their keys, so that a difference is confined to few buckets."""
 
 _WORD = (1 << 64) - 1
 
 _PRIME = (1 << 61) - 1
-"""A Mersenne prime: what is left of a division by it is had by shifts."""
+"""A Mersenne prime: remainders of divisions by it can be computed by shifts."""
 _PART_BYTES = 7
-"""Of a text, in each part: as many as are below the prime."""
+"""Bytes of a text in each part: the most that stay below the prime."""
 _BLOCK = 256
-"""Parts that are summed at once: the halves of as many products are together below 2^40."""
+"""Parts summed at a time: sums of the halves of this many products stay below 2^40."""
 _AT_ONCE = 16384
-"""Parts that are multiplied at once."""
+"""Parts multiplied at a time."""
 
 
 @dataclass(frozen=True)
 class HashSecret:
-    """What one comparison's hashes are drawn from. Picklable."""
+    """Secrets of the hashes of one comparison. Picklable."""
 
     points: tuple[int, int]
-    """One for each lane, below 2^61 - 1."""
+    """The secret point of each lane, below 2^61 - 1."""
     seeds: tuple[int, int]
 
     @classmethod
@@ -56,7 +56,7 @@ class HashSecret:
 
 
 def row_hashes(columns: Mapping[int, pa.Array], rows: int, secret: HashSecret) -> tuple[Words, Words]:
-    """Two words for each row. `columns` are by field ID, of one length; those of both sides have the same types."""
+    """Two words for each row. `columns` are by field ID and of equal length. Both sides must have the same types."""
     lanes = (np.zeros(rows, np.uint64), np.zeros(rows, np.uint64))
     for field_id, column in columns.items():
         if column.null_count == rows:
@@ -69,12 +69,12 @@ def row_hashes(columns: Mapping[int, pa.Array], rows: int, secret: HashSecret) -
 
 
 def buckets_of(first_words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The buckets of packed keys."""
+    """The bucket of each packed key."""
     return (mixed(first_words.view(np.uint64)) >> np.uint64(52)).astype(np.int64)
 
 
 def mixed(words: Words) -> Words:
-    """A bijection that spreads every bit over all (splitmix64)."""
+    """A bijection that spreads every bit over all others (splitmix64)."""
     words = words + MULTIPLIER
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -89,13 +89,13 @@ def _valid(column: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
-    """A word for each value, for either point; of NULLs any."""
+    """A word per value, for each of the two points; arbitrary words for NULLs."""
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         whole = pa.concat_arrays([array])
         elements = plain(whole.values)
         offsets, valid = 2 * _offsets(whole), _valid(elements)
-        # 0 is for NULLs.
+        # NULL elements become 0, all others are shifted by one.
         present = np.uint64(1) if valid is None else np.repeat(valid, 2)
         first, second = ((_halves(words) + np.uint64(1)) * present for words in _values(elements, points))
         lengths = np.diff(offsets)
@@ -121,12 +121,12 @@ def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
 
 
 def _exactly(array: pa.Array) -> Words:
-    """Values of 64 bits at most, as they are."""
+    """The exact values of types with at most 64 bits."""
     kind = array.type
     if pa.types.is_boolean(kind):
         return _unsigned(array.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False))
     if pa.types.is_floating(kind):
-        # All NaNs are one value; -0 is another than 0.
+        # All NaNs become the same value; -0 stays different from 0.
         numbers = array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
         return np.where(np.isnan(numbers), np.float64("nan"), numbers).view(np.uint64)
     return _unsigned(as_numbers(array.fill_null(_zero(kind)) if array.null_count else array))
@@ -150,7 +150,7 @@ def _halves(words: Words) -> Words:
 
 
 def _packed(content: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> tuple[Words, npt.NDArray[np.int64]]:
-    """Each run of bytes between two offsets as parts, zeros at its end, and the offsets of these."""
+    """Splits each run of bytes between two offsets into parts, padded with zeros; also returns the parts' offsets."""
     padded = np.concatenate([content, np.zeros(8, np.uint8)])
     windows = np.ndarray(len(content) + 1, np.uint64, padded, strides=(1,))
     counts = -(-np.diff(offsets) // _PART_BYTES)
@@ -161,13 +161,13 @@ def _packed(content: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> t
 
 
 def _folded(parts: Words, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], point: int) -> Words:
-    """A word for each run of parts between two offsets: of length + part * point + part * point^2 ... modulo the prime,
-    below which the parts are."""
+    """A word for each run of parts between two offsets: length + part * point + part * point^2 + ... modulo the prime.
+    Parts must be below the prime."""
     values = np.zeros(len(lengths), np.uint64)
     counts = np.diff(offsets)
     present, first = counts > 0, np.uint64(point)
     parts = parts[offsets[0] : offsets[-1]]
-    # Block by block, and then the sums of blocks as parts, which stand a block's powers apart.
+    # Sums each block, then takes the sums as parts again, whose powers are now a block apart.
     while counts.max(initial=0) > 1:
         blocks = -(-counts // _BLOCK)
         begins = np.repeat(np.cumsum(counts) - counts, blocks) + _BLOCK * _places(blocks)
@@ -178,7 +178,7 @@ def _folded(parts: Words, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[n
 
 
 def _summed(parts: Words, begins: npt.NDArray[np.int64], powers: Words) -> Words:
-    """The polynomials of the parts from each begin to the next; in pieces that stay in a core's cache."""
+    """Evaluates the polynomial of the parts from each begin to the next, in portions that fit a core's cache."""
     sizes = np.diff(begins, append=len(parts))
     cuts = np.unique([*np.searchsorted(begins, np.arange(0, len(parts), _AT_ONCE)).tolist(), len(begins)])
     found = np.empty(len(begins), np.uint64)
@@ -193,7 +193,7 @@ def _summed(parts: Words, begins: npt.NDArray[np.int64], powers: Words) -> Words
 
 
 def _places(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """0, 1, ... for each of the counts."""
+    """0, 1, ... up to each of the counts."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
@@ -210,10 +210,10 @@ _61 = np.uint64(61)
 _MODULUS = np.uint64(_PRIME)
 
 
-def _product(ones: Words, others: Words | np.uint64) -> Words:
-    """Modulo the prime, of words that are below it: 2^64 is 8, and 2^61 is 1."""
-    high, low = ones >> _32, ones & _LOW
-    higher, lower = others >> _32, others & _LOW
+def _product(left: Words, right: Words | np.uint64) -> Words:
+    """The product modulo the prime, of words below it. Uses that 2^64 is 8 and 2^61 is 1."""
+    high, low = left >> _32, left & _LOW
+    higher, lower = right >> _32, right & _LOW
     smallest = low * lower
     total = (high * higher) << np.uint64(3)
     total += _shifted(high * lower + low * higher)
@@ -223,11 +223,11 @@ def _product(ones: Words, others: Words | np.uint64) -> Words:
 
 
 def _shifted(words: Words) -> Words:
-    """2^32 times as much, modulo the prime, but below 2^62."""
+    """2^32 times the words, modulo the prime but only reduced to below 2^62."""
     return ((words << _32) & _MODULUS) + (words >> _29)
 
 
 def _remainder(words: Words) -> Words:
-    """Modulo the prime."""
+    """The words modulo the prime."""
     words = (words & _MODULUS) + (words >> _61)
     return np.where(words >= _MODULUS, words - _MODULUS, words)

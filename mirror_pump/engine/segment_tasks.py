@@ -1,7 +1,7 @@
-"""What runs inside a Spark task: decode a segment and write its files. Plain functions of picklable values.
+"""Spark task that decodes a segment of the stream and writes its files. Plain functions of picklable values.
 
-A task writes files and describes them; it never commits. It may run twice (Spark retries, a restarted batch): each
-run writes files under fresh names, and only those that the driver publishes count.
+A task writes files and describes them, but never commits. It may run twice (Spark retries, a restarted batch). Each run
+writes files under new names, and only the files that the driver publishes count.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mirror_pump.model import MirroredTable, TableId
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """One table as a segment's task needs it."""
+    """What a segment's task needs to know about one table."""
 
     shape: RelationShape
     schema: LakeSchema
     location: str
     line: CutLine | None = None
-    """T, if rows may be below it: what the stream brings there is not applied
+    """The cut-line, if rows may be below it: stream changes there are not applied
     (mirror_pump.lake.commit.archive_branch)."""
     packing: KeyPacking | None = None
-    """How to hand the keys over, for whoever decides how the deletes are written; None: as an equality-delete file."""
+    """How to pack the deleted keys for the driver, which writes them; None to write an equality-delete file here."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,30 @@ class SegmentTask:
     data: bytes
     """CopyData messages, concatenated."""
     lengths: bytes
-    """Their lengths, int32 in native byte order."""
+    """Lengths of the messages, int32 in native byte order."""
     tables: tuple[SegmentTable, ...]
     storage: StorageOptions
     header: int
-    """Bytes before the pgoutput message in each."""
+    """Bytes before the pgoutput message in each CopyData message."""
 
     @property
     def nbytes(self) -> int:
-        """What travels with the task, bytes."""
+        """Approximate bytes that travel with the task."""
         return len(self.data)
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """What a segment did to one table."""
+    """Changes of one table in a segment."""
 
     table_id: TableId
     changes: int
     files: SegmentFiles
     incomplete: IncompleteRows | None
-    """Rows with unchanged TOAST values that this segment does not hold: the driver completes them."""
+    """Rows with unchanged TOAST values that this segment does not contain; the driver completes them."""
     error: str | None
     keys: SegmentKeys | None = None
-    """Where the segment's table has a packing: the keys that it deletes, of which no file was written, and the keys of
-    its rows."""
+    """If the table has a packing: the deleted keys, for which no file was written, and the keys of the rows."""
     sidecars: frozenset[int] = frozenset()
     """Field IDs of the columns that have a sidecar in the data file."""
     missing: str | None = None
@@ -83,7 +82,7 @@ class SegmentResult:
 
 
 def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
-    """What tasks need of `table`. While it is copied, every key touched gets a delete: a copied row may exist."""
+    """What tasks need of `table`. While a table is copied, every key touched is deleted: a copied row may exist."""
     names = tuple(column.name for column in table.columns)
     shape = RelationShape(
         relation_id=table.table_id,
@@ -98,12 +97,12 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
 
 
 def apply_segment(task: SegmentTask) -> SegmentResult:
-    """Decode the segment, write a data file and, unless keys are handed over, a delete file for each table in it."""
+    """Decodes the segment. For each table in it, writes a data file and, unless keys are returned, a delete file."""
     tables = {table.shape.relation_id: table for table in task.tables}
     shapes = {relation_id: table.shape for relation_id, table in tables.items()}
     lengths = np.frombuffer(task.lengths, np.int32)
     changes = decode_segment(task.data, lengths, shapes, header=task.header)
-    # Of what a task leaves that fails nobody would learn, and it would take the room that the next try needs.
+    # Nobody would know the files of a failed task, and they would take the space that the next attempt needs.
     with StagedFiles(task.storage) as written:
         return SegmentResult(
             tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
@@ -111,7 +110,7 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
 
 
 def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
-    """The key of each row."""
+    """The packed key of each row."""
     return packing.pack([rows.column(field.name) for field in schema.key.fields])
 
 
@@ -125,7 +124,7 @@ def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions
 
 
 def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
-    """Each file is `written`'s as soon as it is there."""
+    """Writes the files of one table. `written` owns each file as soon as it exists."""
     table_id = TableId(changes.relation_id)
     if changes.error is not None:
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
@@ -133,12 +132,12 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         changes = _not_below(changes, table.line)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
-    beside: frozenset[int] = frozenset()
+    sidecar_ids: frozenset[int] = frozenset()
     if changes.rows.num_rows:
         rows, schema = changes.rows, table.schema
         if changes.raw:
             rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
-            beside = raw_text_fields(schema)
+            sidecar_ids = raw_text_fields(schema)
         data = (write_data_file(rows, schema, table.location, storage),)
         written.own(data[0].path)
     if table.packing is not None:
@@ -150,17 +149,17 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
         )
         files = SegmentFiles(data, ())
-        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside, keys=keys)
+        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=sidecar_ids, keys=keys)
     if changes.deleted_keys.num_rows:
         deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
         written.own(deletes[0].path)
     files = SegmentFiles(data, deletes)
-    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside)
+    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=sidecar_ids)
 
 
 def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:
-    """Without changes of rows below T, whichever way they are: the tier key is part of the key, so that a row which
-    moves across T comes as a deleted key on one side and a row on the other."""
+    """Leaves out changes below the cut-line. The tier key is part of the key, so an update that moves a row across the
+    cut-line appears as a deleted key on one side and a row on the other."""
     if not line.all_above(changes.deleted_keys.column(line.name)):
         above = pc.invert(line.below(changes.deleted_keys.column(line.name)))
         changes = replace(changes, deleted_keys=changes.deleted_keys.filter(above))
@@ -173,15 +172,15 @@ def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:
     rows, raw, mask = _rows_not_below(incomplete.rows, incomplete.raw, line)
     if mask is None:
         return changes
-    left = IncompleteRows(rows, raw, incomplete.missing.filter(mask), incomplete.lookup_keys.filter(mask))
-    return replace(changes, incomplete=left if rows.num_rows else None)
+    remaining = IncompleteRows(rows, raw, incomplete.missing.filter(mask), incomplete.lookup_keys.filter(mask))
+    return replace(changes, incomplete=remaining if rows.num_rows else None)
 
 
 def _rows_not_below(rows: pa.Table, raw: RawTexts, line: CutLine) -> tuple[pa.Table, RawTexts, pa.ChunkedArray | None]:
-    """The rows at or above T, the texts beside them, and which rows those were; None: all."""
+    """The rows at or above the cut-line, their raw texts, and the mask of these rows; None as the mask means all."""
     tier_keys = rows.column(line.name)
     if line.all_above(tier_keys):
         return rows, raw, None
     mask = pc.invert(line.below(tier_keys))
     texts = {name: column.filter(mask) for name, column in raw.items()}
-    return rows.filter(mask), {name: one for name, one in texts.items() if one.null_count < len(one)}, mask
+    return rows.filter(mask), {name: text for name, text in texts.items() if text.null_count < len(text)}, mask

@@ -1,4 +1,4 @@
-"""Makes the Spark session, and the settings by which Spark, pyiceberg and others find the lake's catalog."""
+"""Creates the Spark session, and the settings with which Spark, pyiceberg and others find the lake's catalog."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CATALOG = "lake"
 CATALOG_SCHEMA = "modak"
 
 _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java options of a session that only hands tasks to Python: optimising its byte code costs more than it ever saves.
-Measured for a task of 4 MB: 25 ms of the JVM's CPU instead of 43, the first hundred small ones 26 ms instead of 67."""
+"""Java options of a session that only passes tasks to Python, where optimising byte code costs more than it saves.
+Measured for a task of 4 MB: 25 ms of the JVM's CPU instead of 43; first hundred small tasks: 26 ms instead of 67."""
 
 _JDBC_PARAMETERS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
-"""libpq parameters that the JDBC driver knows by the same names and with the same values."""
+"""libpq parameters that have the same names and values in the JDBC driver."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,26 @@ class SparkSettings:
     master: str = "local[*]"
     app_name: str = "mirror-pump"
     jars: bool = True
-    """Loads Iceberg's runtime and the JDBC driver from Maven. The pump's own path needs neither."""
+    """Load Iceberg's runtime and the JDBC driver from Maven. The pump itself needs neither."""
     driver_memory: str = "1g"
-    """JVM heap of the driver, which in local mode is all of it."""
+    """JVM heap of the driver, which in local mode is Spark's only JVM."""
     log: Path | None = None
-    """Where the JVM's output goes (dependency resolution is chatty); None makes log lines of it."""
+    """File for the JVM's output (dependency resolution is verbose); None turns the output into log lines."""
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Goes over everything above."""
+    """Further Spark settings, which override everything above."""
 
 
 def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[str, str] | None = None) -> SparkSession:
-    """Starts Spark, or returns the process's session if it has one (Spark allows one per process).
+    """Starts Spark, or returns the session of this process if it has one (Spark allows one per process).
 
     `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java.
     """
     from pyspark.sql import SparkSession
 
     os.environ["JAVA_HOME"] = str(find_java_home())
-    # Workers must see the packages that we see.
+    # Workers must run with the same packages as the driver.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # A SPARK_HOME of another version would be started instead of the pyspark that we are pinned to.
+    # A SPARK_HOME of another version would be started instead of the pinned pyspark.
     os.environ.pop("SPARK_HOME", None)
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     conf = {**_base_conf(settings), **(catalogs or {}), **settings.conf}
@@ -76,8 +76,8 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
 
 
 def end_java() -> None:
-    """Ends the Java process of this process, whose Spark was stopped: it would keep its heap until we end. The next
-    spark_session() starts another."""
+    """Ends the Java process of this process, after its Spark was stopped; it would keep its heap until we end. The next
+    spark_session() starts a new one."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
@@ -89,13 +89,13 @@ def end_java() -> None:
     SparkContext._gateway = SparkContext._jvm = None
     with contextlib.suppress(Py4JError, OSError):
         gateway.shutdown()
-    # Java ends when its stdin does.
+    # Java ends when its stdin is closed.
     process.stdin.close()
     process.wait()
 
 
 def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
-    """Starts the process's JVM, if it has none yet, as pyspark would, but for where its output goes."""
+    """Starts the process's JVM unless it has one, like pyspark does, but redirects its output."""
     from pyspark import SparkConf, SparkContext, accumulators
     from pyspark.java_gateway import launch_gateway
 
@@ -103,15 +103,15 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         return
     launched = SparkConf(loadDefaults=False)
     for key, value in {"spark.master": settings.master, "spark.app.name": settings.app_name, **conf}.items():
-        # Everybody on a machine can read a process's command line, and catalogs have passwords. The session gets them.
+        # Catalogs have passwords, and everybody on a machine can read command lines. The session gets catalogs instead.
         if not key.startswith("spark.sql.catalog."):
             launched.set(key, value)
     with _log_file(settings.log) if settings.log is not None else jvm_output() as output:
         gateway = launch_gateway(launched, {"stdout": output, "stderr": output})
     SparkContext._ensure_initialized(gateway=gateway)
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
-        # It prints a traceback when the JVM goes first, say by a SIGTERM to all processes of a service: whoever waits
-        # for the JVM hears of that.
+        # It would print a traceback when the JVM ends first, for example by a SIGTERM to all processes of a service.
+        # Callers that wait for the JVM notice that anyway.
         server.handle_error = lambda *_: None
 
 
@@ -128,10 +128,10 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "mirror_pump.engine.worker_daemon",
-        # Tables here are small beside Spark's default of 200 shuffle partitions.
+        # Tables here are small for Spark's default of 200 shuffle partitions.
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Forgets finished jobs and stages early: the pump runs several jobs a second for months.
+        # Forget finished jobs and stages early: the pump runs several jobs a second for months.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
@@ -139,7 +139,7 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.worker.ui.retainedExecutors": "10",
     }
     if settings.master.startswith("local"):
-        # Binds to loopback: nobody else needs the driver, and a host name need not resolve.
+        # Bind to loopback: nobody else needs the driver, and the host name may not resolve.
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if settings.jars:
         conf |= {
@@ -152,7 +152,7 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
 def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
     """Spark settings of the Iceberg catalog in the database `dsn`, for a session that calls it `name`.
 
-    JdbcCatalog keys its rows by the catalog's name, so `name` is `lake` wherever mirrored tables are to be found.
+    JdbcCatalog selects its rows by the catalog's name, so mirrored tables are found only if `name` is `lake`.
     """
     access = libpq_access(dsn)
     prefix = f"spark.sql.catalog.{name}"
@@ -163,7 +163,7 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
         f"{prefix}.jdbc.user": access.user,
         f"{prefix}.jdbc.schema-version": "V1",
         f"{prefix}.warehouse": warehouse,
-        # The pump publishes every second: a table that Spark remembers would be read at an old F.
+        # The pump publishes every second: a table cached by Spark would be read at an old frontier.
         f"{prefix}.cache-enabled": "false",
     }
     if access.password is not None:
@@ -172,9 +172,9 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
 
 
 def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Spark settings with which catalog `name` reaches the warehouse's storage; none are needed for files.
+    """Spark settings with which catalog `name` reaches the warehouse's storage; none for local files.
 
-    `properties` are FileIO's (`s3.endpoint` and so on). Holds secrets.
+    `properties` are those of pyiceberg's FileIO (`s3.endpoint` and so on). The result contains secrets.
     """
     if not warehouse.startswith("s3://"):
         return {}
@@ -194,14 +194,14 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
 
 @dataclass(frozen=True)
 class LibpqAccess:
-    """What a libpq connection string, with the environment's and libpq's defaults, comes down to."""
+    """A libpq connection string, combined with the environment and libpq's defaults."""
 
     hosts: tuple[tuple[str, int], ...]
     database: str
     user: str
     password: str | None = field(repr=False)
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """Those of _JDBC_PARAMETERS that are set."""
+    """Values of the _JDBC_PARAMETERS that are set."""
 
     def jdbc_url(self, schema: str = CATALOG_SCHEMA) -> str:
         """A URL for the PostgreSQL JDBC driver, without user and password."""
@@ -209,7 +209,7 @@ class LibpqAccess:
         return f"jdbc:postgresql://{self._authority()}/{quote(self.database, safe='')}?{query}"
 
     def sqlalchemy_url(self, schema: str = CATALOG_SCHEMA) -> str:
-        """A URL for SQLAlchemy over psycopg, as pyiceberg's SqlCatalog takes it, with user and password."""
+        """A URL for SQLAlchemy with psycopg, as pyiceberg's SqlCatalog expects, including user and password."""
         secret = "" if self.password is None else ":" + quote(self.password, safe="")
         query = urlencode({"options": f"-csearch_path={schema}", **self.parameters}, quote_via=quote)
         (host, port), *_ = self.hosts
@@ -221,27 +221,27 @@ class LibpqAccess:
 
 
 def libpq_access(dsn: str) -> LibpqAccess:
-    """Reads a libpq URI or key=value string for clients that are not libpq.
+    """Parses a libpq URI or key=value string for clients that do not use libpq.
 
-    Raises UsageError for what only libpq can do: service files, and Unix sockets.
+    Raises UsageError for features that only libpq has: service files and Unix sockets.
     """
     try:
-        given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
+        explicit = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
     except psycopg.ProgrammingError as error:
         raise UsageError(f"not a connection string: {error}", "give a libpq URI: postgresql://user@host/db") from error
     defaults = {
         option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val is not None
     }
-    values = {**defaults, **given}
+    values = {**defaults, **explicit}
     if values.get("service"):
         raise UsageError(
-            "connection services (service=...) are known to libpq only", "give host, port, dbname and user in the DSN"
+            "connection services (service=...) only work with libpq", "give host, port, dbname and user in the DSN"
         )
     names = (values.get("hostaddr") or values.get("host") or "localhost").split(",")
     if any(name.startswith(("/", "@")) for name in names):
         raise UsageError(
-            f"{','.join(names)} is a Unix socket, and Spark reaches the catalog by TCP only",
-            "give a host name or an address in the DSN, such as host=127.0.0.1",
+            f"{','.join(names)} is a Unix socket, but Spark can reach the catalog by TCP only",
+            "give a host name or address in the DSN, such as host=127.0.0.1",
         )
     ports = (values.get("port") or "5432").split(",")
     ports = ports * len(names) if len(ports) == 1 else ports
@@ -251,7 +251,7 @@ def libpq_access(dsn: str) -> LibpqAccess:
         database=values.get("dbname") or user,
         user=user,
         password=values.get("password"),
-        parameters={name: values[name] for name in _JDBC_PARAMETERS if name in given},
+        parameters={name: values[name] for name in _JDBC_PARAMETERS if name in explicit},
     )
 
 

@@ -1,12 +1,13 @@
-"""The process that Spark's Python workers are forked from: pyspark's own daemon, made ready for many small tasks.
+"""Process that Spark's Python workers are forked from: pyspark's own daemon, prepared for many small tasks.
 
-After every task, pyspark's worker collects garbage among all objects of the process, and before every task it
-invalidates the import caches, which on Python 3.11 reads the directory of each archive on the path again: pyspark.zip,
-py4j, Spark's largest jar. Measured with an empty task: 45 ms of CPU, more than decoding 4 MB of stream takes; 1 ms
-from this daemon. It imports what tasks need, once for all workers, and keeps it out of the collector's sight; the
-archives leave the path, for pyspark itself is installed as a package.
+After every task, pyspark's worker runs the garbage collector over all objects of the process. Before every task, it
+invalidates the import caches, and Python 3.11 then reads the directory of each archive on the path again: pyspark.zip,
+py4j, Spark's largest jar. Measured with an empty task: 45 ms of CPU, more than decoding 4 MB of stream takes; with this
+daemon 1 ms. The daemon imports what tasks need, once for all workers, and hides it from the collector. It also removes
+the archives from the path, since pyspark itself is installed as a package.
 
-Spark starts it as spark.python.daemon.module says: `python -m mirror_pump.engine.worker_daemon pyspark.worker`.
+Spark starts it as configured by spark.python.daemon.module: `python -m mirror_pump.engine.worker_daemon
+pyspark.worker`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TASKS = ("mirror_pump.engine.segment_tasks", "mirror_pump.engine.chunk_copy", "m
 
 
 def leave_archives() -> None:
-    """Take Spark's archives off the import path, unless pyspark is nowhere else."""
+    """Removes Spark's archives from the import path, unless pyspark is only available from them."""
     before = sys.path[:]
     sys.path[:] = [entry for entry in before if not _is_archive_of_spark(entry)]
     if importlib.util.find_spec("pyspark") is None:
@@ -45,8 +46,8 @@ def main() -> None:
         importlib.import_module(module)
     from pyspark.daemon import manager
 
-    # A terminal sends Ctrl-C to all processes of the command. pyspark's workers would end their tasks with it, while
-    # the driver, whose it is to decide, still finishes what they are at.
+    # A terminal sends Ctrl-C to all processes of a command. pyspark's workers would abort their tasks, while the
+    # driver, which has to decide, still lets them finish.
     signal.default_int_handler = signal.SIG_IGN  # type: ignore[assignment]
     gc.collect()
     gc.freeze()

@@ -1,14 +1,14 @@
-"""The heap's side of a read in Spark.
+"""Reads the heap's side of a read in Spark.
 
-Rows travel by Spark's JDBC source, which pushes filters and leaves columns out, in several partitions: each has a
-connection and a transaction of its own, and all of them the one exported snapshot (Spark runs `sessionInitStatement`
-behind turning autocommit off, which it does for a fetch size above 0). What JDBC does not carry exactly is not left to
-it: rows with such a value (`source.heap.odd_row`) are read by the mirror's own copy, in Python tasks. Together the two
-are the heap's side, each row once: a row is odd or it is not.
+Rows come through Spark's JDBC source, which pushes filters down and prunes columns, in several partitions. Each has its
+own connection and transaction, and all use the same exported snapshot. (Spark runs `sessionInitStatement` after turning
+autocommit off, which it does if the fetch size is above 0.) Rows with a value that JDBC does not transfer exactly
+(`source.heap.odd_row`) are read by the mirror's own copy code in Python tasks. Both parts together are the heap's side,
+with each row exactly once, since a row either has such a value or not.
 
-Measured with Spark 4.1 and driver 42.7: from 1583 on, dates and times arrive as they are if the JVM's time zone is UTC
-(of 1582 and before, ten days and the era are lost). With another one, times of before 1900 are shifted, and those that
-a change of clocks leaves out, and literals of filters; then everything is read by Python tasks.
+Measured with Spark 4.1 and driver 42.7: from 1583 on, dates and times arrive exactly if the JVM's time zone is UTC (for
+1582 and before, they lose ten days and the era). With another time zone, some values are shifted: times before 1900,
+times that a change of clocks skips, and literals of filters. Then Python tasks read everything.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from mirror_pump.spark.types import spark_type
 
 _FETCH_ROWS = 10_000
 _PLACE = "mirror_pump_place"
-"""What the subquery calls ctid, by which the heap is divided."""
+"""Name of ctid in the subquery; the heap is partitioned by it."""
 _LEAST_BLOCKS = 1024
-"""8 MiB: a partition of less costs more than it saves."""
+"""Minimum blocks of a partition, 8 MiB: a smaller one costs more than it saves."""
 
 
 def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
@@ -59,24 +59,28 @@ def _exact_times(spark: SparkSession) -> bool:
     java = spark._jvm
     assert java is not None
     zone = java.java.util.TimeZone.getDefault()
-    # Not only today: zones of Western Africa were some minutes off a century ago.
+    # The zone must never have had another offset: zones of Western Africa were some minutes off a century ago.
     always = zone.toZoneId().getRules().isFixedOffset()
     return bool(always and zone.getRawOffset() == 0) and spark.conf.get(_JAVA8, "false") == "false"
 
 
 _JAVA8 = "spark.sql.datetime.java8API.enabled"
-"""With it, literals of filters would be written in the session's time zone."""
+"""Spark setting; if it is on, literals of filters are written in the session's time zone."""
 
 
 def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
     heap = read.heap
     assert heap is not None
     access = libpq_access(settings.require_dsn())
-    own = {column.name: column for column in heap.table.columns}
-    listed = ", ".join(f"{_travelling(own[one.name])} AS {identifier(one.name)}" for one in read.columns if not one.raw)
-    # Where the snapshot has no odd row, nobody needs to look for one again.
+    heap_columns = {column.name: column for column in heap.table.columns}
+    listed = ", ".join(
+        f"{_travelling(heap_columns[column.name])} AS {identifier(column.name)}"
+        for column in read.columns
+        if not column.raw
+    )
+    # If the snapshot has no such row, nobody needs to search for them again.
     plain = f"{needs_exact_reader(heap.table)} IS NOT TRUE" if heap.odd else ""
-    conditions = [one for one in (heap.condition, plain, _same_table(heap)) if one]
+    conditions = [condition for condition in (heap.condition, plain, _same_table(heap)) if condition]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     frame = spark.read.jdbc(
         access.jdbc_url("pg_catalog"),
@@ -86,8 +90,8 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
             "driver": "org.postgresql.Driver",
             "user": access.user,
             **({} if access.password is None else {"password": access.password}),
-            # Spark asks for the columns on a connection of its own, which sessionInitStatement does not reach: it would
-            # wait for ever for who waits for the reader.
+            # Spark queries the columns on a connection of its own, without sessionInitStatement. Without a timeout, it
+            # could wait for ever for a session that in turn waits for the reader.
             "options": f"-c lock_timeout={LOCK_SECONDS}s",
             "fetchsize": str(_FETCH_ROWS),
             "preferTimestampNTZ": "true",
@@ -98,7 +102,7 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
 
 
 def _same_table(heap: HeapSide) -> str:
-    """A condition that fails the query if the name is another table's now: partitions are locked, the parent is not."""
+    """A condition that fails the query if another table now has the name: partitions are locked, but not the parent."""
     name = literal(heap.table.name.quoted)
     return f"1 / (CASE WHEN {name}::regclass::oid = {heap.table.table_id} THEN 1 ELSE 0 END) = 1"
 
@@ -113,7 +117,7 @@ def _session(snapshot: str) -> str:
 
 
 def _places(heap: HeapSide, partitions: int) -> list[str]:
-    """Conditions that divide the rows by their place: ranges of blocks, the same ones in every leaf."""
+    """Conditions that partition the rows by ctid: ranges of blocks, the same for each leaf partition."""
     count = max(1, min(partitions, heap.blocks // _LEAST_BLOCKS))
     bounds = [heap.blocks * number // count for number in range(1, count)]
     edges = [None, *bounds, None]
@@ -138,12 +142,12 @@ _CASTS = {
     Kind.TIMESTAMPTZ: "timestamptz",
 }
 _TEXTS = frozenset({25, 1043})
-"""pg_type.oid of text and varchar, whose cast to text costs and changes nothing."""
+"""pg_type.oid of text and varchar, for which the cast to text is free and changes nothing."""
 
 
 def _travelling(column: Column) -> str:
-    """The column as JDBC is to carry it. Where the type is the very one already, Postgres sees no cast, and may use its
-    indexes for what Spark pushes."""
+    """SQL expression that JDBC transfers for the column. If it already has this type, Postgres sees no cast and can use
+    indexes for filters that Spark pushes down."""
     name, kind = identifier(column.name), column.type.kind
     if kind is Kind.DECIMAL:
         return f"{name}::numeric({column.type.precision},{column.type.scale})"
@@ -152,10 +156,10 @@ def _travelling(column: Column) -> str:
         return "NULL::int4[]" if array is None else f"{name}::{array}"
     if kind in _CASTS:
         return f"{name}::{_CASTS[kind]}"
-    # Spark compares text byte by byte, Postgres by the column's collation: what is pushed has to mean the same there.
+    # Spark compares text byte by byte, Postgres by the column's collation. Pushed filters must mean the same in both.
     if column.type_oid in _TEXTS:
         return f'{name}::text COLLATE "C"'
-    # The type's output function, as the stream and the copy print it; a cast to text may differ.
+    # Uses the type's output function, like the stream and the copy. A cast to text may differ.
     return f"(CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END) COLLATE \"C\""
 
 
@@ -167,15 +171,15 @@ def _arrived(column: OutputColumn) -> Any:
 
 
 def _copied(spark: SparkSession, settings: Settings, read: TableRead, condition: str) -> DataFrame:
-    """The rows that meet the condition, by the mirror's own reader in Python tasks."""
+    """The rows that meet the condition, read by the mirror's own reader in Python tasks."""
     dsn = settings.require_dsn()
     heap, names = narrowed(read)
     raw = [column.name for column in read.columns if column.raw and column.name not in names]
     wanted = [column.name for column in read.columns]
 
     schema = _schema(read.columns)
-    # By Spark's Python data sources, not mapInArrow: that needs pandas. A class of this read's own, which travels to
-    # the tasks by value: options, where the connection string would be otherwise, are shown by explain().
+    # Uses a Spark Python data source rather than mapInArrow, which needs pandas. Each read has its own class, which
+    # travels to the tasks by value: explain() would show the connection string if it was in the options.
     name = f"mirror_pump_{uuid.uuid4().hex}"
 
     class Copied(DataSource):  # type: ignore[misc]
@@ -194,12 +198,12 @@ def _copied(spark: SparkSession, settings: Settings, read: TableRead, condition:
 
 
 class CopiedReader(DataSourceReader):  # type: ignore[misc]
-    """The heap's chunks, one in a task."""
+    """Reads the heap's chunks, one per task."""
 
     def __init__(
         self, dsn: str, heap: HeapSide, condition: str, names: list[str], raw: list[str], wanted: list[str]
     ) -> None:
-        """`names`: of the columns that are read; `raw`: sidecars that no row needs; `wanted`: all, in order."""
+        """`names`: columns that are read; `raw`: raw text columns that no row needs; `wanted`: all, in order."""
         self._dsn = dsn
         self._heap = heap
         self._condition = condition
@@ -219,7 +223,7 @@ class CopiedReader(DataSourceReader):  # type: ignore[misc]
 
 
 def local_frame(spark: SparkSession, content: pa.Table, columns: tuple[OutputColumn, ...]) -> DataFrame:
-    """Rows that are here already."""
+    """A DataFrame of rows that the driver already has."""
     return spark.createDataFrame(content.select([column.name for column in columns]), _schema(columns))
 
 

@@ -1,8 +1,8 @@
-"""Reads a mirrored table into Spark: the lake by Iceberg, the heap by JDBC, as mirror_pump/ops/reads/table_reads.py
-says.
+"""Reads a mirrored table into Spark: the lake through Iceberg, the heap through JDBC, as planned by
+ops/reads/table_reads.py.
 
-The DataFrame is lazy, so what it needs is held until it is released: the pins, and the one snapshot of the database in
-which every partition of the heap's side is read.
+The DataFrame is lazy. So the pins, and the single database snapshot in which all partitions of the heap's side are
+read, are held until the DataFrame is released.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
-    """A DataFrame that holds what it reads, and so does everything that is derived from it, until `release`.
+    """A DataFrame that, like all DataFrames derived from it, can be read until `release`, which frees what it holds.
 
-    A context manager; without one it is released when its Spark session stops, or with the process. What was not
-    collected by then cannot be any more.
+    A context manager. Otherwise it is released when its Spark session stops, or with the process. After the release,
+    results can no longer be collected.
     """
 
     read: TableRead
@@ -49,12 +49,12 @@ class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
     _moments: tuple[ConsistentSnapshot, ...]
 
     def release(self) -> None:
-        """Lets go of the pins and of the snapshot."""
+        """Releases the pins and the snapshot."""
         self._release()
 
     def check(self) -> None:
-        """Raises SourceError if a pin was lost while it was in use (the database was away for longer than a pin lasts):
-        then results that were collected since may lack rows."""
+        """Raises SourceError if a pin was lost while in use, because the database was away for longer than pins last.
+        Results collected since then may lack rows."""
         for moment in self._moments:
             moment.check()
 
@@ -79,25 +79,26 @@ def read(
     settings: Settings | None = None,
     partitions: int | None = None,
 ) -> PinnedDataFrame:
-    """The mirrored table (named as Postgres reads names) as a DataFrame, as of one moment, pinned until released.
+    """The mirrored table as a DataFrame, as of a single point in time, which stays pinned until it is released.
 
-    `mode`: `seam`, `lake`, `heap` or `hybrid` (docs/reading.md). `min_lsn`: a WAL position (`16/B374D848`, or bytes)
-    that the frontier has to have passed, for which `max_wait` seconds are waited; hybrid reads wait for the present
-    position by themselves, and fall back to the heap with a warning. `split`: where a hybrid read passes from the lake
-    to the heap, on the tier key. The database is the one of `settings`, of `dsn`, or of the environment, as for the
-    program. `partitions`: Spark partitions of the heap's side, by default as many as Spark has slots.
+    `table` is a name as Postgres reads names. `mode`: `seam`, `lake`, `heap` or `hybrid` (docs/reading.md). `min_lsn`:
+    a WAL position (`16/B374D848`, or bytes) that the frontier must have reached; waits for it up to `max_wait` seconds.
+    Hybrid reads always wait for the current position, and fall back to the heap with a warning. `split`: the value of
+    the tier key at which a hybrid read switches from the lake to the heap. The database is that of `settings`, of
+    `dsn`, or of the environment, as for the program. `partitions`: Spark partitions of the heap's side, by default the
+    number of Spark's slots.
 
     The session needs Iceberg's runtime and the JDBC driver (`mirror-pump connect --engine spark`). Column names and
     types are the lake's. Raises UsageError, TableError, SourceError.
     """
-    given = complete(settings or load_settings({"dsn": dsn}))
+    complete_settings = complete(settings or load_settings({"dsn": dsn}))
     if mode not in tuple(ReadMode):
-        raise UsageError(f"{mode!r} is no mode to read in", f"there are {', '.join(ReadMode)}")
+        raise UsageError(f"{mode!r} is not a read mode", f"the modes are {', '.join(ReadMode)}")
     wanted = ReadMode(mode)
     lsn = min_lsn if min_lsn is None or isinstance(min_lsn, int) else parse_lsn(min_lsn)
-    storage = StorageOptions(given.storage_properties, fsync=False)
+    storage = StorageOptions(complete_settings.storage_properties, fsync=False)
     context = spark.sparkContext
-    with connect(given.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
+    with connect(complete_settings.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
         ids = mirrored_ids(connection, [table])
     moments: list[ConsistentSnapshot] = []
     with ExitStack() as stack:
@@ -107,7 +108,7 @@ def read(
             return moment
 
         def stopped() -> bool:
-            # Set to None by SparkContext.stop().
+            # SparkContext.stop() sets it to None.
             return context._jsc is None
 
         def warn(text: str) -> None:
@@ -116,16 +117,18 @@ def read(
         least = None if lsn is None else Lsn(lsn)
         try:
             if wanted is ReadMode.HYBRID:
-                (one,) = hybrid_reads(given, ids, least, max_wait, split, storage, enter, warn, stopped)
+                (table_read,) = hybrid_reads(
+                    complete_settings, ids, least, max_wait, split, storage, enter, warn, stopped
+                )
             else:
                 query = Query("", wanted, min_lsn=least, max_wait=max_wait)
-                (one,) = plain_reads(given, query, ids, storage, enter, warn, stopped)
+                (table_read,) = plain_reads(complete_settings, query, ids, storage, enter, warn, stopped)
         except FileMissing:
-            explain_failed_read(given.require_dsn(), ids, storage)
+            explain_failed_read(complete_settings.require_dsn(), ids, storage)
             raise
-        frame = _frame(spark, given, one, partitions or context.defaultParallelism)
+        frame = _frame(spark, complete_settings, table_read, partitions or context.defaultParallelism)
         pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
-        pinned.read = one
+        pinned.read = table_read
         pinned._moments = tuple(moments)
         pinned._release = stack.pop_all().close
     return pinned
@@ -163,7 +166,7 @@ def _lake(spark: SparkSession, read: TableRead, lake: LakeSide) -> DataFrame:
     """The lake's rows: by the metadata file, or, for a lake in S3, which needs its FileIO, by the session's catalog."""
     reader = spark.read.format("iceberg")
     if lake.location.startswith("file:"):
-        # Its current snapshot is the one that is wanted.
+        # The metadata file's current snapshot is the one to read.
         frame = reader.load(lake.location)
     else:
         if lake.snapshot_id is not None and lake.snapshot_id != -1:
@@ -172,13 +175,20 @@ def _lake(spark: SparkSession, read: TableRead, lake: LakeSide) -> DataFrame:
             ".".join(spark_identifier(part) for part in (CATALOG, read.table.name.schema, read.table.lake_table))
         )
     selected = []
+    initial = [] if read.initial is None else read.initial.column_names
     for column in read.columns:
+        if column.lake_name is None and column.name in initial:
+            continue
         value: Any = f.lit(None) if column.lake_name is None else f.col(spark_identifier(column.lake_name))
         wanted = spark_type(column.type)
         if column.lake_name is None or frame.schema[column.lake_name].dataType != wanted:
             value = value.cast(wanted)
         selected.append(value.alias(column.name))
     result = frame.select(selected)
+    if read.initial is not None:
+        columns = tuple(column for column in read.columns if column.name in initial)
+        result = result.crossJoin(f.broadcast(local_frame(spark, read.initial, columns)))
+        result = result.select([f.col(spark_identifier(column.name)) for column in read.columns])
     return result if lake.below is None else result.where(_below(lake.below))
 
 

@@ -1,4 +1,4 @@
-"""Lake types as Spark's, exactly as Iceberg's runtime presents them."""
+"""Maps lake types to Spark types, exactly as Iceberg's runtime presents them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests and the demo get when they ask for a database: its name and DSN, and a short way to run SQL in it."""
+"""A database for tests and the demo: its name, its DSN, and short ways to run SQL in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Connections: TypeAlias = dict[str, psycopg.Connection[Any]]
 
 
 class _Kept(threading.local):
-    """Connections that `rows` goes on with, by DSN; None outside keeping_connections()."""
+    """Connections that `rows` reuses, by DSN; None outside keeping_connections()."""
 
     connections: _Connections | None = None
 
@@ -26,7 +26,7 @@ _kept = _Kept()
 
 @contextmanager
 def keeping_connections() -> Iterator[None]:
-    """In the block, Database.rows keeps its connections, in this thread: a new one costs more than most queries."""
+    """Within the block, Database.rows reuses its connections in this thread: a new one costs more than most queries."""
     if _kept.connections is not None:
         yield
         return
@@ -48,28 +48,28 @@ class Database:
 
     @property
     def dsn(self) -> str:
-        """A libpq URI with the superuser's password in it."""
+        """A libpq URI, including the superuser's password."""
         return self.server.dsn(self.name)
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
-        """A plain connection that the caller closes."""
+        """A new connection, which the caller closes."""
         return psycopg.connect(self.dsn, autocommit=autocommit)
 
     def execute(self, *statements: LiteralString) -> None:
-        """Runs each statement in a transaction of its own."""
+        """Runs each statement in its own transaction."""
         with self.connect() as connection:
             for statement in statements:
                 connection.execute(statement)
 
     def rows(self, query: LiteralString, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Everything that a query returns."""
+        """All rows that a query returns."""
         kept = _kept.connections
         if kept is None:
             with self.connect() as connection:
                 return connection.execute(query, parameters or None).fetchall()
         with suppress(KeyError, psycopg.OperationalError):
             return kept[self.dsn].execute(query, parameters or None).fetchall()
-        # The first query, or the connection was ended meanwhile: by the test, or with its server.
+        # This is the first query, or the connection was ended meanwhile by the test or together with its server.
         if self.dsn in kept:
             kept.pop(self.dsn).close()
         connection = kept[self.dsn] = self.connect()

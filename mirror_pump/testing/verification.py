@@ -1,7 +1,7 @@
-"""What tests end with: the product's own `verify` of every live table, by DuckDB as a user's `verify` of small tables.
+"""The check at the end of tests: the product's own `verify` for every live table, with DuckDB.
 
-Only the engine is kept from one to the next; a test's large tables are DuckDB's, too, since a Spark of its own would
-take each test ten seconds.
+Users' small tables are compared by DuckDB in the same way. Only the engine is shared between checks. Large tables are
+compared by DuckDB as well, since starting Spark would take ten seconds per test.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
 
 
 def assert_verified(database: Database) -> int:
-    """Fails unless every live table of each mirror in the database equals its heap; returns how many tables there were.
+    """Fails unless every live table of every mirror in the database equals its heap. Returns the number of tables.
 
-    Where no pump runs, one does for as long as this takes. A mirror whose slot is gone has nothing to be compared by.
+    If no pump runs, starts one for the duration of the check. A mirror without its slot cannot be compared and is left
+    out.
     """
-    return sum(_verified(database, *one) for one in _mirrors(database))
+    return sum(_verified(database, *mirror) for mirror in _mirrors(database))
 
 
 def spark_report(settings: Settings, spark: SparkSession) -> dict[str, Any]:
-    """What `mirror-pump verify --json` prints: all of it is as there, but that its Spark is not started for it."""
+    """The output of `mirror-pump verify --json`, computed in the same way, except that it uses a running Spark."""
     runner = SparkTaskRunner(spark, 2)
     return verify(settings, engine=ComparisonEngine(runner, partial(compare_spark.compare, spark))).to_json()
 
 
 def _mirrors(database: Database) -> list[tuple[str, str, str]]:
-    """Slot, publication and warehouse of each mirror that has live tables and its slot."""
+    """Slot, publication and warehouse of each mirror that has live tables and still has its slot."""
     if database.rows("SELECT to_regclass('modak.mirror_slots')::text") == [(None,)]:
         return []
     return database.rows(
@@ -64,7 +65,7 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
             report = verify(settings, engine=ComparisonEngine(tasks, partial(compare_duckdb.compare, duckdb)))
     finally:
         tasks.close()
-    # A copy that goes on now is nobody's: only what can be compared counts.
+    # Nobody completes copies that are still running, so only tables that can be compared count.
     compared = [table for table in report.tables if table.comparison is not None]
     different = [table.to_json() for table in compared if not table.equal]
     assert not different, f"heap and lake differ at frontier {report.frontier}: {different}"

@@ -9,11 +9,16 @@ UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
        start_lsn = %(start_lsn)s, error = %(error)s,
-       state = CASE WHEN %(copy_again)s THEN %(copied_as)s WHEN %(fills)s THEN 'filling' ELSE state END,
+       state = CASE WHEN %(copy_again)s THEN %(copied_as)s WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN 'filling'
+                    ELSE state END,
        dropped_rows = CASE WHEN %(copy_again)s THEN NULL
                            ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
-       live_after_lsn = CASE WHEN %(fills)s THEN NULL ELSE live_after_lsn END
+       live_after_lsn = CASE WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN NULL ELSE live_after_lsn END
  WHERE table_id = %(table_id)s;
+
+-- name: complete_corrections
+-- Those that a transaction captured beside the change, which that did not see.
+SELECT modak.complete_corrections(%(table_id)s, %(columns)s, false);
 
 -- name: names
 SELECT table_id, schema_name, table_name FROM modak.tables;

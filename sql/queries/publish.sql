@@ -17,7 +17,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
           FROM modak.op_log o
          WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'),
        extract(epoch FROM m.swept_before)::float8, clock_timestamp(), t.maintenance_policy,
-       m.born_sequence, c.lake_snapshot_id, m.dropped_rows IS NOT NULL, t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+       m.born_sequence, c.lake_snapshot_id, m.dropped_rows IS NOT NULL,
+       jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id'), t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -26,7 +27,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
  WHERE m.table_id = ANY (%(table_ids)s);
 
 -- name: due_to_go_live
--- Tables that go live at this F, or the present one; of those copied again their metadata; what readers see; that F.
+-- Tables that go live at this F, or the present one; of those copied again their metadata; what readers see; that F. Not
+-- those that are filled first (fill_next).
 SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s::bigint, s.applied_lsn)
   FROM modak.mirror_tables m
   JOIN modak.mirror_slots s USING (slot_name)
@@ -34,7 +36,8 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
  WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
-   AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn);
+   AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn)
+   AND NOT (m.state = 'copying' AND m.columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(m.table_id) IS NOT NULL);
 
 -- name: stored
 -- Where the files of all mirrored tables are, which metadata file the next commit builds on, and which one readers see.
@@ -131,10 +134,19 @@ UPDATE modak.mirror_slots
                                   ELSE applied_commit_time END
  WHERE slot_name = %(slot)s;
 
+-- name: fill_next
+-- Tables that were copied again from T on, whose rows below T may lack the values of new columns: they go on as those that
+-- are filled. Until then files must not be exchanged, since copied ones come in beside them.
+UPDATE modak.mirror_tables
+   SET state = 'filling', live_after_lsn = NULL, updated_at = now()
+ WHERE slot_name = %(slot)s AND state = 'copying' AND live_after_lsn <= %(frontier)s
+   AND columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(table_id) IS NOT NULL
+RETURNING table_id;
+
 -- name: swap_in
 -- A table that was copied again shows its new content in the publish that makes it live: whether the pointer was where it
 -- was looked at, and has moved. S of a table with heap retention is what it was: nothing below T was copied
--- (modak.moved_cut() says when rows may be below T).
+-- (modak.moved_cut() says when rows may be below T). Of one that was filled, S was made anew (publish_snapshot).
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
            (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS divided

@@ -24,6 +24,8 @@ from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_true, normalised
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.verification import assert_verified
+from tests.support.cutline_tables import Divided, upsert
 from tests.support.key_index_checks import check_indexes
 from tests.support.run_and_die import forked
 
@@ -55,6 +57,9 @@ MERGE_STEPS = (
     "merge-written/acknowledged",
     "merged",
 )
+
+
+FILL_STEPS = ("filling", "filling/staged", "filling/published", "filled", "filled/staged", "filled/published")
 
 
 INDEX_STEPS = (
@@ -275,6 +280,33 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     for table in ("public.a", "public.b"):
         assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
+
+
+def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(database: Database, warehouse: str) -> None:
+    """While corrections come. Each kill leaves a fill that the next pump ends, or finds that another column came."""
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.1)
+    divided = Divided.create(mirror, rows=20)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+    for number, step in enumerate(FILL_STEPS):
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, number, number, "before")
+            for table in ("events", "model"):
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN c{number} int NOT NULL DEFAULT {number}".encode())
+            upsert(connection, number + 10, number, "behind")
+        divided.columns += f", c{number}"
+        die(mirror, step, 1, fold_age=0.1)
+        divided.assert_exact()
+        mirror.assert_sound()
+    steps = Steps()
+    with mirror.pumping(steps) as running:
+        mirror.await_live("public.events")
+        await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "the fold")
+        divided.advance(running)
+        divided.assert_exact()
+    assert not steps.count(Step.TABLE_COPIED_AGAIN)
+    assert_verified(database)
 
 
 def data_files(mirror: Mirror, table: str) -> int:

@@ -15,7 +15,8 @@ from mirror_pump.pipeline.flow.events import AdvanceWanted
 from mirror_pump.pipeline.flow.requests import TierAdvance
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
-from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
+from tests.support.retention import cold_rows
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -36,6 +37,7 @@ class Divided:
     partitions: int
     sealed: int = 0
     """Partitions that the cut-line has passed."""
+    columns: str = COLUMNS
 
     @classmethod
     def create(cls, mirror: Mirror, partitions: int = 3, rows: int = 50) -> Divided:
@@ -144,17 +146,16 @@ class Divided:
             delta = connection.execute(
                 "SELECT op, tier_key, payload FROM modak.delta WHERE table_id = %s ORDER BY version", (self.table_id,)
             ).fetchall()
-            hot = run(connection, f"SELECT {COLUMNS} FROM events WHERE at >= {cut}").fetchall()
-            model = run(connection, f"SELECT {COLUMNS} FROM model").fetchall()
-        found = lake_rows(location, duckdb)
-        cold = {(row[0], row[1]): row for row in found}
-        assert len(cold) == len(found), "S holds a row twice"
+            initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
+            hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
+            model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
+        cold = cold_rows(location, self.columns, initial, duckdb)
         for op, tier_key, payload in delta:
             assert tier_key < cut, "every delta row targets a cold row"
             key = (payload["at"], payload["id"])
             cold.pop(key, None)
             if op == 0:
-                cold[key] = tuple(payload[name] for name in COLUMNS.split(", "))
+                cold[key] = tuple(payload[name] for name in self.columns.split(", "))
         assert all(key[0] < cut for key in cold), f"S holds a row at or above T = {cut}"
         return normalised([*hot, *cold.values()]), normalised(model)
 
@@ -212,11 +213,8 @@ def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -
         "SELECT modak.upsert('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7, 'v', %s::text))",
         (at, key, value),
     )
-    connection.execute(
-        "INSERT INTO model VALUES (%s, %s, 7, %s, NULL) ON CONFLICT (at, id)"
-        " DO UPDATE SET n = excluded.n, v = excluded.v, big = excluded.big",
-        (at, key, value),
-    )
+    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
+    connection.execute("INSERT INTO model VALUES (%s, %s, 7, %s)", (at, key, value))
 
 
 def delete(connection: psycopg.Connection[Any], at: int, key: int) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from mirror_pump.source.retention.retention_plan import RetentionWish
-from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.lake import read_duckdb
+from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -135,9 +137,10 @@ class Shedding:
             assert row is not None
             cut, location = row
             delta = connection.execute("SELECT op, tier_key, payload FROM modak.delta ORDER BY version").fetchall()
+            initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
             hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
             model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
-        cold = {(row[0], row[1]): row for row in lake_rows(location, duckdb)}
+        cold = cold_rows(location, self.columns, initial, duckdb)
         for op, tier_key, payload in delta:
             assert tier_key < cut, "every delta row targets a cold row"
             key = (payload["at"], payload["id"])
@@ -163,11 +166,9 @@ class Shedding:
                     " 'v', %s::text))",
                     (at, key, value),
                 )
-                connection.execute(
-                    "INSERT INTO model VALUES (%s, %s, 7, %s) ON CONFLICT (at, id)"
-                    " DO UPDATE SET n = excluded.n, v = excluded.v",
-                    (at, key, value),
-                )
+                # The whole row: what is not given is the default, also in a row that was there.
+                connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
+                connection.execute("INSERT INTO model VALUES (%s, %s, 7, %s)", (at, key, value))
             case 2:
                 connection.execute(
                     "SELECT modak.delete('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint))", (at, key)
@@ -201,6 +202,32 @@ class Shedding:
                         connection.execute(
                             "UPDATE model SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
                         )
+
+
+def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckDBPyConnection | None) -> dict[Row, Row]:
+    """Rows of the published snapshot by their first two columns, without a filter. What published snapshot does not
+    have yet is `initial` (names, field IDs, texts), of int or text columns."""
+    if duckdb is None:
+        table = read_duckdb(location)
+    else:
+        table = duckdb.execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()
+    values = {name: int(text) if text.lstrip("-").isdecimal() else text for name, _, text in initial}
+    found = normalised(
+        list(
+            zip(
+                *(
+                    table.column(name).to_pylist()
+                    if name in table.column_names
+                    else [values.get(name)] * table.num_rows
+                    for name in columns.split(", ")
+                ),
+                strict=True,
+            )
+        )
+    )
+    by_key = {(row[0], row[1]): row for row in found}
+    assert len(by_key) == len(found), "S holds a row twice"
+    return by_key
 
 
 def run(connection: psycopg.Connection[Any], query: str) -> psycopg.Cursor[Any]:

@@ -1,4 +1,4 @@
-"""Names of tables for the shell's completion, from the database; nothing, in silence, when it does not answer."""
+"""Completes table names in the shell, from the database. Offers nothing if the database does not answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mirror_pump.source.connect import PgConnection
 
 _CONNECT_SECONDS = 2
-"""The least that libpq knows; somebody waits for it with a finger on the key."""
+"""Connection timeout, the minimum of libpq: the user is waiting for the completion."""
 
 _MIRRORED = """
 SELECT quote_ident(schema_name) || '.' || quote_ident(table_name), quote_ident(table_name),
@@ -30,12 +30,12 @@ SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(c.re
 
 
 def mirrored_tables(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The tables under the mirror whose names begin so, as every command takes them."""
+    """Names of mirrored tables that begin with `incomplete`, in the form that every command takes."""
     return _matching(ctx, incomplete, mirrored=True)
 
 
 def other_tables(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The tables that are not under the mirror."""
+    """Names of tables that are not mirrored."""
     return _matching(ctx, incomplete, mirrored=False)
 
 
@@ -47,10 +47,10 @@ def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[st
             if not mirrored:
                 present = {name for name, _, _ in rows}
                 rows = [row for row in connection.execute(_OTHERS).fetchall() if row[0] not in present]
-    except Exception:  # noqa: BLE001 - whatever is wrong, the command that is being typed says it better
+    except Exception:  # noqa: BLE001 - the command being typed will report whatever is wrong
         return []
     found = [str(name) for name, _, _ in rows if name.startswith(incomplete)]
-    # Without its schema where Postgres finds it so, once somebody began to type it so.
+    # Without the schema if the user began so, and only if Postgres finds the table that way.
     return found or [str(bare) for _, bare, visible in rows if visible and bare.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""Durations as people write them on the command line: `90`, `90s`, `1.5 min`, `2h 30min`."""
+"""Parses durations on the command line: `90`, `90s`, `1.5 min`, `2h 30min`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ _UNITS = {
     "d": 86400,
     "day": 86400,
 }
-"""In seconds, in the singular."""
+"""Seconds per unit; names in the singular."""
 _PART = r"(\d+(?:\.\d+)?)\s*([a-z]+)"
 
 
 def seconds_of(text: str, option: str) -> float:
-    """The duration in seconds; a number without a unit is one already. UsageError naming the option if it is none."""
+    """The duration in seconds, also the unit of a plain number. Raises UsageError, naming the option, if invalid."""
     words = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", words):
         return float(words)
     parts = [(number, unit if unit in _UNITS else unit.removesuffix("s")) for number, unit in re.findall(_PART, words)]
     if not parts or re.sub(_PART + r"|\s", "", words) or any(unit not in _UNITS for _, unit in parts):
-        raise UsageError(f"{option}: {text!r} is no duration", "give seconds, or such as 30s, 5min, 2h, 1day")
+        raise UsageError(
+            f"{option}: {text!r} is not a duration", "give seconds, or a duration such as 30s, 5min, 2h, 1day"
+        )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -1,4 +1,4 @@
-"""Turns fields of Settings into command-line options, so that an option is described once, where it is typed."""
+"""Turns fields of Settings into command-line options, so that each option is described once, where it is defined."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mirror_pump.telemetry import LogFormat, configure_logging, get_logger
 SOURCE = ("dsn",)
 SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
-"""The secret key is not an option: everybody on a machine can read a process's command line."""
+"""The secret key is not an option, since everybody on a machine can read a process's command line."""
 LOGGING = ("log_format", "log_level")
 
 Command = Callable[..., int | None]
@@ -31,9 +31,10 @@ _PANELS = dict.fromkeys((*SOURCE, *SLOT), "Source") | dict.fromkeys(STORAGE, "La
 def command(
     app: typer.Typer, name: str, fields: Sequence[str] = (), *, needs_dsn: bool = True
 ) -> Callable[[Command], Command]:
-    """Registers `function(settings, ...)` as command `name`, with an option for the DSN and each of `fields`.
+    """Registers `function(settings, ...)` as command `name`, with options for the DSN and each of `fields`.
 
-    The function's result is the exit code (None is 0). A MirrorPumpError becomes its exit code and two lines at most.
+    The function's result is the exit code (None means 0). A MirrorPumpError ends with its exit code and at most two
+    lines of output.
     """
 
     def register(function: Command) -> Command:
@@ -46,11 +47,11 @@ def command(
         offered = (*SOURCE, *fields, *LOGGING) if needs_dsn else (*fields, *LOGGING)
 
         @functools.wraps(function)
-        def run(**given: Any) -> None:
-            debug: bool = given.pop("debug")
-            config: Path | None = given.pop("config")
-            options = {field: given.pop(field) for field in offered}
-            raise typer.Exit(_run(function, options, config, debug, needs_dsn, given))
+        def run(**arguments: Any) -> None:
+            debug: bool = arguments.pop("debug")
+            config: Path | None = arguments.pop("config")
+            options = {field: arguments.pop(field) for field in offered}
+            raise typer.Exit(_run(function, options, config, debug, needs_dsn, arguments))
 
         parameters = [*own, *(_setting(field) for field in offered), *_COMMON]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -71,7 +72,7 @@ def _run(
     arguments: dict[str, Any],
 ) -> int:
     try:
-        # First by what is known without the settings, which may be what is wrong.
+        # Logging is first configured without the settings, since loading them may fail.
         configure_logging(_early_format(options))
         settings = load_settings(options, config)
         configure_logging(settings.log_format, "debug" if debug else settings.log_level)
@@ -88,13 +89,13 @@ def _run(
             get_logger("cli").debug("traceback", exc_info=True)
         report_error(error)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the program's outermost edge: whatever it is, people get two lines
+    except Exception as error:  # noqa: BLE001 - outermost level of the program: users get two lines for any error
         if debug:
             get_logger("cli").debug("traceback", exc_info=True)
         remark(
             f"{type(error).__name__}: {one_line(str(error))}",
             "error",
-            "run the command again with --debug for the traceback, and report it",
+            "run the command again with --debug to get the traceback, and report it",
         )
         return 1
 
@@ -105,13 +106,13 @@ def _early_format(options: Mapping[str, Any]) -> LogFormat:
 
 
 def _reflow(docstring: str) -> str:
-    """A docstring's paragraphs, each on one line: the terminal decides where lines end."""
+    """A docstring with each paragraph on one line, since the terminal wraps lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _setting(field: str) -> inspect.Parameter:
-    """The option of one Settings field. Always text: Settings itself parses and judges it."""
+    """The option of one field of Settings. Always text, since Settings itself parses and checks it."""
     described = setting(field)
     default = f" [default: {described.default}]" if described.default else ""
     option = typer.Option(
@@ -139,6 +140,6 @@ _COMMON = (
         "debug",
         inspect.Parameter.KEYWORD_ONLY,
         default=False,
-        annotation=Annotated[bool, typer.Option("--debug", help="Log everything; show tracebacks")],
+        annotation=Annotated[bool, typer.Option("--debug", help="Log everything and show tracebacks")],
     ),
 )

@@ -1,1 +1,1 @@
-"""One module per command. Heavy imports happen inside the functions: `--help` and `status` answer at once."""
+"""One module per command. Heavy imports are inside the functions, so that `--help` and `status` answer at once."""

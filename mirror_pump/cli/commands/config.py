@@ -1,4 +1,4 @@
-"""`mirror-pump config`: the settings, explained."""
+"""`mirror-pump config`: prints and explains the settings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from mirror_pump.cli.terminal.output import pass_on
 
 
 def add(app: typer.Typer) -> None:
-    # Not by options.command: it reads no settings, so that a broken file of them is no obstacle.
+    # Does not use options.command, as it reads no settings: a broken configuration file must not prevent it.
     @app.command("config")
     def config(
-        example: Annotated[bool, typer.Option("--example", help="A mirror-pump.toml to begin with")] = False,
-        reference: Annotated[bool, typer.Option("--reference", help="docs/settings.md")] = False,
+        example: Annotated[
+            bool, typer.Option("--example", help="Print an example mirror-pump.toml to start from")
+        ] = False,
+        reference: Annotated[bool, typer.Option("--reference", help="Print the reference, docs/settings.md")] = False,
     ) -> None:
-        """Print all settings with their units, defaults and meanings, as a file to begin with or as a reference."""
+        """Print all settings with units, defaults and meanings, as an example file or as a reference."""
         import io
 
         from mirror_pump import settings_reference
 
         if example is reference:
-            raise typer.BadParameter("give one of --example and --reference")
+            raise typer.BadParameter("give either --example or --reference")
         text = settings_reference.example() if example else settings_reference.reference()
         pass_on(io.BytesIO(text.encode()))

@@ -1,4 +1,4 @@
-"""`mirror-pump connect`: how to read the mirror from an engine."""
+"""`mirror-pump connect`: prints settings for reading the mirror with another engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirror_pump.config import Settings
 
 
 class ReaderEngine(StrEnum):
-    """The engines whose settings are known."""
+    """Engines with known settings."""
 
     SPARK = "spark"
     DUCKDB = "duckdb"
@@ -25,16 +25,14 @@ def add(app: typer.Typer) -> None:
     @command(app, "connect", (*SLOT, *STORAGE))
     def connect(
         settings: Settings,
-        engine: Annotated[
-            ReaderEngine, typer.Option("--engine", case_sensitive=False, help="The engine that is to read")
-        ],
+        engine: Annotated[ReaderEngine, typer.Option("--engine", case_sensitive=False, help="The engine to connect")],
         user: Annotated[
-            str | None, typer.Option("--user", metavar="ROLE", help=r"The role that reads \[that of the DSN]")
+            str | None, typer.Option("--user", metavar="ROLE", help=r"The role to read as \[that of the DSN]")
         ] = None,
     ) -> None:
         """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
 
-        `mirror-pump reader ROLE` makes a role one that can read the mirror, and change nothing of it.
+        `mirror-pump reader ROLE` allows a role to read the mirror, without changing anything of it.
         """
         from mirror_pump.ops.reads.engine_snippets import snippet
         from mirror_pump.ops.setup.stored_settings import complete

@@ -1,4 +1,4 @@
-"""`mirror-pump init`: prepare a database for the mirror."""
+"""`mirror-pump init`: prepares a database for the mirror."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from mirror_pump.config import Settings
 def add(app: typer.Typer) -> None:
     @command(app, "init", ("warehouse", *SLOT, *STORAGE))
     def init(settings: Settings) -> None:
-        """Create or migrate schema modak, the publication and the slot; remember the warehouse.
+        """Create or migrate schema modak, the publication and the replication slot, and remember the warehouse.
 
-        Says what it did and can be repeated. Afterwards the DSN alone is enough for every other command. A first
-        init that fails, or is interrupted, takes back what it made.
-        Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a
-        schema and a publication.
+        Reports each step and can be repeated. Afterwards all other commands only need the DSN. If the first init fails
+        or is interrupted, it removes what it has created.
+
+        Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a schema and a
+        publication.
         """
         from mirror_pump.model import format_lsn
         from mirror_pump.ops.setup.initialisation import initialise

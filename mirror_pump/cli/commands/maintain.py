@@ -1,4 +1,4 @@
-"""`mirror-pump maintain`: compaction, expiry and sweeping of the lake tables."""
+"""`mirror-pump maintain`: compacts lake tables, expires snapshots and sweeps unreferenced files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError, about
 
 _NICE = 5
-"""The pump and the database come first."""
+"""Niceness: the pump and the database have priority."""
 
 
 def add(app: typer.Typer) -> None:
@@ -35,25 +35,26 @@ def add(app: typer.Typer) -> None:
             ),
         ] = None,
         no_wait: Annotated[
-            bool, typer.Option("--no-wait", help="File the request and return; a maintainer that serves answers it")
+            bool, typer.Option("--no-wait", help="File a request for a running maintainer, and return at once")
         ] = False,
         dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="Say what would be done, and which files would be deleted")
+            bool, typer.Option("--dry-run", help="Print what would be done and which files would be deleted")
         ] = False,
         serve: Annotated[
-            bool, typer.Option("--serve", help="Answer requests and pay debt as it becomes due, until Ctrl-C")
+            bool, typer.Option("--serve", help="Serve maintenance requests and run due maintenance, until Ctrl-C")
         ] = False,
     ) -> int:
         """Keep lake tables cheap to read: merge small files, apply deletes, expire snapshots, delete orphan files.
 
-        Runs Iceberg's own procedures in a Spark of its own, beside a pump that commits. Without --serve, everything
-        there is to do is done once; with it, a table is maintained when its debt makes it worth the effort
-        (`mirror-pump policy`). Nothing that a read pin, branch, tag, retained snapshot or unfinished commit needs is
-        deleted, and tables under copy are left alone.
+        Runs Iceberg's own procedures in a separate Spark, while the pump keeps committing. Without --serve, all pending
+        work is done once. With --serve, a table is maintained as soon as its backlog makes this worthwhile
+        (`mirror-pump policy`). Files that a read pin, branch, tag, retained snapshot or unfinished commit needs are
+        never deleted, and tables that are being copied are left alone.
         """
         if no_wait + dry_run + serve > 1 or (serve and tables):
             raise UsageError(
-                "--no-wait, --dry-run and --serve exclude each other, and --serve takes no tables", "give one of them"
+                "--no-wait, --dry-run and --serve exclude each other, and --serve takes no tables",
+                "give only one of them",
             )
         if not no_wait:
             os.nice(_NICE)
@@ -89,7 +90,7 @@ def _serve(settings: Settings) -> int:
             from mirror_pump.ops.maintenance.maintainer import MaintenanceServer
 
             server = MaintenanceServer(settings)
-            signals.serve(lambda: True, server.request_stop, " after the operation under way")
+            signals.serve(lambda: True, server.request_stop, " after the current operation")
             server.run()
     except StoppedBySignal:
         pass

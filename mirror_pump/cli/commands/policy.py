@@ -1,4 +1,4 @@
-"""`mirror-pump policy`: how far maintenance goes, per table."""
+"""`mirror-pump policy`: shows and changes a table's maintenance policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirror_pump.errors import UsageError
 
 
 class Verb(StrEnum):
-    """What to do with the policy."""
+    """Operation on the policy."""
 
     GET = "get"
     SET = "set"
@@ -26,19 +26,24 @@ def add(app: typer.Typer) -> None:
     @command(app, "policy", SLOT)
     def policy(
         settings: Settings,
-        verb: Annotated[Verb, typer.Argument(metavar="get|set|unset", help="What to do")],
+        verb: Annotated[Verb, typer.Argument(metavar="get|set|unset", help="The operation")],
         table: Annotated[
             str, typer.Argument(metavar="TABLE", help="The name as Postgres reads it", autocompletion=mirrored_tables)
         ],
-        key: Annotated[str | None, typer.Argument(metavar="KEY", help=r"A key \[all of them]")] = None,
-        value: Annotated[str | None, typer.Argument(metavar="VALUE", help="set: such as 128MiB, 0.5, false")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="get: JSON, as docs/cli-json.md describes it")] = False,
+        key: Annotated[str | None, typer.Argument(metavar="KEY", help=r"A policy key \[all keys]")] = None,
+        value: Annotated[
+            str | None, typer.Argument(metavar="VALUE", help="The new value for set, such as 128MiB, 0.5 or false")
+        ] = None,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print the result of get as JSON (docs/cli-json.md)")
+        ] = False,
     ) -> None:
-        """Show or change a table's maintenance policy: thresholds, retention, grace. docs/maintenance.md has the keys.
+        """Show or change a table's maintenance policy: thresholds, retention, grace periods.
 
-        A table with heap retention also has heap_retention, premake, width, drop_grace and detach (docs/retention.md).
+        docs/maintenance.md lists the keys. A table with heap retention also has heap_retention, premake, width,
+        drop_grace and detach (docs/retention.md).
 
-        A change counts from the next look of a maintainer on; unset goes back to the default.
+        A change takes effect when a maintainer next looks at the table. unset restores the default.
         """
         if (verb is Verb.SET) is not (value is not None):
             raise UsageError(f"policy {verb.value} takes {'KEY and VALUE' if verb is Verb.SET else 'no VALUE'}")
@@ -48,7 +53,7 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.ops.setup.stored_settings import complete
         from mirror_pump.policy import parse_value, require_key
 
-        # Before the database is asked: a typing error should not wait for it.
+        # Checked before connecting: a typing error should be reported without waiting for the database.
         changes = None
         if key is not None and key not in RETENTION_KEYS:
             changes = {require_key(key): parse_value(key, value) if value is not None else None}
@@ -58,10 +63,14 @@ def add(app: typer.Typer) -> None:
         elif verb is not Verb.GET:
             change(settings, table, changes)
         entries = [
-            one for one in (*show_retention(settings, table), *show(settings, table)) if key is None or one.key == key
+            entry
+            for entry in (*show_retention(settings, table), *show(settings, table))
+            if key is None or entry.key == key
         ]
         if as_json:
-            write_json({one.key: {"value": one.value, "default": one.default, "set": one.is_set} for one in entries})
+            write_json(
+                {entry.key: {"value": entry.value, "default": entry.default, "set": entry.is_set} for entry in entries}
+            )
             return
-        for one in entries:
-            say(f"{one.key} = {one.shown} ({'set' if one.is_set else 'default'})")
+        for entry in entries:
+            say(f"{entry.key} = {entry.shown} ({'set' if entry.is_set else 'default'})")

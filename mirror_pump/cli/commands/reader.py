@@ -1,4 +1,4 @@
-"""`mirror-pump reader`: the rights of a role that reads the mirror."""
+"""`mirror-pump reader`: grants a role the rights to read the mirror."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def add(app: typer.Typer) -> None:
     @command(app, "reader", SLOT)
     def reader(
         settings: Settings,
-        role: Annotated[str, typer.Argument(metavar="ROLE", help="An existing role, as it is written: no folding")],
+        role: Annotated[str, typer.Argument(metavar="ROLE", help="An existing role; its case is not folded")],
         tables: Annotated[
             list[str] | None,
-            typer.Argument(metavar="[TABLE]...", help="Also SELECT on these, and on their present partitions"),
+            typer.Argument(metavar="[TABLE]...", help="Also grant SELECT on these tables and their present partitions"),
         ] = None,
         print_only: Annotated[
-            bool, typer.Option("--print", help="Print the GRANTs for someone who may run them, and change nothing")
+            bool, typer.Option("--print", help="Only print the GRANT statements, for somebody who may run them")
         ] = False,
     ) -> None:
-        """Let a role read the mirror: by hand, by other engines and by mirror-pump's own readers.
+        """Let a role read the mirror: with SQL, other engines, and mirror-pump's own readers.
 
-        It can pin what it reads, and change nothing else of the catalog. The role, and its right to read the lake's
-        files, are yours to make. May be repeated; run it again after an upgrade, and for new partitions.
+        The role can pin what it reads and change nothing else in the catalog. You create the role yourself, and let it
+        read the lake's files. Can be repeated; run it again after an upgrade, and for new partitions.
         """
         from mirror_pump.ops.reads.reader_roles import grant, grants
 

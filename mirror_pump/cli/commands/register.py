@@ -1,4 +1,4 @@
-"""`mirror-pump register` and `unregister`: put tables under the mirror, and take them out."""
+"""`mirror-pump register` and `unregister`: add tables to the mirror and remove them from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tables = Annotated[
     list[str],
     typer.Argument(
         metavar="TABLE",
-        help="Names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
+        help="Table names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
         autocompletion=other_tables,
     ),
 ]
@@ -39,51 +39,65 @@ def add(app: typer.Typer) -> None:
         ] = False,
         column: Annotated[
             list[str] | None,
-            typer.Option(metavar="NAME=TYPE", help="Another lake type for a column: string, decimal(38,9), ..."),
+            typer.Option(metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), ..."),
         ] = None,
         exclude_column: Annotated[
-            list[str] | None, typer.Option(metavar="NAME", help="A column to leave out; not one of the key")
+            list[str] | None,
+            typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
         ] = None,
         heap_retention: Annotated[
             str | None,
             typer.Option(
-                metavar="DISTANCE", help="Shed partitions this far behind the newest key: 1000000, '90 days', ..."
+                metavar="DISTANCE",
+                help="Drop partitions from the heap this far behind the newest key: 1000000, '90 days', ...",
             ),
         ] = None,
         premake: Annotated[
             int,
             typer.Option(
-                min=0, max=1000, metavar="PARTITIONS", help="With --heap-retention: keep so many partitions ready"
+                min=0,
+                max=1000,
+                metavar="PARTITIONS",
+                help="With --heap-retention: keep this many future partitions ready",
             ),
         ] = 0,
         width: Annotated[
             str | None,
-            typer.Option(metavar="WIDTH", help=r"Width of each, such as 1d or 1mon \[that of the newest partitions]"),
+            typer.Option(
+                metavar="WIDTH",
+                help=r"With --premake: width of a partition, such as 1d or 1mon \[that of the newest partitions]",
+            ),
         ] = None,
         drop_grace: Annotated[
             str | None,
             typer.Option(
-                metavar="DURATION", help=r"How long a partition stays that the lake was found to hold \[1 hour]"
+                metavar="DURATION",
+                help=r"With --heap-retention: how long partitions stay after proof that the lake holds them \[1 hour]",
             ),
         ] = None,
         detach: Annotated[
-            bool, typer.Option("--detach", help="Detach partitions instead of dropping them: they stay as tables")
+            bool,
+            typer.Option(
+                "--detach",
+                help="With --heap-retention: detach partitions, which stay as tables, instead of dropping them",
+            ),
         ] = False,
         dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="Only say what would be registered, and what would leave the heap")
+            bool,
+            typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
         ] = False,
         yes: Annotated[
-            bool, typer.Option("--yes", "-y", help="Do not ask before partitions are to leave the heap")
+            bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before partitions leave the heap")
         ] = False,
     ) -> int:
-        """Put tables under the mirror and copy their rows while writes go on.
+        """Add tables to the mirror and copy their rows while writes continue.
 
-        A table needs a primary key or a replica identity index. A register that was killed resumes with the next
-        one, and no finished chunk is read twice. One table's refusal does not stop the others; exit 1 reports it.
+        A table needs a primary key or a replica identity index. If register is killed, run it again: it resumes, and
+        does not repeat finished chunks. If a table is refused, the others still proceed; exit code 1 reports it.
 
-        With --heap-retention a range-partitioned table's old partitions are dropped once the lake provably holds them;
-        docs/retention.md says how their rows are read and corrected then. What leaves, and when, is said first, and has
-        to be confirmed.
+        With --heap-retention, old partitions of a range-partitioned table are dropped from the heap once the lake
+        provably holds them. docs/retention.md explains how their rows are then read and corrected. The command first
+        shows which partitions leave and when, and asks for confirmation.
         """
         from mirror_pump.ops.register.preview import preview
         from mirror_pump.ops.register.registration import register as put_under_mirror
@@ -93,7 +107,7 @@ def add(app: typer.Typer) -> None:
 
         choices = parse_choices(column or (), exclude_column or ())
         if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
-            raise UsageError("--premake, --width, --drop-grace and --detach go with --heap-retention")
+            raise UsageError("--premake, --width, --drop-grace and --detach require --heap-retention")
         retention = (
             None if heap_retention is None else RetentionWish(heap_retention, premake, width, drop_grace, detach)
         )
@@ -119,7 +133,7 @@ def add(app: typer.Typer) -> None:
                 left_out = ", ".join(outcome.generated_left_out)
                 remark(
                     f"{outcome.table}: generated columns left out: {left_out}"
-                    " (PostgreSQL publishes stored ones from 18 on, virtual ones never)",
+                    " (PostgreSQL publishes stored ones since version 18, virtual ones never)",
                     "warning",
                 )
         return 1 if any(outcome.error is not None for outcome in outcomes) else 0
@@ -140,7 +154,10 @@ def add(app: typer.Typer) -> None:
             bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
         ] = False,
         keep_lake: Annotated[
-            bool, typer.Option("--keep-lake", help="Leave it, although it has the only copy of rows that the heap shed")
+            bool,
+            typer.Option(
+                "--keep-lake", help="Keep the Iceberg table, which has the only copy of rows dropped from the heap"
+            ),
         ] = False,
         former: Annotated[
             bool, typer.Option("--former", help="Only delete the files of registrations of that name that have ended")
@@ -152,11 +169,11 @@ def add(app: typer.Typer) -> None:
             bool, typer.Option("--json", help="With --list: JSON, as docs/cli-json.md describes it")
         ] = False,
     ) -> int:
-        """Take tables out of the mirror. Their lake tables stay as of their last F unless --drop-lake is given.
+        """Remove tables from the mirror. Their lake tables stay as of their last frontier unless --drop-lake is given.
 
-        For a table that has shed partitions one of --drop-lake and --keep-lake has to be given. Files that stay are
-        listed by --list until --former, or --drop-lake if no table of that name is registered, deletes them. One
-        table's refusal does not stop the others; exit 1 reports it.
+        A table whose partitions were dropped from the heap requires either --drop-lake or --keep-lake. Files that stay
+        are listed by --list until --former deletes them, or --drop-lake if no table of that name is registered. If a
+        table is refused, the others still proceed; exit code 1 reports it.
         """
         from mirror_pump.ops.register.unregistration import unregister as take_out
         from mirror_pump.ops.register.unregistration import unregister_former
@@ -184,7 +201,7 @@ def add(app: typer.Typer) -> None:
             try:
                 say(end(table))
             except (ConnectionLost, Interrupted):
-                # Of no single table.
+                # These concern all tables, not just this one.
                 raise
             except MirrorPumpError as error:
                 report_error(error, "not unregistered", table)
@@ -210,7 +227,7 @@ def _list_former(settings: Settings, *, as_json: bool) -> int:
 
 
 def _show(previews: Sequence[TablePreview]) -> int:
-    """The exit code: 1 if a table would be refused."""
+    """Prints the previews. Returns the exit code: 1 if a table would be refused."""
     for table in previews:
         for line in table.lines():
             say(line)
@@ -220,10 +237,11 @@ def _show(previews: Sequence[TablePreview]) -> int:
 
 
 def _confirm() -> None:
-    """Returns once somebody has agreed. UsageError where nobody can be asked."""
+    """Asks for confirmation. Raises TableError if refused, UsageError without a terminal to ask on."""
     if not sys.stdin.isatty():
         raise UsageError(
-            "partitions are about to leave the heap, and there is no terminal to ask on", "look at it, and give --yes"
+            "partitions are about to leave the heap, and there is no terminal to ask for confirmation",
+            "check with --dry-run, then give --yes",
         )
     if not typer.confirm("Register?", default=False, err=True):
         raise TableError("nothing was registered")

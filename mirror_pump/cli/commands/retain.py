@@ -1,4 +1,4 @@
-"""`mirror-pump retain`: which partitions leave the heap, when, and why one does not; another try after a failure."""
+"""`mirror-pump retain`: shows which partitions leave the heap and when, and resumes after a failure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ def add(app: typer.Typer) -> None:
         tables: Annotated[
             list[str] | None,
             typer.Argument(
-                metavar="TABLE", help=r"Names as Postgres reads them \[all]", autocompletion=mirrored_tables
+                metavar="TABLE",
+                help=r"Table names as Postgres reads them \[all tables with heap retention]",
+                autocompletion=mirrored_tables,
             ),
         ] = None,
         dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="Only say which partition goes when, and why one does not")
+            bool, typer.Option("--dry-run", help="Only print which partitions leave and when, and why one does not")
         ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
     ) -> None:
-        """Look at the partitions of tables with heap retention, and have the pump try again what was put off.
+        """Show the partitions of tables with heap retention, and let the pump retry postponed steps.
 
-        A table whose proof failed goes on after this only; until then nothing leaves its heap. Steps are taken by a
-        running pump.
+        A table whose proof failed only continues after this command; until then nothing leaves its heap. A running pump
+        does the actual work.
         """
         from mirror_pump.ops.retain.retention import look, resume
         from mirror_pump.ops.setup.stored_settings import complete
@@ -48,5 +50,5 @@ def add(app: typer.Typer) -> None:
             say(f"{report.table}: {report.summary}")
             if report.not_made is not None:
                 say(f"  {report.not_made}")
-            for one in report.partitions:
-                say(f"  {one.partition} [{one.lo}, {one.hi}): {one.state}; {one.outlook}")
+            for partition in report.partitions:
+                say(f"  {partition.partition} [{partition.lo}, {partition.hi}): {partition.state}; {partition.outlook}")

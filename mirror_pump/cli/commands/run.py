@@ -1,4 +1,4 @@
-"""`mirror-pump run`: the pump as a process, with signals and exit codes."""
+"""`mirror-pump run`: runs the pump as a process, with signals and exit codes."""
 
 from __future__ import annotations
 
@@ -49,34 +49,35 @@ def add(app: typer.Typer) -> None:
     @command(app, "run", (*SLOT, *STORAGE, *TUNING))
     def run(
         settings: Settings,
-        once: Annotated[
-            bool, typer.Option("--once", help="Catch up with the WAL as it stands now, then exit 0")
-        ] = False,
+        once: Annotated[bool, typer.Option("--once", help="Catch up with the current end of WAL, then exit 0")] = False,
         until_lsn: Annotated[
             str | None,
             typer.Option("--until-lsn", metavar="LSN", help="Stop once the frontier has passed this WAL position"),
         ] = None,
         maintain: Annotated[
-            bool, typer.Option("--maintain", help="Start `mirror-pump maintain --serve` beside it, and end it with it")
+            bool,
+            typer.Option(
+                "--maintain", help="Also run `mirror-pump maintain --serve`, in a process that ends with the pump"
+            ),
         ] = False,
         no_standby: Annotated[
-            bool, typer.Option("--no-standby", help="If another pump leads, exit 1 instead of waiting for its end")
+            bool, typer.Option("--no-standby", help="Exit 1 if another pump leads, instead of waiting as a standby")
         ] = False,
     ) -> int:
         """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
 
-        Picks up tables registered meanwhile, and waits when there are none. Ctrl-C or SIGTERM finishes or abandons
-        the batch, says where it stopped and exits within seconds, with 130 or 0; the next run goes on from there. A
-        server that is down is waited for, at the start as later.
+        Tables may be registered while it runs; without any it waits. Ctrl-C or SIGTERM finishes or abandons the current
+        batch. The pump then reports where it stopped and exits within seconds, with code 130 or 0; the next run
+        continues from there. If the server is down, at the start or later, the pump waits for it.
 
-        One pump leads a database at a time. A second one is a standby: it takes over within a second of the leader's
-        end, and starts its Spark then. `--once` and `--until-lsn` also end when the leader has got there.
+        One pump leads a database at a time. Any other is a standby: it takes over within a second after the leader's
+        end, and only then starts Spark. `--once` and `--until-lsn` also end when the leader has reached their position.
 
-        The pump keeps tables fast to read by itself. Files that nobody needs any more are deleted by maintenance:
-        `--maintain` runs it beside the pump, in a process of its own.
+        The pump itself keeps tables fast to read. Maintenance deletes files that nobody needs any more: `--maintain`
+        runs it beside the pump, in a separate process.
         """
         if once and until_lsn is not None:
-            raise UsageError("--once and --until-lsn exclude each other", "give one of them")
+            raise UsageError("--once and --until-lsn exclude each other", "give only one of them")
         until = None if until_lsn is None else lsn_argument(until_lsn, "--until-lsn")
 
         signals = StopSignals()
@@ -84,7 +85,7 @@ def add(app: typer.Typer) -> None:
             with signals.handled():
                 _run(settings, signals, until, once=once, maintain=maintain, standby=not no_standby)
         except StoppedBySignal:
-            remark(f"mirror-pump: {signals.name}: stopped before anything was received; the frontier is what it was")
+            remark(f"mirror-pump: {signals.name}: stopped before anything was received; the frontier is unchanged")
         return signals.exit_code
 
 
@@ -96,7 +97,7 @@ def _run(
 
     settings = complete_when_up(settings)
 
-    # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
+    # Imported after loading the settings: this loads Spark, and a wrong DSN should be reported before.
     from mirror_pump.cli.terminal.step_log import StepLog
     from mirror_pump.ops.maintenance.maintainer_process import MaintainerProcess
     from mirror_pump.pipeline.session.pump import Pump
@@ -113,7 +114,7 @@ def _run(
 
 
 def lsn_argument(text: str, option: str) -> Lsn:
-    """The WAL position in an option's value; UsageError naming the option."""
+    """Parses an option's WAL position. Raises UsageError that names the option."""
     from mirror_pump.model import parse_lsn
 
     try:

@@ -1,4 +1,4 @@
-"""`mirror-pump sql`: query mirrored tables by an embedded DuckDB."""
+"""`mirror-pump sql`: queries mirrored tables with an embedded DuckDB."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _STDIN = "-"
 _INTERRUPTED = 130
-"""Exit code: what shells make of SIGINT."""
+"""Exit code that shells use for SIGINT."""
 
 
 class Mode(StrEnum):
-    """Where rows come from."""
+    """Where rows are read from."""
 
     SEAM = "seam"
     LAKE = "lake"
@@ -33,7 +33,7 @@ class Mode(StrEnum):
 
 
 class Format(StrEnum):
-    """How the result is written."""
+    """Output format of the result."""
 
     TABLE = "table"
     CSV = "csv"
@@ -48,7 +48,8 @@ def add(app: typer.Typer) -> None:
         statement: Annotated[
             str | None,
             typer.Argument(
-                metavar="QUERY", help="Queries in DuckDB's SQL; - reads stdin. None: a shell, on a terminal"
+                metavar="QUERY",
+                help="Queries in DuckDB's SQL; - reads them from stdin. Without a query: a shell, if on a terminal",
             ),
         ] = None,
         file: Annotated[
@@ -58,47 +59,48 @@ def add(app: typer.Typer) -> None:
             Mode,
             typer.Option(
                 "--mode",
-                help="seam: tables with heap retention whole, others from the lake; lake; heap; or hybrid: the newest"
-                " rows from the heap",
+                help="seam: tables with heap retention as a whole, others from the lake; lake; heap; or hybrid: the"
+                " newest rows from the heap, the others from the lake",
             ),
         ] = Mode.SEAM,
         at: Annotated[
             str | None,
-            typer.Option("--at", metavar="LSN|TIME", help="As of a published frontier of the past, from the lake"),
+            typer.Option("--at", metavar="LSN|TIME", help="Read the lake as of a past, published frontier"),
         ] = None,
         min_lsn: Annotated[
             str | None,
             typer.Option(
                 "--min-lsn",
                 metavar="LSN",
-                help=r"Wait until the frontier has passed this \[hybrid: the present end of WAL]",
+                help=r"Wait until the frontier has passed this WAL position \[hybrid: the current end of WAL]",
             ),
         ] = None,
         max_wait: Annotated[
-            float, typer.Option("--max-wait", min=0, metavar="SECONDS", help="Wait for that no longer than this")
+            float,
+            typer.Option("--max-wait", min=0, metavar="SECONDS", help="Wait at most this long for the frontier"),
         ] = 5.0,
         output_format: Annotated[
             Format | None,
             typer.Option(
                 "--format",
                 show_default=False,
-                help=r"How the result is written \[default: as --output's name ends, else table]",
+                help=r"Output format of the result \[default: by the suffix of --output, else table]",
             ),
         ] = None,
         output: Annotated[
-            Path | None, typer.Option("--output", metavar="FILE", help="Write the result here instead of stdout")
+            Path | None, typer.Option("--output", metavar="FILE", help="Write the result to this file, not to stdout")
         ] = None,
     ) -> int:
-        """Query mirrored tables, each under its own name, as of one moment (of tables with and without heap retention
-        in one statement: two, told on stderr), which is pinned meanwhile. SHOW TABLES lists them.
+        """Query mirrored tables by their own names, as of a single point in time, which is pinned during the query.
 
-        DuckDB runs within this process: nothing but the tables that the query names is touched. Several queries are
-        run in turn, each as of a moment of its own; the first error ends them.
+        If a statement combines tables with and without heap retention, there are two points in time, as a message on
+        stderr tells. SHOW TABLES lists the tables. DuckDB runs inside this process; only tables that the query names
+        are touched. Several queries run one after the other, each as of its own point in time, until one fails.
         """
         if at is not None and (mode is not Mode.SEAM or min_lsn is not None):
-            raise UsageError("--at reads the lake's past", "leave --mode and --min-lsn out")
+            raise UsageError("--at reads the lake's past", "leave out --mode and --min-lsn")
         if file is not None and statement is not None:
-            raise UsageError("the queries are given twice, as an argument and by --file", "leave one of them out")
+            raise UsageError("queries are given twice, as an argument and by --file", "leave out one of them")
         written_as = _format(output_format, output)
 
         from mirror_pump.ops.duckdb.duckdb_connection import require_duckdb
@@ -117,7 +119,7 @@ def add(app: typer.Typer) -> None:
         )
         if statement is None and file is None and sys.stdin.isatty() and sys.stdout.isatty():
             if output is not None:
-                raise UsageError("--output is for a query, and none is given", "give one")
+                raise UsageError("--output needs a query, but none is given", "give one")
             from mirror_pump.cli.terminal.shell import run_shell
 
             run_shell(complete(settings), how, written_as.value)
@@ -131,19 +133,19 @@ def add(app: typer.Typer) -> None:
 
 
 def _format(wanted: Format | None, output: Path | None) -> Format:
-    """As it was asked for, or as the file's name says. UsageError if the two differ."""
+    """The requested format, else that of the file's suffix. Raises UsageError if the two differ."""
     suffix = "" if output is None else output.suffix.lower().removeprefix(".")
     named = Format(suffix) if suffix in set(Format) - {Format.TABLE} else None
     if wanted is not None and named is not None and wanted is not named:
-        raise UsageError(f"--format {wanted.value} contradicts --output {output}", "leave --format out")
+        raise UsageError(f"--format {wanted.value} contradicts --output {output}", "leave out --format")
     chosen = wanted or named or Format.TABLE
     if chosen is Format.PARQUET and output is None:
-        raise UsageError("Parquet is not for a terminal", "give --output FILE")
+        raise UsageError("Parquet cannot be written to a terminal", "give --output FILE")
     return chosen
 
 
 def _statements(text: str | None, file: str | None) -> list[str]:
-    """The queries of an argument, a file, or stdin. UsageError if there are none."""
+    """The queries of an argument, a file, or stdin. Raises UsageError if there are none."""
     from mirror_pump.ops.reads.statements import split
 
     source = file or (_STDIN if text is None else text)
@@ -154,7 +156,7 @@ def _statements(text: str | None, file: str | None) -> list[str]:
             text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"the queries cannot be read from {source}: {reason}", "name another file") from error
+        raise UsageError(f"cannot read queries from {source}: {reason}", "name another file") from error
     complete, rest = split(text or "")
     statements = [*complete, rest] if rest else complete
     if not statements:
@@ -169,7 +171,9 @@ def _run_all(settings: Settings, how: Query, statements: list[str], written_as: 
     from mirror_pump.ops.setup.stored_settings import complete
 
     if output is not None and len(statements) > 1:
-        raise UsageError(f"--output takes one result; these are {len(statements)} queries", "give one, or use stdout")
+        raise UsageError(
+            f"--output takes one result, but {len(statements)} queries are given", "give one query, or use stdout"
+        )
     settings = complete(settings)
     for statement in statements:
         query = replace(how, statement=statement)

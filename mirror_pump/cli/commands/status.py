@@ -1,4 +1,4 @@
-"""`mirror-pump status`: what the mirror holds and how far behind it is."""
+"""`mirror-pump status`: shows what the mirror holds and how far it lags behind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mirror_pump.ops.status.status_report import MirrorStatus
 
 _LAG_PATIENCE = 5.0
-"""Seconds for which a lag has to stand before --check tells of it: after a quiet time it is only an upper bound, until
-the pump publishes what came."""
+"""Seconds that a lag must persist before --check reports it. After an idle period the lag is only an upper bound until
+the pump publishes again."""
 _LAG_POLL = 0.5
 
 
@@ -29,31 +29,33 @@ def add(app: typer.Typer) -> None:
     @command(app, "status", (*SLOT, *STORAGE))
     def status(
         settings: Settings,
-        as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
         watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C")] = False,
         interval: Annotated[
-            float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Pause between two looks of --watch")
+            float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Pause between refreshes of --watch")
         ] = 2.0,
         check: Annotated[
-            bool, typer.Option("--check", help="Print only what needs attention; exit 1 if a person is needed")
+            bool, typer.Option("--check", help="Print only problems; exit 1 if one needs an operator")
         ] = False,
         max_lag: Annotated[
             str | None,
-            typer.Option("--max-lag", metavar="DURATION", help="With --check: exit 1 beyond this lag, such as 5min"),
+            typer.Option(
+                "--max-lag", metavar="DURATION", help="With --check: exit 1 if the lag exceeds this, such as 5min"
+            ),
         ] = None,
     ) -> int:
-        """Show what needs a person; per table the state, lag, rows and files; the slot; and who leads.
+        """Show problems, each table's state, lag, rows and files, the slot, and the leading pump.
 
-        Lag in bytes is the WAL between F and now. Lag in seconds is the age of the newest published commit, and 0
-        when nothing that concerns the mirror was committed since F.
+        Lag in bytes is the WAL between the frontier and now. Lag in seconds is the age of the newest published commit,
+        or 0 if nothing relevant to the mirror was committed since the frontier.
 
-        `--check` is for cron and probes. It prints nothing when all is well, and exits 1 when the slot is lost, no pump
-        leads, a table has failed or waits for its owner, retention has stopped, or the lag exceeds `--max-lag`.
+        `--check` is meant for cron and probes. It prints nothing if all is well. It exits 1 if the slot is lost, no
+        pump leads, a table has failed or waits for its owner, retention has stopped, or the lag exceeds `--max-lag`.
         """
         if check and watch:
-            raise UsageError("--check and --watch exclude each other", "give one of them")
+            raise UsageError("--check and --watch exclude each other", "give only one of them")
         if max_lag is not None and not check:
-            raise UsageError("--max-lag is for --check", "add --check")
+            raise UsageError("--max-lag requires --check", "add --check")
         limit = None if max_lag is None else seconds_of(max_lag, "--max-lag")
 
         from mirror_pump.ops.setup.stored_settings import complete
@@ -87,7 +89,7 @@ def _watch(reader: StatusReader, interval: float) -> None:
 
 
 def _checked(reader: StatusReader, max_lag: float | None) -> MirrorStatus:
-    """The status, with an alert for a lag beyond `max_lag` that did not go away while a pump leads."""
+    """The status, with an alert if the lag stays above `max_lag` although a pump leads."""
     from mirror_pump.ops.status.alerts import lag_alert
 
     deadline = time.monotonic() + _LAG_PATIENCE
@@ -102,7 +104,7 @@ def _checked(reader: StatusReader, max_lag: float | None) -> MirrorStatus:
 
 
 def _report(status: MirrorStatus, *, as_json: bool) -> int:
-    """Says what needs attention; the exit code."""
+    """Prints the problems. Returns the exit code."""
     from mirror_pump.cli.terminal.status_view import lines_of
     from mirror_pump.ops.status.status_report import Severity
 

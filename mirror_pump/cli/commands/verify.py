@@ -1,4 +1,4 @@
-"""`mirror-pump verify`: heap against lake."""
+"""`mirror-pump verify`: compares heap and lake."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ def add(app: typer.Typer) -> None:
             list[str] | None,
             typer.Argument(
                 metavar="TABLE",
-                help=r"Names as Postgres reads them \[all live tables]",
+                help=r"Table names as Postgres reads them \[all live tables]",
                 autocompletion=mirrored_tables,
             ),
         ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
     ) -> int:
-        """Compare every column of every row of the heap with the lake, at one F, while writes go on.
+        """Compare every column of every row of the heap with the lake, at a single frontier, while writes continue.
 
-        Concurrent writes raise no false alarm, and one changed byte is found. A table whose columns or partitions
-        change meanwhile is begun again, up to five times. Exit 1 if any table differs or could not be compared.
+        Concurrent writes cause no false alarm, and a single changed byte is found. If a table's columns or partitions
+        change meanwhile, its comparison starts again, up to five times. Exit code 1 if a table differs or could not be
+        compared.
 
-        Tables of up to 64 MiB are compared by DuckDB within the process (pip install 'mirror-pump[sql]'), larger ones
+        Tables of up to 64 MiB are compared by DuckDB inside this process (pip install 'mirror-pump[sql]'), larger ones
         by Spark, which takes some ten seconds to start. Both compare the same.
         """
         from mirror_pump.ops.setup.stored_settings import complete
@@ -49,7 +50,7 @@ def add(app: typer.Typer) -> None:
                     say(f"{table['table']}: NOT COMPARED ({table['problem']})")
                     continue
                 rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
-                # One that was compared again was compared at another F.
+                # A comparison that started again ends at another frontier.
                 at = "" if table["frontier"] == result["frontier"] else f", at frontier {table['frontier']}"
                 say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
                 for difference in table["differences"]:

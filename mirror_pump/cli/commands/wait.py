@@ -1,4 +1,4 @@
-"""`mirror-pump wait`: block until F has passed a WAL position."""
+"""`mirror-pump wait`: waits until the frontier has passed a WAL position."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def add(app: typer.Typer) -> None:
     @command(app, "wait", SLOT)
     def wait(
         settings: Settings,
-        timeout: Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up after this long")],
+        timeout: Annotated[
+            float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up after this many seconds")
+        ],
         lsn: Annotated[
             str | None, typer.Option("--lsn", metavar="LSN", help="The WAL position to wait for, such as 16/B374D848")
         ] = None,
-        now: Annotated[
-            bool, typer.Option("--now", help="Wait for the WAL position that the database has reached now")
-        ] = False,
+        now: Annotated[bool, typer.Option("--now", help="Wait for the database's current WAL position")] = False,
     ) -> int:
         """Wait until everything committed up to a WAL position is readable in every live table of the lake.
 
-        Asks an idle pump to publish, so that it answers at once. Exit 1 when the time is up.
+        Asks an idle pump to publish, so that the answer comes at once. Exit code 1 if the time is up.
         """
         if (lsn is None) is not now:
-            raise UsageError("wait needs a position", "give exactly one of --lsn LSN and --now")
+            raise UsageError("wait needs a position", "give either --lsn LSN or --now")
         target = None if lsn is None else lsn_argument(lsn, "--lsn")
 
         from mirror_pump.model import format_lsn

@@ -1,4 +1,4 @@
-"""What a command says: results on stdout, everything else on stderr, figures as people write them."""
+"""Output of commands: results on stdout, everything else on stderr, numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mirror_pump.errors import Interrupted, MirrorPumpError
 from mirror_pump.telemetry import logs_json, redact, say_always
 
 _FILE_WIDTH = 240
-"""Columns of output that no terminal limits: a table in a file or pipe is not to be cut."""
+"""Width of output that goes to a file or pipe, in columns, so that tables are not cut off there."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def stdout() -> Console:
-    """The console for results. Made per call, so that a test's captured stdout is the one that is used."""
+    """The console for results. Created per call, so that it uses a stdout captured by tests."""
     return _console(sys.stdout)
 
 
 def fitted_stdout() -> Console:
-    """The console for results that are drawn for any width: where there is no terminal, COLUMNS decides, which watch(1)
-    and the like set."""
+    """The console for results that fit any width. Without a terminal, COLUMNS determines the width; watch(1) and others
+    set it."""
     columns = os.environ.get("COLUMNS", "")
     if sys.stdout.isatty() or not columns.isdecimal() or not int(columns):
         return stdout()
@@ -44,7 +44,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def say(line: str) -> None:
-    """One plain line of result on stdout; no markup, so that a table called `[x]` survives."""
+    """Prints a plain line of the result on stdout. Without markup, so that a table named `[x]` is printed correctly."""
     _write(sys.stdout, line + "\n")
 
 
@@ -53,7 +53,7 @@ _WARNING = "warning: "
 
 
 def remark(text: str, level: Literal["info", "warning", "error"] = "info", remedy: str = "") -> None:
-    """One line on stderr, with a second one for what to do; a JSON line where log lines are."""
+    """Prints a line on stderr, and a second one with the remedy; a single JSON line if log lines are JSON."""
     text = text.removeprefix(_PREFIX).removeprefix(_WARNING)
     if logs_json():
         say_always("cli", text, level, **({"remedy": remedy} if remedy else {}))
@@ -64,12 +64,12 @@ def remark(text: str, level: Literal["info", "warning", "error"] = "info", remed
 
 
 def write_json(value: Any) -> bool:
-    """`value` as indented JSON and a newline on stdout. False if its reader has just left."""
+    """Prints `value` on stdout as indented JSON with a newline. Returns False if the reader has closed the pipe."""
     return _write(sys.stdout, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def pass_on(content: BinaryIO) -> None:
-    """All of `content`, as it is, to stdout."""
+    """Copies all of `content` to stdout, unchanged."""
     try:
         shutil.copyfileobj(content, sys.stdout.buffer)
         sys.stdout.buffer.flush()
@@ -78,8 +78,8 @@ def pass_on(content: BinaryIO) -> None:
 
 
 def _write(stream: TextIO, text: str) -> bool:
-    """Whoever reads our output may have seen enough (`| head`): that ends neither the command nor changes its exit
-    code. A BrokenPipeError of anything else is an error like others."""
+    """Writes to stdout or stderr. A reader that closes the pipe early (`| head`) is no error and does not change the
+    exit code. A BrokenPipeError from elsewhere is an error like any other."""
     try:
         stream.write(text)
         stream.flush()
@@ -90,15 +90,17 @@ def _write(stream: TextIO, text: str) -> bool:
 
 
 def _silence(stream: TextIO) -> None:
-    """What follows goes nowhere, and so does what is buffered, which the interpreter flushes as it ends."""
+    """Discards further output and buffered output, which the interpreter flushes when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def report_error(error: MirrorPumpError, happened: str = "", to: str = "") -> None:
-    """What went wrong and what to do, in one or two lines on stderr, without secrets. `happened` to the table `to`,
-    whose name is not said again if the error says it."""
+    """Prints an error and its remedy in one or two lines on stderr, without secrets.
+
+    `happened` describes what happened to the table `to`. The table's name is added unless the error contains it.
+    """
     text = one_line(str(error))
     if happened:
         named = re.search(rf"(?<!\w){re.escape(to)}(?!\w)", text) is not None
@@ -107,12 +109,12 @@ def report_error(error: MirrorPumpError, happened: str = "", to: str = "") -> No
 
 
 def one_line(text: str) -> str:
-    """`text` on one line, without secrets: server messages have several."""
+    """`text` on one line, without secrets. Server messages may have several lines."""
     return redact(" ".join(part.strip() for part in text.splitlines() if part.strip()))
 
 
 def bytes_text(count: int | None) -> str:
-    """`16.0 MiB`; a dash for None."""
+    """Formats bytes, like `16.0 MiB`; a dash for None."""
     if count is None:
         return "-"
     value = float(count)
@@ -120,16 +122,16 @@ def bytes_text(count: int | None) -> str:
         if abs(value) < 1024 or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
-    raise AssertionError("the last unit takes every value")
+    raise AssertionError("the last unit fits every value")
 
 
 def count_text(count: int | None) -> str:
-    """`1,000,000`; a dash for None."""
+    """Formats a count, like `1,000,000`; a dash for None."""
     return "-" if count is None else f"{count:,}"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """`0.4 s`, `3 min 20 s`, `2 h 5 min`; a dash for None."""
+    """Formats a duration, like `0.4 s`, `3 min 20 s`, `2 h 5 min`; a dash for None."""
     if seconds is None:
         return "-"
     if seconds < 60:

@@ -1,4 +1,4 @@
-"""Progress on stderr: of copies, bars on a terminal and a log line now and then elsewhere; of `verify`, bars only."""
+"""Progress on stderr. Copies: bars on a terminal, else occasional log lines. `verify`: only bars."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mirror_pump.cli.terminal.output import count_text, stderr
 from mirror_pump.telemetry import get_logger
 
 _LIVE = "live"
-"""mirror_pump.model.TableState.LIVE, which would load Arrow for --help."""
+"""mirror_pump.model.TableState.LIVE, which is not imported since --help would then load Arrow."""
 
 _DONE = "done"
 """mirror_pump.ops.verify.verification.Phase.DONE."""
 
 LOG_INTERVAL = 5.0
-"""Seconds between two log lines of one table's progress: readable in a journal, and a sign of life."""
+"""Seconds between log lines about one table's progress: readable in a journal, yet a sign of life."""
 
 
 class TableCopyProgress(Protocol):
@@ -43,7 +43,7 @@ Show = Callable[[Sequence[TableCopyProgress]], None]
 
 @contextmanager
 def copy_progress() -> Iterator[Show]:
-    """Yields the function that shows the present state of all copies; it may be called as often as one likes."""
+    """Yields a function that shows the current state of all copies. It may be called any number of times."""
     if sys.stderr.isatty():
         with _bars() as show:
             yield show
@@ -70,7 +70,7 @@ def _bars() -> Iterator[Show]:
                     tasks[table.table] = progress.add_task(table.table, total=None, state="", rows="0")
                 task = tasks[table.table]
                 if table.state == _LIVE:
-                    # Its chunks are forgotten by now, so their numbers no longer tell of the copy.
+                    # Its chunks are already removed, so their numbers no longer describe the copy.
                     progress.update(task, completed=1, total=1, state=table.state)
                 else:
                     progress.update(
@@ -103,7 +103,7 @@ class ComparisonProgress(Protocol):
 
 @contextmanager
 def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
-    """Yields the function that shows how far a table is: on a terminal, if it takes more than a moment."""
+    """Yields a function that shows a table's progress, only on a terminal and if it takes more than a moment."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -114,7 +114,7 @@ def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
         TextColumn("{task.fields[rows]} rows"),
         TimeElapsedColumn(),
     )
-    # What is left of it would stand in the way of the result.
+    # The bars are removed at the end, so that only the result remains.
     with Progress(*columns, console=stderr(), transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
@@ -133,7 +133,7 @@ def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
 
 
 class _Lines:
-    """Logs a table when its state changes, and every LOG_INTERVAL while chunks come in."""
+    """Logs a table when its state changes, and every LOG_INTERVAL while chunks arrive."""
 
     def __init__(self) -> None:
         self._log = get_logger("register")

@@ -1,4 +1,4 @@
-"""The shell of `mirror-pump sql`: queries line by line, with a history and completion of names."""
+"""The shell of `mirror-pump sql`: reads queries interactively, with history and name completion."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 _LEAVE = frozenset({"exit", "quit", r"\q"})
 _HELP = """\
-A query ends with a semicolon and may take several lines. SHOW TABLES lists the mirrored tables, DESCRIBE t a table's
-columns. Tab completes names, the arrows go through former queries, Ctrl-R searches them. Ctrl-C drops the line or stops
-the query; \\q or Ctrl-D leaves."""
+A query ends with a semicolon and may span several lines. SHOW TABLES lists the mirrored tables, DESCRIBE t the columns
+of a table. Tab completes names, the arrow keys go through earlier queries, Ctrl-R searches them. Ctrl-C discards the
+line or stops the query; \\q or Ctrl-D leaves."""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _WORD = re.compile(r'[\w."$]+')
 
 
 def run_shell(settings: Settings, how: Query, written_as: str) -> None:
-    """Reads queries from the terminal and runs each as `how` says, as of a moment of its own, until the user leaves.
+    """Reads queries from the terminal until the user leaves. Runs each as `how` specifies, as of its own point in time.
 
-    Takes completed settings. Errors end the query only. UsageError if prompt_toolkit is not installed.
+    Takes completed settings. Errors only end the query. Raises UsageError if prompt_toolkit is not installed.
     """
     names = _Names(settings)
     session = _session(names)
@@ -66,23 +66,23 @@ def run_shell(settings: Settings, how: Query, written_as: str) -> None:
 
 
 def _run(settings: Settings, query: Query, written_as: str) -> bool:
-    """Whether the query could be run; else it has been said why not."""
+    """Runs a query. Returns False if it failed, after reporting the reason."""
     try:
         run_query(settings, query, written_as, pass_on, lambda text: remark(f"mirror-pump: {text}"))
     except KeyboardInterrupt:
         remark("mirror-pump: interrupted")
     except MirrorPumpError as error:
         report_error(error)
-    except Exception as error:  # noqa: BLE001 - the next query may do better
+    except Exception as error:  # noqa: BLE001 - a later query may succeed
         remark(f"mirror-pump: {type(error).__name__}: {one_line(str(error))}")
-        remark("  what to do: run the query by `mirror-pump sql --debug QUERY` for the traceback, and report it")
+        remark("  what to do: run the query with `mirror-pump sql --debug QUERY` to get the traceback, and report it")
     else:
         return True
     return False
 
 
 class _Names:
-    """What a word may be completed to."""
+    """Names that words can be completed to."""
 
     def __init__(self, settings: Settings) -> None:
         import duckdb
@@ -94,18 +94,20 @@ class _Names:
         self._tables: tuple[MirroredTable, ...] = ()
 
     def refresh(self) -> None:
-        """As the catalog has them now; without a catalog they stay what they were."""
+        """Reads the names from the catalog; keeps the old ones if that fails."""
         with suppress(MirrorPumpError):
             self._tables = mirrored_tables(self._settings)
 
     def after(self, text: str, word: str) -> Iterator[str]:
-        """Whatever begins like `word` in whatever case: names, then keywords. `text`: the whole query, whose tables'
-        columns come first."""
-        every = [*self._columns(text, word), *self._table_names(word)]
+        """Completions of `word`, ignoring case: names, then keywords.
+
+        `text` is the whole query; columns of the tables in it come first.
+        """
+        candidates = [*self._columns(text, word), *self._table_names(word)]
         if word and "." not in word and '"' not in word:
-            every += [keyword if word[-1].isupper() else keyword.lower() for keyword in self._keywords]
+            candidates += [keyword if word[-1].isupper() else keyword.lower() for keyword in self._keywords]
         seen = set()
-        for name in every:
+        for name in candidates:
             if name not in seen and name.replace('"', "").lower().startswith(word.replace('"', "").lower()):
                 seen.add(name)
                 yield name
@@ -115,7 +117,7 @@ class _Names:
         return qualified if "." in word else [*(_quoted(table.name.name) for table in self._tables), *qualified]
 
     def _columns(self, text: str, word: str) -> Iterator[str]:
-        """Those of the tables that the query names, or of all; behind a qualifier (a table or its alias) as well."""
+        """Columns of the tables in the query, or of all tables. Also after a qualifier, a table name or an alias."""
         words = {part.strip('"').lower() for part in re.split(r"[^\w\".]+|\.", text)}
         named = [table for table in self._tables if table.name.name.lower() in words]
         qualifier, dot, _ = word.rpartition(".")
@@ -136,7 +138,7 @@ def _session(names: _Names) -> PromptSession[str]:
     except ImportError as error:
         raise UsageError(
             "the shell needs prompt_toolkit, which is not installed",
-            "pip install 'mirror-pump[sql]', which brings it; or give a query",
+            "pip install 'mirror-pump[sql]', which includes it, or give a query",
         ) from error
     keys = KeyBindings()
 
@@ -164,7 +166,7 @@ def _continuation(width: int, _line: int, _wrapped: int) -> AnyFormattedText:
 
 
 def _finished(text: str) -> bool:
-    """Whether Enter runs it: nothing, a command of the shell, or queries the last of which ends with a semicolon."""
+    """Whether Enter runs the text: it is empty, a command of the shell, or its last query ends with a semicolon."""
     return not split(text)[1] or text.strip().lower() in _LEAVE | {r"\?"}
 
 
@@ -181,8 +183,8 @@ def _completer(names: _Names) -> Completer:
 
 
 def _history() -> History:
-    """Kept in the user's state directory (XDG base directories), for nobody else to read: queries may hold secrets.
-    Where that cannot be written, only while the shell runs."""
+    """The history, in the user's state directory (XDG base directories). Only the user may read it, as queries may hold
+    secrets. If the file cannot be written, the history only lasts as long as the shell."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     state = os.environ.get("XDG_STATE_HOME", "")
@@ -192,6 +194,6 @@ def _history() -> History:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
     except OSError as error:
-        remark(f"mirror-pump: no history is kept: {path} cannot be written ({error.strerror})")
+        remark(f"mirror-pump: the history is not saved: {path} cannot be written ({error.strerror})")
         return InMemoryHistory()
     return FileHistory(path)

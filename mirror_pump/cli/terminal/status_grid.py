@@ -1,4 +1,4 @@
-"""The table of tables in `mirror-pump status`, for a terminal of any width."""
+"""The list of tables in `mirror-pump status`, for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _STYLES = {
     TableState.DROPPED: "dim",
 }
 _GAP = "  "
-"""Between two columns."""
+"""Separates two columns."""
 _NAME_HEADING = "table"
 _WANTED = 2
-"""Optional columns that all tables should have, rather than that the longest names stand beside their figures."""
+"""Number of optional columns that are preferred to having the longest names on the same line as their values."""
 _READABLE_NAME = 20
-"""Columns of the terminal: where names have less room than that, figures give way to them."""
+"""Width in terminal columns. If names have less room than this, optional columns are dropped in their favour."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class _Column:
     heading: str
     cell: Callable[[TableStatus], str]
     right: bool = True
-    """Aligned to the right, as figures are."""
+    """Aligned to the right, like numbers."""
     style: Callable[[TableStatus], str] = lambda _: ""
 
     def width(self, tables: Sequence[TableStatus]) -> int:
-        """In a terminal's columns, with the space before it."""
+        """Width in terminal columns, including the gap before it."""
         return len(_GAP) + max(cell_len(self.heading), *(cell_len(self.cell(table)) for table in tables))
 
 
 class TableGrid:
-    """One row a table, with as many columns as there is room for: the name, state and lag always, internals last.
+    """One row per table, with as many columns as fit: always name, state and lag; internals come last.
 
-    A name that is too long for its column stands on a line of its own, whole, so that it can be copied.
+    A name that is too long for its column is printed on its own line in full, so that it can be copied.
     """
 
     def __init__(self, tables: Sequence[TableStatus]) -> None:
@@ -75,21 +75,21 @@ class TableGrid:
             yield line
         hidden = [column.heading for column in _OPTIONAL if column not in columns]
         if hidden:
-            yield Text(f"no room here for: {', '.join(hidden)}", style="dim")
+            yield Text(f"not enough room for: {', '.join(hidden)}", style="dim")
 
     def _layout(self, width: int) -> tuple[int, list[_Column]]:
-        """The width of the names' column, and the columns beside it."""
+        """Width of the name column, and the other columns."""
         columns = list(_ALWAYS)
         names = [cell_len(table.table) for table in self._tables]
-        beside = sum(column.width(self._tables) for column in columns)
-        room = width - beside - sum(column.width(self._tables) for column in _OPTIONAL[:_WANTED])
+        other_width = sum(column.width(self._tables) for column in columns)
+        room = width - other_width - sum(column.width(self._tables) for column in _OPTIONAL[:_WANTED])
         if room < min(_READABLE_NAME, max(names)):
-            room = width - beside
+            room = width - other_width
         name_width = max([len(_NAME_HEADING), *(name for name in names if name <= room)])
-        left = width - beside - name_width
+        remaining = width - other_width - name_width
         for column in _OPTIONAL:
-            left -= column.width(self._tables)
-            if left < 0:
+            remaining -= column.width(self._tables)
+            if remaining < 0:
                 break
             columns.append(column)
         return name_width, columns
@@ -102,26 +102,26 @@ def _state(table: TableStatus) -> str:
 
 
 def _lag(table: TableStatus) -> str:
-    """In seconds; of a table that has failed nobody knows these, but how much WAL it has missed."""
+    """The lag in seconds. For a failed table this is unknown, so the WAL that it has missed, in bytes."""
     return seconds_text(table.lag_seconds) if table.lag_seconds is not None else bytes_text(table.lag_bytes)
 
 
 def _rows(table: TableStatus) -> str:
     if table.content is None:
         return "-"
-    # Pending equality deletes hide rows that only a scan can count.
+    # Pending equality deletes hide rows, which only a scan could count.
     return f"{'<= ' if table.content.equality_deletes else ''}{count_text(table.content.rows)}"
 
 
 def _pending(table: TableStatus) -> str:
-    """Equality deletes that readers still have to apply, and how long the oldest has been there."""
+    """Number of equality deletes that readers still have to apply, and the age of the oldest."""
     if table.content is None or not table.content.equality_deletes:
         return "-" if table.content is None else "0"
     return f"{count_text(table.content.equality_deletes)}, {seconds_text(table.equality_deletes_age)}"
 
 
 def _index(table: TableStatus) -> str:
-    """The memory that lets deletes be written by position at once; or how far it is from that."""
+    """Memory of the key index, which lets deletes be written by position at once, or its state until it is ready."""
     deletes = table.deletes
     if deletes.phase is None:
         return "-"
@@ -143,4 +143,4 @@ _OPTIONAL = (
     _Column("index", _index),
     _Column("frontier", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
 )
-"""Left out from the end on, where there is no room for all."""
+"""If there is no room for all, the last ones are left out."""

@@ -1,4 +1,4 @@
-"""Draws a MirrorStatus for people: what needs a person first, then the slot, the leader, and every table."""
+"""Renders a MirrorStatus for people: problems first, then the slot, the leader, and every table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATE_ORDER = (
 
 
 def render(status: MirrorStatus) -> RenderableType:
-    """The whole status. Fits any width: it is drawn for the one of the console that prints it."""
+    """The whole status. It fits any width, since it is laid out when the console prints it."""
     parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
     parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
     parts.extend((_frontier(status), _slot(status.slot), *_pumps(status)))
@@ -39,7 +39,7 @@ def render(status: MirrorStatus) -> RenderableType:
     tables = _in_order(status)
     parts.extend((_maintenance(status), TableGrid(tables)))
     parts.extend(
-        Text(f"{table.table}: due: {'; '.join(f'{each.words} ({each.reason})' for each in table.maintenance.due)}")
+        Text(f"{table.table}: due: {'; '.join(f'{job.words} ({job.reason})' for job in table.maintenance.due)}")
         for table in tables
         if table.maintenance is not None and table.maintenance.due
     )
@@ -54,7 +54,7 @@ def render(status: MirrorStatus) -> RenderableType:
 
 
 def lines_of(alert: Alert) -> list[str]:
-    """What is wrong with what, and what to do, without secrets."""
+    """Lines that tell the problem and the remedy, without secrets."""
     message = one_line(alert.message)
     lines = [f"{alert.severity.value.upper()} {message if alert.table is None else about(alert.table, message)}"]
     if alert.remedy:
@@ -63,7 +63,7 @@ def lines_of(alert: Alert) -> list[str]:
 
 
 def _in_order(status: MirrorStatus) -> Sequence[TableStatus]:
-    """Tables that need a person first, then those that are being copied; as they come among themselves."""
+    """Tables with problems first, then tables being copied; otherwise in the given order."""
     severities = {alert.table: alert.severity for alert in reversed(status.alerts)}
 
     def urgency(table: TableStatus) -> tuple[int, int]:
@@ -92,8 +92,8 @@ def _slot(slot: SlotState) -> Text:
     text += f" of WAL ({slot.wal_status})"
     held = slot.held_by
     if held is not None:
-        who = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
-        text += f", from the beginning of a {held.kind} {who} on, open for {seconds_text(held.seconds)}"
+        holder = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
+        text += f", since the beginning of a {held.kind} {holder}, open for {seconds_text(held.seconds)}"
     return Text(text)
 
 
@@ -109,20 +109,20 @@ def _leader(leader: LeaderStatus | None) -> Text:
     if leader is None:
         return Text("leader: none", style="yellow")
     since = "" if leader.since is None else f" since {leader.since.partition('.')[0].replace('T', ' ')} UTC"
-    who = f"process {leader.pid} on {leader.host}{since}"
+    process = f"process {leader.pid} on {leader.host}{since}"
     if leader.retrying:
-        return Text(f"leader: {who}, failing and trying again", style="yellow")
+        return Text(f"leader: {process}, failing and retrying", style="yellow")
     if leader.alive:
-        return Text(f"leader: {who}")
-    return Text(f"leader: none ({who} disconnected without releasing leadership)", style="yellow")
+        return Text(f"leader: {process}")
+    return Text(f"leader: none ({process} disconnected without releasing leadership)", style="yellow")
 
 
 def _maintenance(status: MirrorStatus) -> Text:
-    """What is due in sum, and whether anybody does it."""
+    """Summary of the due maintenance, and whether a maintainer runs."""
     due = sum(bool(backlog.due) for backlog in status.backlogs)
     commits = sum(backlog.commits for backlog in status.backlogs)
     text = f"maintenance: {f'due for {due} of {len(status.tables)} tables' if due else 'nothing due'}"
-    text += f", {count_text(commits)} commits since the last look; "
+    text += f", {count_text(commits)} commits since the last check; "
     text += "a maintainer runs" if status.served else "no maintainer runs (run --maintain, or maintain)"
     return Text(text, style="yellow" if due and not status.served else "")
 
@@ -137,10 +137,10 @@ def _former(locations: Sequence[FormerLocation]) -> str:
 
 
 def _retention(table: TableStatus) -> Text:
-    """Old partitions, corrections and pins of one table, on a line."""
+    """A table's old partitions, corrections and pins, on one line."""
     state = table.retention
     assert state is not None
-    parts = [f"cut-line {state.cut}", f"snapshot {table.snapshot_id}"]
+    parts = [f"cut-line {state.cut}", f"published snapshot {table.snapshot_id}"]
     if state.partitions:
         parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
     parts.append(f"{count_text(state.delta_rows)} corrections")

@@ -1,4 +1,4 @@
-"""An observer that turns the pump's steps into log lines and meters."""
+"""An observer that turns the pump's steps into log lines and metrics."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from mirror_pump.pipeline.flow.steps import Level, Step
 from mirror_pump.telemetry import get_logger, record_merge, record_publish, record_reconnect
 
 SUMMARY_INTERVAL = 10.0
-"""Seconds between two summary lines: a publish a second is too much for a journal, --debug shows each."""
+"""Seconds between summary lines: a line per publish, about one a second, would be too much. --debug shows each."""
 
 REPEAT_INTERVAL = 3600.0
-"""Seconds after which a warning about something that is tried again and again is given once more."""
+"""Seconds after which a warning about a step that is retried repeatedly is logged again."""
 
 _TRIED_AGAIN = frozenset(
     {Step.RETENTION_REFUSED, Step.FOLD_FAILED, Step.RESOLVE_FAILED, Step.MERGE_FAILED, Step.INDEX_FAILED}
 )
-"""Within seconds or minutes, and they may fail for the same reason for as long as it takes somebody to act."""
+"""Steps that are retried within seconds or minutes, and may fail for the same reason until somebody acts."""
 
 _NUMBERS = re.compile(r"[0-9][0-9.:+ -]*")
 
 
 class _Repeats:
-    """Which warnings were given a while ago; from any thread."""
+    """Remembers which warnings were logged recently. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given: dict[tuple[Step, str, str], tuple[float, int]] = {}
-        """When, time.monotonic() in seconds, and how often it has been held back since."""
+        self._logged: dict[tuple[Step, str, str], tuple[float, int]] = {}
+        """Time of the warning (time.monotonic(), seconds), and how often it has been suppressed since."""
 
-    def held_back(self, step: Step, table: str, reason: str) -> int | None:
-        """How often this was held back since it was last given; None: hold it back now, too."""
-        # Processes, pins, times and partitions change from try to try, and the reason is still the same.
+    def suppressed(self, step: Step, table: str, reason: str) -> int | None:
+        """How often this was suppressed since it was last logged; None if it must be suppressed now, too."""
+        # Processes, pins, times and partitions vary between attempts, so numbers are ignored in comparing reasons.
         key = step, table, _NUMBERS.sub("#", reason)
         now = time.monotonic()
         with self._lock:
-            for former in [former for former, (at, _) in self._given.items() if now - at >= 2 * REPEAT_INTERVAL]:
-                del self._given[former]
-            at, times = self._given.get(key, (None, 0))
+            for former in [former for former, (at, _) in self._logged.items() if now - at >= 2 * REPEAT_INTERVAL]:
+                del self._logged[former]
+            at, times = self._logged.get(key, (None, 0))
             if at is not None and now - at < REPEAT_INTERVAL:
-                self._given[key] = at, times + 1
+                self._logged[key] = at, times + 1
                 return None
-            self._given[key] = now, 0
+            self._logged[key] = now, 0
             return times
 
 
 class StepLog:
-    """Logs each step at its level, publishes also in summary. The steps of a batch come from one thread.
+    """Logs each step at its level, and publishes also as a summary. All steps of a batch come from one thread.
 
-    What is tried again and fails for the same reason is a warning once in `REPEAT_INTERVAL`, a debug line in between.
+    If a retried step fails again for the same reason, it is a warning once per `REPEAT_INTERVAL`, else a debug line.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class StepLog:
             shown["remedy"] = step.remedy
         if step in _TRIED_AGAIN:
             reason = str(shown.get("reason", shown.get("error")))
-            times = self._repeats.held_back(step, str(shown.get("table")), reason)
+            times = self._repeats.suppressed(step, str(shown.get("table")), reason)
             if times is None:
                 level = Level.DEBUG
             elif times:
@@ -107,7 +107,7 @@ class StepLog:
             batch_seconds=now - self._received_at if self._received_at is not None else None,
         )
         if self._publishes == 0:
-            # An idle time before is no part of the rate.
+            # An idle period before is not part of the rate.
             self._summary_at = self._received_at or now
         self._publishes += 1
         self._changes += self._batch_changes

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of commands that run until they are told to stop."""
+"""Handles SIGINT and SIGTERM in commands that run until they are stopped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedBySignal(BaseException):
-    """A signal came while there was nothing that a stop has to end in order. Not an Exception: it ends waits and
-    retries wherever they are."""
+    """Raised by a signal while there is nothing to shut down in order. Not an Exception, so that it ends any wait or
+    retry."""
 
 
 class StopSignals:
-    """What a service's signals do: ask it to stop if it is at work, else raise Stopped in the main thread."""
+    """Signal handling of a service: requests a stop from a service at work, else raises Stopped in the main thread."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -29,21 +29,21 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, as shells have it; 0 after SIGTERM, with which services are stopped."""
+        """130 after Ctrl-C, as in shells; 0 after SIGTERM, which stops services."""
         return Interrupted.exit_code if self.received is signal.SIGINT else 0
 
     @property
     def name(self) -> str:
-        """Of the signal that came, such as SIGTERM."""
+        """Name of the received signal, such as SIGTERM."""
         return "" if self.received is None else self.received.name
 
     def serve(self, at_work: Callable[[], bool], stop: Callable[[], None], grace: str) -> None:
-        """From now on, `stop` is called while `at_work`. `grace` says what the stop waits for."""
+        """From now on, a signal calls `stop` if `at_work` is true. `grace` tells the user what the stop waits for."""
         self._at_work, self._stop, self._grace = at_work, stop, grace
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handles the signals in the block, and puts back what handled them before. Main thread only."""
+        """Handles the signals in the block and restores the previous handlers afterwards. Main thread only."""
         before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             yield
@@ -53,9 +53,9 @@ class StopSignals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-        # The next signal of the kind does what it does to any process: nothing is lost, the slot repeats it.
+        # The next such signal has its default effect. Nothing is lost, as the slot sends the changes again.
         signal.signal(number, signal.SIG_DFL)
         if not self._at_work():
             raise StoppedBySignal
-        remark(f"mirror-pump: {self.name}: stopping{self._grace} (once more to stop at once)")
+        remark(f"mirror-pump: {self.name}: stopping{self._grace} (send it again to stop at once)")
         self._stop()

@@ -12,8 +12,9 @@ read from the heap, must not be in it. No data file is rewritten for that. S con
 
 Invariant: S holds the rows of main that are below T, each once. Main gets changes below T from folds only (what the
 stream brings below T is dropped while it is decoded), so S stays equal to them until the next fold or the next T, and
-with each of these S is made anew in the same publish. In between main's files may be merged, resolved or compacted:
-no row changes by that, and S keeps the files that it names, for they are named by a snapshot of the table's history.
+with each of these S is made anew in the same publish; and in the one that ends a fill of new columns, which gives rows
+below T values in them. In between main's files may be merged, resolved or compacted: no row changes by that, and S
+keeps the files that it names, for they are named by a snapshot of the table's history.
 
 S is the head of a branch, and hence held against every expiry. `cutline.lake_props` names a metadata file of its own
 (the seam metadata), in which S is the current snapshot and the only one, for engines that scan a metadata file.

@@ -1,4 +1,4 @@
-"""Iceberg's JDBC catalog in schema modak, through the caller's own transaction: one row per table is its pointer.
+"""Iceberg's JDBC catalog in schema modak. Each table is one row, its pointer, changed in the caller's transaction.
 
 The layout is Iceberg's JdbcCatalog schema V1, so Spark, Trino, Flink and pyiceberg read the same rows.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 CATALOG = "lake"
-"""The catalog's name in its tables, and in every engine's settings."""
+"""Name of the catalog in its own tables and in every engine's settings."""
 
 ENGINE_PROPERTIES = {
     "commit.retry.num-retries": "50",
@@ -18,15 +18,18 @@ ENGINE_PROPERTIES = {
     "commit.retry.max-wait-ms": "1000",
     "write.parquet.row-group-size-bytes": str(16 << 20),
 }
-"""Table properties for what other engines write. Their commits get through beside a pump that commits every second: by
-default Iceberg gives up after four tries, of some 0.1 s each. Their files have row groups like ours: readers skip and
-share work by row group, and a file of one group, which 128 MiB make of most, is scanned by one thread."""
+"""Table properties for the files and commits of other engines.
+
+Retries let their commits succeed beside a pump that commits every second: by default Iceberg gives up after four tries
+of some 0.1 s each. The row-group size makes their files like ours: readers skip and share work by row group, and with
+Iceberg's default of 128 MiB most files have only one, which a single thread scans.
+"""
 
 Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
-"""Where the statements run: the caller decides on the transaction."""
+"""What runs the statements. The caller owns the transaction."""
 
 _ROW = "catalog_name = %s AND table_namespace = %s AND table_name = %s"
-# V1 marks tables; rows from before V1 have NULL. A view of the same name is not ours to touch.
+# Schema V1 marks tables; rows from before V1 have NULL. A view of the same name is not ours and must stay untouched.
 _IS_TABLE = "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)"
 
 
@@ -40,7 +43,7 @@ def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
 
 
 def insert_pointer(executor: Executor, namespace: str, table: str, location: str) -> None:
-    """Enters a new table. psycopg's UniqueViolation if it exists already."""
+    """Inserts a new table. Raises psycopg's UniqueViolation if it already exists."""
     executor.execute(
         "INSERT INTO modak.iceberg_tables (catalog_name, table_namespace, table_name, metadata_location,"
         " previous_metadata_location, iceberg_type) VALUES (%s, %s, %s, %s, NULL, 'TABLE')",
@@ -49,7 +52,7 @@ def insert_pointer(executor: Executor, namespace: str, table: str, location: str
 
 
 def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str) -> bool:
-    """Moves the table from `old` to `new`. False if the pointer is not at `old` (any more): rebase and retry."""
+    """Moves the table's pointer from `old` to `new`. Returns False if it is not at `old` (any more): rebase, retry."""
     cursor = executor.execute(
         "UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_location = metadata_location"
         f" WHERE {_ROW} AND metadata_location = %s AND {_IS_TABLE}",
@@ -59,7 +62,7 @@ def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: 
 
 
 def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
-    """Takes the table out of the catalog; its files stay. False if it was not there."""
+    """Removes the table from the catalog; its files stay. Returns False if it was not there."""
     cursor = executor.execute(
         f"DELETE FROM modak.iceberg_tables WHERE {_ROW} AND {_IS_TABLE}",
         (CATALOG, namespace, table),
@@ -68,7 +71,7 @@ def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
 
 
 def ensure_namespace(executor: Executor, namespace: str) -> None:
-    """Makes the namespace known to engines even while it has no table; the property is the one JdbcCatalog writes."""
+    """Creates the namespace, so that engines see it even without tables. JdbcCatalog writes the same property."""
     executor.execute(
         "INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)"
         " VALUES (%s, %s, 'exists', 'true') ON CONFLICT DO NOTHING",

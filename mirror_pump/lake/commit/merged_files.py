@@ -1,31 +1,34 @@
-"""Small data files merged into one: what a merge wrote, and what has to follow its rows there when it lands.
+"""Describes what a merge of small data files wrote, and moves later position deletes to the merged file.
 
-Invariant: a merge that `mirror_pump.lake.commit.file_rewrite.check` lets pass changes no row that any reader sees.
-Let S0 be the
-state that it was computed against, n its sequence number, f1 ... fk the data files that it replaces (the sources), r1
-... rk their data sequence numbers, b the highest of these, M the new file, S1 the state that it lands on.
+Invariant: a merge that passes `mirror_pump.lake.commit.file_rewrite.check` changes no row that any reader sees.
+Terms: the base
+is the state that the merge was computed from, and n its sequence number. The sources are the data files that the merge
+replaces, r is the data sequence number of a source, and b the highest of these. M is the merged file. The merge lands
+on the current state.
 
-- M holds the rows of the sources that no position delete of S0 hides, and its explicit data sequence number is b. Rows
-  are lifted from r to b by it, so equality deletes of numbers in (r, b] stop to reach them. There are none: the plan
-  chose sources so that no equality delete of S0 has a number in [min r, b], and `check` makes sure that none of a
-  number up to n has come since. What lands later has a number above n, and n is b at least. So every equality delete
-  that is pending, now or later, reaches M's rows if and only if it reached them in their sources.
-- Position deletes of S1 that S0 did not have name rows in the sources. `followed` finds where these rows are in M, and
-  their new places are deleted in the same snapshot. Position deletes of S0 on the sources are still live, says `check`:
-  else somebody has taken deletes back.
-- A row has one place: the sources are live in S1, says `check`, and go in the snapshot that brings M.
-- Several merges in one resolution have no source in common, so each of them is as if it were alone.
-- Versions of a key keep their order, which look-ups of unchanged values go by. If there is one of a number in (r, b], a
-  delete of a number in (r, b] came with it, which is not pending any more: so the row of number r is hidden by its
-  position, and is not in M.
+- M holds the rows of the sources that no position delete of the base hides, and has the explicit data sequence number
+  b. This lifts rows from r to b, so that equality deletes with numbers in (r, b] no longer reach them. There are no
+  such deletes: the plan chose sources so that no equality delete of the base has a number in [min r, b], and `check`
+  ensures that none with a number up to n has appeared since. Later commits have numbers above n, and n is at least b.
+  So every equality delete, pending now or later, reaches M's rows if and only if it reached them in their sources.
+- Position deletes that came after the base refer to rows in the sources. `followed` finds the places of these rows in
+  M, and they are deleted there in the same snapshot. `check` ensures that the base's position deletes on the sources
+  are still live; otherwise somebody has taken deletes back.
+- No row appears twice: `check` ensures that the sources are live in the current state, and the snapshot that adds M
+  removes them.
+- Several merges in one commit have no source in common, so each is correct by itself.
+- The versions of a key keep their order, on which look-ups of unchanged values rely. If a key has a version with a
+  number in (r, b], a delete with a number in (r, b] came with that version and is no longer pending. So a position
+  delete hides the row with number r, and M does not hold it.
 - No pending equality delete loses the data file that keeps Iceberg from dropping it
 (mirror_pump.lake.commit.concurrent_rewrites, 3).
-  That file has a number up to the delete's, and above that of any state from before it. A source whose number is not
-  above a pending delete's is below it, by the choice of sources; so are all the others, and M, whose number is no lower
-  than the source's, stands in for it. An empty source, an anchor, goes for good: no delete of its number is pending.
-- Older snapshots keep their manifests, so time travel sees what it saw.
+  That file's number is not above the delete's, but above that of any state before it. A source whose number is not
+  above a pending delete's is below it, by the choice of sources. The same holds for all other sources and for M, whose
+  number is not lower than the source's, so that M replaces it. An empty source, a placeholder file, may go for good: no
+  delete of its number is pending.
+- Older snapshots keep their manifests, so time travel is unaffected.
 
-A rewrite by another engine that began before and would replace a source fails when it commits: the file is gone.
+If another engine began a rewrite before and replaces one of the sources, its commit fails, since the file is gone.
 """
 
 from __future__ import annotations
@@ -43,25 +46,25 @@ from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 
 Ordinals: TypeAlias = npt.NDArray[np.int32]
-"""Numbers of sources, from 0."""
+"""Indexes of sources, from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class MergedFile:
-    """A data file that takes the place of others, and where each of its rows was before. Picklable."""
+    """A data file that replaces others, and the origin of each of its rows. Picklable."""
 
     file: WrittenFile | None
-    """None if no row of the sources is live: they only go."""
+    """None if no row of the sources is live: then they are only removed."""
     sequence_number: int
     """Its data sequence number: the highest of the sources'."""
     sources: tuple[str, ...]
     """URIs of the data files that it replaces."""
     source: Ordinals
-    """For each row in order, the number in `sources` of the file that it was in: ascending."""
+    """For each row in order, the index in `sources` of the file that it comes from: ascending."""
     position: Positions
-    """For each row in order, its row number there: ascending within a source."""
+    """For each row in order, its row number in its source: ascending within a source."""
     keys: PackedKeys | None = None
-    """Each row's key, for a table that has a key index."""
+    """The keys of the rows, for a table with a key index."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -74,33 +77,35 @@ class MergedFile:
         return None if self.file is None else self.file.path
 
     def places(self, ordinal: int, positions: Positions) -> Positions:
-        """Row numbers in this file, ascending, of the rows at `positions` (ascending) of a source that are in it."""
+        """Where rows of a source are in this file, as ascending row numbers. `positions`: their row numbers in the
+        source, ascending; rows that were not merged are left out."""
         first, end = np.searchsorted(self.source, np.array([ordinal, ordinal + 1], np.int32))
         kept = self.position[first:end]
-        found = np.searchsorted(kept, positions)
-        found[found == len(kept)] = 0
-        here = kept[found] == positions if len(kept) else np.zeros(len(positions), np.bool_)
-        moved: Positions = found[here].astype(np.int64) + int(first)
+        candidates = np.searchsorted(kept, positions)
+        candidates[candidates == len(kept)] = 0
+        merged = kept[candidates] == positions if len(kept) else np.zeros(len(positions), np.bool_)
+        moved: Positions = candidates[merged].astype(np.int64) + int(first)
         return moved
 
 
 def followed(
     merged: Sequence[MergedFile], position_deletes: Sequence[str], storage: StorageOptions
 ) -> dict[str, Positions]:
-    """What position-delete files say of the sources, said of the merged files: row numbers by URI, for
-    `write_position_deletes`. Rows that were hidden before are in no merged file, and so left out. Raises LakeError.
+    """Maps position deletes on the sources to the merged files: row numbers by URI, for `write_position_deletes`.
+
+    Rows that were deleted before the merge are in no merged file, and so are left out. Raises LakeError.
     """
-    sources = {path for one in merged for path in one.sources}
+    sources = {path for file in merged for path in file.sources}
     if not position_deletes or not sources:
         return {}
     named = read_position_deletes(position_deletes, sources, storage)
     result: dict[str, Positions] = {}
-    for one in merged:
-        if one.path is None:
+    for file in merged:
+        if file.path is None:
             continue
-        parts = [one.places(number, named[path]) for number, path in enumerate(one.sources) if path in named]
-        # Sources are in the order of the rows, so their parts are too.
+        parts = [file.places(number, named[path]) for number, path in enumerate(file.sources) if path in named]
+        # Rows are in the order of the sources, so concatenated parts are ascending.
         rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(rows):
-            result[one.path] = rows
+            result[file.path] = rows
     return result

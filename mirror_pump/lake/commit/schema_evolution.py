@@ -1,12 +1,12 @@
-"""A table's next schema: what Iceberg allows to change, and the metadata document with the change in it.
+"""A table's next schema: which changes Iceberg allows, and the metadata document with the change.
 
-Data files are not touched: readers find columns by field ID, so a file from before a change reads as NULL where it has
-no column of an ID, under the new name where a column was renamed, and promoted where a type was widened (Iceberg spec,
-Schema Evolution and Column Projection). That holds only as long as an ID means one column for ever: it never comes
-back, and its type only widens. Every snapshot names the schema it was made under, so old ones read as they did.
+Data files stay untouched. Readers find columns by field ID, so in a file from before a change, an added column reads as
+NULL, a renamed one under its new name, and a widened one promoted (Iceberg spec, Schema Evolution and Column
+Projection). This holds only as long as a field ID means the same column for ever: IDs are never reused, and types only
+widen. Every snapshot names the schema that it was made under, so old snapshots read as before.
 
-A key column's type stays as long as files of before do: DuckDB 1.5 ends with an internal error where it has to compare
-an equality delete of one width with rows of another.
+The type of a key column cannot change as long as older files remain: DuckDB 1.5 fails with an internal error when it
+compares an equality delete of one width with rows of another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mirror_pump.lake.format.schema import LakeField, LakeSchema
 
 
 class SchemaConflict(LakeError):
-    """The lake table cannot take the columns: another engine gave it some of its own, for instance."""
+    """The lake table cannot take the columns, for instance because another engine added columns of its own."""
 
 
 _WIDER = {(Kind.INT, Kind.LONG), (Kind.FLOAT, Kind.DOUBLE)}
@@ -40,39 +40,42 @@ def widens(old: ColumnType, new: ColumnType) -> bool:
 
 
 def with_schema(metadata: Mapping[str, Any], schema: LakeSchema, *, replaced: bool) -> dict[str, Any]:
-    """The document after `schema` became the table's current one; its own schema ID is the table's to choose.
+    """The metadata document with `schema` as the current schema. The schema ID is chosen here.
 
-    `replaced` says that the same commit removes every file from before: then a column may become required. Raises
-    SchemaConflict for a change that would make files or snapshots from before unreadable.
+    `replaced` tells that the same commit removes all earlier files; then a column may become required. Raises
+    SchemaConflict for a change that would make earlier files or snapshots unreadable.
     """
-    known = [LakeSchema.from_iceberg_json(one) for one in metadata["schemas"] if _ours(one)]
+    known = [LakeSchema.from_iceberg_json(document) for document in metadata["schemas"] if _readable(document)]
     current_id = metadata["current-schema-id"]
-    current = next((one for one in known if one.schema_id == current_id), None)
+    current = next((former for former in known if former.schema_id == current_id), None)
     if current is not None and _same(current, schema):
         return dict(metadata)
     _check(known, current, schema, replaced=replaced)
-    used = next((one.schema_id for one in known if _same(one, schema)), None)
+    used = next((former.schema_id for former in known if _same(former, schema)), None)
     result = {
         **metadata,
         "last-column-id": max(int(metadata["last-column-id"]), schema.last_column_id),
         "properties": properties_after(metadata["properties"], current, schema),
     }
     if used is None:
-        used = max(one["schema-id"] for one in metadata["schemas"]) + 1
+        used = max(document["schema-id"] for document in metadata["schemas"]) + 1
         result["schemas"] = [*metadata["schemas"], replace(schema, schema_id=used).to_iceberg_json()]
     result["current-schema-id"] = used
     return result
 
 
 def properties_after(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
-    """After `schema` took the place of `current` (None: one that the mirror cannot read): with those that name columns
-    as they are now. Iceberg takes no properties any more where one names none."""
+    """The table's properties after `schema` replaced `current` (None for a schema that the mirror cannot read).
+
+    Properties that name columns follow the new names: Iceberg rejects any change of properties if one names a missing
+    column.
+    """
     former = {} if current is None else current.engine_properties
     return {key: value for key, value in properties.items() if key not in former} | schema.engine_properties
 
 
-def _ours(document: Mapping[str, Any]) -> bool:
-    """Whether the mirror can read the schema: another engine may have added, and dropped, a column of another type."""
+def _readable(document: Mapping[str, Any]) -> bool:
+    """Whether the mirror can read the schema. Another engine may have added, and dropped, a column of another type."""
     try:
         LakeSchema.from_iceberg_json(document)
     except LakeError:
@@ -80,44 +83,46 @@ def _ours(document: Mapping[str, Any]) -> bool:
     return True
 
 
-def _same(one: LakeSchema, other: LakeSchema) -> bool:
-    return (one.fields, one.key_ids) == (other.fields, other.key_ids)
+def _same(left: LakeSchema, right: LakeSchema) -> bool:
+    return (left.fields, left.key_ids) == (right.fields, right.key_ids)
 
 
 def _check(known: list[LakeSchema], current: LakeSchema | None, schema: LakeSchema, *, replaced: bool) -> None:
-    """Raises SchemaConflict unless every field of `schema` may follow what was before."""
+    """Raises SchemaConflict unless every field of `schema` may follow its predecessor."""
     present = {field.field_id: field for field in current.fields} if current is not None else {}
-    former = {field.field_id: field for one in known for field in one.fields}
+    former = {field.field_id: field for past_schema in known for field in past_schema.fields}
     ids = [field.field_id for field in schema.fields]
     if len(set(ids)) != len(ids) or len({field.name for field in schema.fields}) != len(ids):
-        raise _refused("it names a column, or a field ID, twice")
+        raise _refused("it names a column or a field ID twice")
     if not set(schema.key_ids) <= {field.field_id for field in schema.fields if field.required}:
-        raise _refused("a key column must be there, and required")
+        raise _refused("each key column must exist and be required")
     for field in schema.fields:
         before = present.get(field.field_id)
         if before is None:
             _check_new(field, former.get(field.field_id), replaced=replaced)
         elif not widens(before.type, field.type) or before.list_element_id != field.list_element_id:
-            raise _refused(f"column {field.name} cannot become {field.type} from {before.type}")
+            raise _refused(f"column {field.name} cannot change from {before.type} to {field.type}")
         elif before.type != field.type and field.field_id in schema.key_ids and not replaced:
             raise _refused(
-                f"key column {field.name} cannot become {field.type} beside rows and deletes of {before.type}"
+                f"key column {field.name} cannot change from {before.type} to {field.type} while rows and deletes of"
+                " the old type remain"
             )
         elif field.required and not before.required and not replaced:
-            raise _refused(f"column {field.name} cannot become required: rows from before may lack it")
+            raise _refused(f"column {field.name} cannot become required: older rows may lack it")
 
 
 def _check_new(field: LakeField, former: LakeField | None, *, replaced: bool) -> None:
     if former is not None:
         raise _refused(
-            f"field ID {field.field_id} of column {field.name} was column {former.name}'s, and IDs never return"
+            f"field ID {field.field_id} of column {field.name} belonged to column {former.name}, and IDs are never"
+            " reused"
         )
     if field.required and not replaced:
-        raise _refused(f"column {field.name} is new and cannot be required: rows from before lack it")
+        raise _refused(f"column {field.name} is new and cannot be required: older rows lack it")
 
 
 def _refused(why: str) -> SchemaConflict:
     return SchemaConflict(
-        f"the lake table's schema cannot change like this: {why}",
+        f"the lake table's schema cannot change this way: {why}",
         "unregister and register the table; no other engine may alter its lake table",
     )

@@ -1,4 +1,4 @@
-"""Which rows of the lake are below a table's cut-line T: asked of Arrow columns, of bounds, and of data files."""
+"""Which rows of the lake are below a table's cut-line, decided for Arrow columns, for bounds, and for data files."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from mirror_pump.lake.storage import StorageOptions, open_input
 from mirror_pump.model import MirroredTable
 
 _KINDS = (Kind.INT, Kind.LONG, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE)
-"""Of tier keys in the lake, whose numbers are tier values (mirror_pump.model.Tier)."""
+"""Kinds of tier keys in the lake. Their numbers are tier values (mirror_pump.model.Tier)."""
 
 
 class Side(Enum):
-    """Where the rows of a data file are."""
+    """On which side of the cut-line the rows of a data file are."""
 
     BELOW = auto()
     AT_OR_ABOVE = auto()
     BOTH = auto()
-    """Or nobody knows without reading it."""
+    """Also the answer if only reading the file could tell."""
 
 
 @dataclass(frozen=True)
 class CutLine:
-    """T, as the lake's column of the tier key has it. Picklable: it travels to tasks."""
+    """A table's cut-line, in terms of the lake's tier key column. Picklable: it travels to tasks."""
 
     name: str
     """The column's name in the mirrored table."""
     field_id: int
     type: ColumnType
     cut: int
-    """T, a tier value."""
+    """The cut-line, a tier value."""
 
     @classmethod
     def of(cls, table: MirroredTable, cut: int | None = None) -> CutLine | None:
-        """T of a table, or `cut` in its place; None if no row can be below it, as in every plain mirror.
+        """The cut-line of a table, or `cut` instead; None if no row can be below it, as in every plain mirror.
 
-        TableError if the mirror keeps the tier key as something that does not order as it does.
+        Raises TableError if the mirror stores the tier key as a type that orders differently.
         """
         if table.tier is None:
             return None
         tier = table.tier if cut is None else replace(table.tier, cut=cut)
         if not tier.moved:
             return None
-        column = next(one for one in table.columns if one.name == tier.column)
+        column = next(column for column in table.columns if column.name == tier.column)
         if column.type.kind not in _KINDS:
             raise TableError(
                 f"the tier key {column.name} of {table.name} is mirrored as {column.type}",
@@ -66,12 +66,12 @@ class CutLine:
         return cls(column.name, column.field_id, column.type, tier.cut)
 
     def below(self, column: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
-        """For each value, which is never NULL, whether it is below T."""
+        """For each value, none of which may be NULL, whether it is below the cut-line."""
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        return pa.chunked_array([pc.less(_numbers(one), self._scalar) for one in chunks], pa.bool_())
+        return pa.chunked_array([pc.less(_numbers(chunk), self._scalar) for chunk in chunks], pa.bool_())
 
     def all_above(self, column: pa.ChunkedArray) -> bool:
-        """Whether no value is below T."""
+        """Whether no value is below the cut-line."""
         return not pc.any(self.below(column)).as_py()
 
     @property
@@ -79,20 +79,22 @@ class CutLine:
         return pa.scalar(self.cut, pa.int64())
 
     def side(self, file: LiveFile) -> Side:
-        """Where a file's rows are, by its bounds, which are exact for these types; hidden rows count too."""
+        """The side of a file's rows by its bounds, which are exact for these types. Deleted rows count too."""
         low = ordered(self.type, file.lower_bounds.get(self.field_id))
         high = ordered(self.type, file.upper_bounds.get(self.field_id))
         if not file.records or (high is not None and high < self.cut):
-            # A file without rows is some delete's anchor (mirror_pump.lake.commit.concurrent_rewrites): whatever
-            # happens, it stays.
+            # A file without rows is a placeholder for some delete (mirror_pump.lake.commit.concurrent_rewrites) and
+            # has to stay.
             return Side.BELOW
         if low is not None and low >= self.cut:
             return Side.AT_OR_ABOVE
         return Side.BOTH
 
     def rows_above(self, path: str, storage: StorageOptions) -> tuple[Positions, int]:
-        """Row numbers in a data file of the rows at or above T, and how many rows it has. Reads that column alone;
-        raises LakeError."""
+        """Row numbers of a data file's rows at or above the cut-line, and its total row count.
+
+        Reads the tier key column only. Raises LakeError.
+        """
         parts = []
         begin = 0
         with open_input(path, storage) as source:
@@ -107,18 +109,18 @@ class CutLine:
 
 @dataclass(frozen=True)
 class Division:
-    """A snapshot's data files, divided at T. What is deleted counts as if it were there: nothing is looked up."""
+    """A snapshot's data files, divided at the cut-line. Deleted rows count as present: deletes are not looked up."""
 
     sides: Mapping[str, Side]
-    """By URI, where the rows of a data file are: BOTH for one that really has rows on both sides."""
+    """Side of each data file's rows, by URI. Here BOTH means that the file really has rows on both sides."""
     hidden: Mapping[str, Positions]
-    """By URI of a file with rows on both sides, the rows at or above T; only of those that were read just now."""
+    """Rows at or above the cut-line of files with rows on both sides, by URI; only of files that this call has read."""
     files: Mapping[str, tuple[LiveFile, ...]]
-    """Of every manifest, data and deletes, its live files, by the manifest's URI."""
+    """Live files of every manifest, data and deletes, by the manifest's URI."""
 
     @property
     def above(self) -> frozenset[str]:
-        """URIs of data files with no row below T."""
+        """URIs of data files with no row below the cut-line."""
         return frozenset(path for path, side in self.sides.items() if side is Side.AT_OR_ABOVE)
 
 
@@ -129,10 +131,10 @@ def divide(
     storage: StorageOptions,
     known: Mapping[str, Side] | None = None,
 ) -> Division:
-    """Divides the data files of a snapshot at T. `listing` was made for the tier key's bounds.
+    """Divides a snapshot's data files at the cut-line. `listing` must have been made with the tier key's bounds.
 
-    Reads the tier key of files whose bounds are on both sides (or unknown), but for those in `known`, the sides that an
-    earlier call found for this T. Raises LakeError.
+    Reads the tier key of files whose bounds span the cut-line or are unknown, except for files in `known`: the sides
+    that an earlier call found for this cut-line. Raises LakeError.
     """
     files = listing.files(manifests)
     sides: dict[str, Side] = {}
@@ -157,7 +159,7 @@ def divide(
 
 
 def _numbers(array: pa.Array) -> pa.Array:
-    """Days, microseconds, or integers, as int64."""
+    """The values as int64: days, microseconds, or the integers themselves."""
     array = plain(array)
     if pa.types.is_date32(array.type):
         return array.view(pa.int32()).cast(pa.int64())

@@ -1,4 +1,4 @@
-"""Rows that went with their partition, without a row event, and that a fill takes out of the files that have them."""
+"""Rows that vanished with their partition, without row events, which a fill removes from the files that hold them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 
 @dataclass(frozen=True)
 class DroppedRows:
-    """Those within the bounds, in files from before the command."""
+    """Rows within the bounds, in files from before the command that dropped the partition."""
 
     sequence_number: int
-    """The highest data sequence number of such files. What came into a new partition of the same bounds is younger."""
+    """Highest data sequence number of such files. Rows of a later partition with these bounds are newer."""
     bounds: PartitionBounds
 
     def to_json(self) -> dict[str, Any]:
@@ -24,6 +24,6 @@ class DroppedRows:
 
 
 def parse_dropped(stored: Iterable[str]) -> tuple[DroppedRows, ...]:
-    """From MirroredTable.dropped_rows."""
+    """Parses MirroredTable.dropped_rows."""
     found = [json.loads(text) for text in stored]
-    return tuple(DroppedRows(one["sequence_number"], PartitionBounds.from_json(one["bounds"])) for one in found)
+    return tuple(DroppedRows(entry["sequence_number"], PartitionBounds.from_json(entry["bounds"])) for entry in found)

@@ -1,4 +1,4 @@
-"""Which files a table's manifests name, remembered by manifest: a manifest never changes, so none is read twice."""
+"""Lists the files that a table's manifests name. Cached by manifest: manifests never change, so each is read once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mirror_pump.lake.storage import StorageOptions
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A file that a reader of a snapshot sees, whoever added it."""
+    """A file that readers of a snapshot see, whichever engine added it."""
 
     content: FileContent
     path: str
@@ -30,19 +30,20 @@ class LiveFile:
     equality_ids: tuple[int, ...]
     """Equality deletes only: field IDs of the columns they compare."""
     lower_bounds: Mapping[int, bytes]
-    """Iceberg single-value serialisation, by field ID; only the fields that the listing was made for."""
+    """Iceberg single-value serialisation by field ID, for the fields that the listing was made for."""
     upper_bounds: Mapping[int, bytes]
 
     @property
     def about(self) -> str | None:
-        """The data file that all rows of a position-delete file name, by its bounds, which are whole paths then; None
-        if there may be several, or PATH_ID is not among the listing's fields."""
+        """URI of the data file that a position-delete file refers to, if its bounds on the path, which are whole paths
+        then, show that it is the only one. None if there may be several, or if PATH_ID is not among the listing's
+        fields."""
         lowest = self.lower_bounds.get(PATH_ID)
         return lowest.decode() if lowest is not None and lowest == self.upper_bounds.get(PATH_ID) else None
 
 
 class Listing:
-    """Reads manifests, and keeps what they name for as long as they are asked about. One thread at a time."""
+    """Reads manifests and caches what they name for as long as successive calls ask for it. Not thread-safe."""
 
     def __init__(self, storage: StorageOptions, bounds_of: Collection[int] = ()) -> None:
         """`bounds_of`: field IDs whose bounds are kept."""
@@ -51,7 +52,7 @@ class Listing:
         self._known: dict[str, tuple[LiveFile, ...]] = {}
 
     def files(self, manifests: Sequence[Manifest]) -> Mapping[str, tuple[LiveFile, ...]]:
-        """Live files by manifest. Reads those manifests that the last call was not about. Raises LakeError."""
+        """Live files by manifest URI. Reads only manifests that the previous call did not ask for. Raises LakeError."""
         self._known = {
             manifest.path: self._known.get(manifest.path) or self._read(manifest)
             for manifest in manifests
@@ -60,32 +61,32 @@ class Listing:
         return self._known
 
     def _read(self, manifest: Manifest) -> tuple[LiveFile, ...]:
-        return tuple(_live(one, self._bounds_of) for one in stored_of(manifest, self._storage))
+        return tuple(_live(entry, self._bounds_of) for entry in stored_of(manifest, self._storage))
 
 
 def listed(
     by_manifest: Mapping[str, tuple[LiveFile, ...]], manifests: Sequence[Manifest], spec_id: int
 ) -> Iterator[tuple[LiveFile, bool]]:
-    """Every file of a listing, and whether it is of the kind that this project writes: Parquet, of this partition
-    spec."""
+    """Every file of a listing, with a flag: whether it is of the kind that this project writes, that is Parquet of this
+    partition spec."""
     for manifest in manifests:
         for file in by_manifest.get(manifest.path, ()):
             yield file, file.format == "PARQUET" and manifest.spec_id == spec_id
 
 
 def paths_of(by_manifest: Mapping[str, tuple[LiveFile, ...]]) -> dict[str, frozenset[str]]:
-    """A listing as a resolution remembers it: by manifest, the files' URIs."""
+    """A listing reduced to URIs: those of the live files, by manifest URI."""
     return {path: frozenset(file.path for file in files) for path, files in by_manifest.items()}
 
 
 def live_data_files(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
-    """Every data file that a reader of the snapshot sees."""
+    """Every data file that readers of the snapshot see."""
     data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
     return [file for files in Listing(storage).files(data).values() for file in files]
 
 
 def live_equality_deletes(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
-    """Every equality-delete file that a reader of the snapshot applies."""
+    """Every equality-delete file that readers of the snapshot apply."""
     deletes = [
         manifest
         for manifest in manifests
@@ -100,12 +101,12 @@ def live_equality_deletes(manifests: Sequence[Manifest], storage: StorageOptions
 
 
 def naming(positions: Sequence[LiveFile], paths: Sequence[str]) -> tuple[str, ...]:
-    """Position-delete files that may name one of the data files, by their bounds."""
+    """URIs of the position-delete files whose bounds allow that they refer to one of these data files."""
     low, high = min(paths).encode(), max(paths).encode()
     return tuple(
-        one.path
-        for one in positions
-        if one.lower_bounds.get(PATH_ID, low) <= high and one.upper_bounds.get(PATH_ID, high) >= low
+        file.path
+        for file in positions
+        if file.lower_bounds.get(PATH_ID, low) <= high and file.upper_bounds.get(PATH_ID, high) >= low
     )
 
 

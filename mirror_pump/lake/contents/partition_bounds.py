@@ -1,7 +1,7 @@
-"""Rows of a partition that is gone, by what its bounds say of the partition key.
+"""Tells which rows were in a partition that no longer exists, from the partition's bounds.
 
-Of partitions by RANGE or LIST of one key column whose type compares in the lake as it does in Postgres. A row of the
-table is within the bounds if and only if it was in the partition. Everything else has no bounds here.
+Supports RANGE or LIST partitions by a single key column whose type compares in the lake as in Postgres. A row of the
+table is within the bounds if and only if it was in the partition. For other partitions no bounds are derived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.model import MirroredTable
 
 _EPOCH_DAYS = 10_957
-"""From 1970-01-01 to 2000-01-01, where Postgres counts from."""
+"""Days from 1970-01-01 to 2000-01-01, Postgres's epoch."""
 _EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
 
 _INTEGERS = {
@@ -33,7 +33,7 @@ _INTEGERS = {
     1114: ("<q", (Kind.TIMESTAMP,), _EPOCH_MICROSECONDS),
     1184: ("<q", (Kind.TIMESTAMPTZ,), _EPOCH_MICROSECONDS),
 }
-"""By type OID: how a Datum is packed, the lake's type, and what to add for its epoch."""
+"""By type OID: struct format of the Datum, the lake's kinds, and the offset of the epoch."""
 _TEXTS = frozenset({25, 1043})
 _DATUM_BYTES = 8
 _ARROW = {Kind.INT: pa.int32(), Kind.DATE: pa.int32()}
@@ -53,19 +53,19 @@ _RANGE_DATUM = re.compile(r"\{PARTITIONRANGEDATUM :kind (-?\d+) :value (<>|\{.*\
 
 @dataclass(frozen=True)
 class PartitionBounds:
-    """What one partition held, of a table with one column as its partition key."""
+    """Bounds of one partition, of a table with a single column as its partition key."""
 
     field_id: int
-    """Of the column."""
+    """Field ID of the partition key column."""
     lower: int | None = None
-    """RANGE: the first value, of the lake's integer form; None: there is no lower bound."""
+    """RANGE: lower bound, inclusive, in the lake's integer form; None for no lower bound."""
     upper: int | None = None
-    """RANGE: the first value beyond; None: there is no upper bound."""
+    """RANGE: upper bound, exclusive; None for no upper bound."""
     values: tuple[int | str, ...] | None = None
-    """LIST: these. None: it is a RANGE."""
+    """LIST: the values. None for RANGE."""
 
     def to_json(self) -> dict[str, Any]:
-        """What mirror_tables.dropped_rows holds."""
+        """The JSON for mirror_tables.dropped_rows."""
         values = None if self.values is None else list(self.values)
         return {"field_id": self.field_id, "lower": self.lower, "upper": self.upper, "values": values}
 
@@ -76,7 +76,7 @@ class PartitionBounds:
         return cls(stored["field_id"], stored["lower"], stored["upper"], values)
 
     def holds(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-        """Which of the values are within the bounds; NULL is not."""
+        """A mask of the values within the bounds; NULL is never within."""
         if self.values is not None and any(isinstance(value, str) for value in self.values):
             found = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
         else:
@@ -96,7 +96,7 @@ class PartitionBounds:
         return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
 
     def may_concern(self, file: LiveFile, kind: Kind) -> bool:
-        """Whether a row of the file may be within, by the file's own bounds."""
+        """Whether a row of the file may be within the bounds, judged by the file's column bounds."""
         if self.values is not None and any(isinstance(value, str) for value in self.values):
             return True
         if kind not in (Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
@@ -112,9 +112,9 @@ class PartitionBounds:
 
 
 def bounds_of(table: MirroredTable, former: Mapping[str, Any], leaf: int) -> PartitionBounds | None:
-    """Which rows of the table were in a leaf, by the shape that had it; None where that cannot be told exactly."""
+    """The bounds of the partition `leaf` (its ID) in the shape `former`; None if they cannot be told exactly."""
     key = former.get("partition_key")
-    text = next((one.get("bound") for one in former.get("leaves") or () if one["id"] == leaf), None)
+    text = next((entry.get("bound") for entry in former.get("leaves") or () if entry["id"] == leaf), None)
     if not key or len(key) != 1 or not text:
         return None
     column = next((column for column in table.columns if column.attnum == key[0]), None)
@@ -133,7 +133,7 @@ def bounds_of(table: MirroredTable, former: Mapping[str, Any], leaf: int) -> Par
     constants = _CONST.findall(found[1])
     if len(constants) != found[1].count("{CONST") or not constants:
         return None
-    values = [_value(one, column.type_oid, column.type.kind) for one in constants]
+    values = [_value(constant, column.type_oid, column.type.kind) for constant in constants]
     if any(value is _UNKNOWN for value in values):
         return None
     return PartitionBounds(column.field_id, values=tuple(values))
@@ -155,13 +155,13 @@ def _range_value(datums: str, type_oid: int, kind: Kind, end: int) -> Any:
 
 
 def _value(constant: tuple[str, ...] | Any, type_oid: int, kind: Kind) -> Any:
-    """A constant's value as the lake has it; _UNKNOWN for one that is not of the column's own, simple type."""
+    """A constant's value in the lake's form; _UNKNOWN if it does not have the column's own, simple type."""
     const_type, is_null, content = int(constant[0]), constant[1] == "true", constant[2]
     if is_null or const_type != type_oid:
         return _UNKNOWN
-    datum = bytes(int(one) & 0xFF for one in content.split())
+    datum = bytes(int(byte) & 0xFF for byte in content.split())
     if type_oid in _TEXTS and kind is Kind.STRING:
-        # A varlena with a header of four bytes, of the whole length.
+        # A varlena with a four-byte header that holds the total length.
         if len(datum) < 4 or struct.unpack("<I", datum[:4])[0] != len(datum) << 2:
             return _UNKNOWN
         return datum[4:].decode()
@@ -169,5 +169,5 @@ def _value(constant: tuple[str, ...] | Any, type_oid: int, kind: Kind) -> Any:
         return _UNKNOWN
     packing, _, epoch = _INTEGERS[type_oid]
     (number,) = struct.unpack(packing, datum[: struct.calcsize(packing)])
-    # The outermost values are infinities, or too near the end for the lake's epoch.
+    # The outermost values are infinities, or out of range after adding the lake's epoch.
     return number + epoch if abs(number) < 2 ** (8 * struct.calcsize(packing) - 2) else _UNKNOWN

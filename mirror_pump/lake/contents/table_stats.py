@@ -1,4 +1,4 @@
-"""A table's files and history in figures: what maintenance is decided on."""
+"""Statistics of a table's files and history, on which maintenance decisions are based."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 SIZE_CLASS_FACTOR = 8
-"""Small data files are counted in classes, each of which ends at an eighth of the next: files are merged into the next
-class only, so a row is rewritten once per class however slowly a table grows."""
+"""Ratio between one class of small data files and the next smaller one. Files are merged into the next class only, so a
+row is rewritten once per class, however slowly its table grows."""
 
 
 @dataclass(frozen=True)
 class TableStats:
-    """One table's current snapshot and history; sizes in bytes, times in milliseconds since 1970 UTC."""
+    """Statistics of a table's current snapshot and history. Sizes in bytes, times in milliseconds since 1970 UTC."""
 
     data_files: int = 0
     small_files: int = 0
@@ -20,7 +20,7 @@ class TableStats:
     small_by_class: tuple[int, ...] = ()
     """The same by size class, largest class first."""
     records: int = 0
-    """Rows in data files, those that deletes hide included."""
+    """Rows in data files, including deleted ones."""
     data_bytes: int = 0
     delete_files: int = 0
     equality_delete_files: int = 0
@@ -32,9 +32,9 @@ class TableStats:
     snapshots: int = 0
     oldest_snapshot_ms: int | None = None
     metadata_bytes: int = 0
-    """Length of the metadata file, which every commit writes whole."""
+    """Length of the metadata file, which every commit writes as a whole."""
     sequence_number: int = 0
-    """Grows with every commit: the measure of what commits have left behind in storage."""
+    """Grows with every commit, so it measures how many files commits have left behind in storage."""
 
     @property
     def delete_rows(self) -> int:
@@ -47,9 +47,9 @@ class TableStats:
 
 
 def class_bounds(target_bytes: int) -> tuple[int, ...]:
-    """Sizes below which files are small, one per class, largest first.
+    """Upper size bounds of the classes of small files, largest first.
 
-    Iceberg too takes a file of three quarters of the target for done.
+    Iceberg also considers a file of three quarters of the target size as done.
     """
     bounds = [target_bytes * 3 // 4]
     while bounds[-1] // SIZE_CLASS_FACTOR >= 1 << 18:
@@ -57,5 +57,5 @@ def class_bounds(target_bytes: int) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-FIGURE_NAMES = tuple(one.name for one in fields(TableStats))
+FIGURE_NAMES = tuple(member.name for member in fields(TableStats))
 """Keys of modak.lake_stats.stats."""

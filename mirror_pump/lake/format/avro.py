@@ -1,4 +1,4 @@
-"""Avro object container files from pyiceberg's encoders and decoders, without its cost of one schema visit per file."""
+"""Avro object container files by pyiceberg's encoders and decoders, without its schema visit per file."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 _CODEC = "deflate"
 _RAW_DEFLATE = -15
-"""zlib's window bits for deflate without header and checksum, which is what Avro's codec means."""
+"""zlib's window bits for raw deflate (no header, no checksum), which is what Avro's codec means by deflate."""
 _SYNC = os.urandom(SYNC_SIZE)
-"""Avro's marker between blocks; one per process will do, as it only has to be unlikely in the data."""
+"""Avro's marker between blocks. One per process suffices: it only has to be unlikely to occur in the data."""
 _META_WRITER = construct_writer(META_SCHEMA)
 
 
 class Encoder:
-    """Encodes records of one type to Avro bytes; the writer tree is made once (2 ms) instead of per file."""
+    """Encodes records of one type to Avro bytes. The writer tree is built once (2 ms) instead of per file."""
 
     def __init__(self, record_type: StructType) -> None:
         self._writer = construct_writer(record_type)
 
     def encode(self, *values: Any) -> bytes:
-        """The fields' values, in the type's order, as Avro. A struct's concatenated fields are the struct."""
+        """Encodes the fields' values, in the type's order, as Avro, where a struct is the sequence of its fields."""
         buffer = io.BytesIO()
         self._writer.write(BinaryEncoder(buffer), Record(*values))
         return buffer.getvalue()
 
 
 def schema_json(schema: Schema, name: str) -> str:
-    """The Avro schema of records of `schema`, as a file's header holds it."""
+    """The Avro schema of records of `schema`, in the form that a file's header holds."""
     return json.dumps(AvroSchemaConversion().iceberg_to_avro(schema, schema_name=name))
 
 
 def container(schema: str, metadata: Mapping[str, str], records: Sequence[bytes]) -> bytes:
-    """A whole file of one block.
+    """A whole Avro file of one block.
 
-    `schema` is Avro JSON; each of `records` is the encoding of one record.
+    `schema` is Avro JSON; each element of `records` is the encoding of one record.
     """
     return container_of_block(schema, metadata, len(records), b"".join(records))
 
 
 def container_of_block(schema: str, metadata: Mapping[str, str], count: int, payload: bytes) -> bytes:
-    """A whole file of `count` records, whose concatenated encodings are `payload`."""
+    """A whole Avro file of `count` records. `payload` is their concatenated encodings."""
     buffer = io.BytesIO()
     encoder = BinaryEncoder(buffer)
     header = AvroFileHeader(MAGIC, {**metadata, "avro.schema": schema, "avro.codec": _CODEC}, _SYNC)
@@ -70,7 +70,7 @@ def container_of_block(schema: str, metadata: Mapping[str, str], count: int, pay
 
 
 def raw_records(content: bytes, schema: str) -> tuple[int, bytes] | None:
-    """Count and concatenated encodings of a file's records; None if it does not have exactly this `schema`."""
+    """Count and concatenated encodings of a file's records; None if its schema is not exactly `schema`."""
     with OpenedFile[Record](BytesInput(content)) as file:
         if file.header.meta.get("avro.schema") != schema or file.header.meta.get("avro.codec") != _CODEC:
             return None
@@ -86,9 +86,9 @@ def raw_records(content: bytes, schema: str) -> tuple[int, bytes] | None:
 
 
 def read_records(content: bytes, schema_for: Callable[[Schema], Schema]) -> tuple[Schema, list[Record]]:
-    """Decodes any engine's file. `schema_for` gives, for the file's own schema, the one to read it as.
+    """Decodes an Avro file of any engine. `schema_for` maps the file's own schema to the schema to read it as.
 
-    Returns the file's schema and the records, structs as `Record`s in the reading schema's field order.
+    Returns the file's schema and its records. Structs become `Record`s in the reading schema's field order.
     """
     with OpenedFile[Record](BytesInput(content)) as file:
         own = file.schema
@@ -98,14 +98,14 @@ def read_records(content: bytes, schema_for: Callable[[Schema], Schema]) -> tupl
 
 _READERS: dict[tuple[object, ...], tuple[Schema, Reader]] = {}
 _MOST_READERS = 256
-"""Distinct schemas of files are few: one for each engine and partition type."""
+"""Limit of the cache of readers. Files have few distinct schemas: one for each engine and partition type."""
 
 
 class OpenedFile(AvroFile[D]):
-    """pyiceberg's AvroFile with one tree of readers for all files of a schema.
+    """pyiceberg's AvroFile, with one tree of readers shared by all files of a schema.
 
-    pyiceberg builds one for every file, and keeps every one that was ever built (readers are singletons by their
-    arguments, some of which are made anew each time): 0.1 MB for each file that is read, for ever.
+    pyiceberg builds a tree for every file and never frees it: readers are singletons by their arguments, and some of
+    the arguments are new objects each time. That would leak 0.1 MB per file read.
     """
 
     def __enter__(self) -> OpenedFile[D]:
@@ -131,7 +131,7 @@ class OpenedFile(AvroFile[D]):
 
 
 class BytesInput(InputFile):
-    """Bytes in memory, as pyiceberg's readers want their input."""
+    """Bytes in memory as an InputFile, which pyiceberg's readers expect."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__("memory")
@@ -141,7 +141,7 @@ class BytesInput(InputFile):
         return len(self._content)
 
     def exists(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     def open(self, seekable: bool = True) -> _Stream:  # noqa: ARG002 - pyiceberg's signature

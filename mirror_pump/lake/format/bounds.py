@@ -24,8 +24,8 @@ _PACK: dict[Kind, Callable[..., bytes]] = {
     Kind.TIMESTAMPTZ: struct.Struct("<q").pack,
 }
 
-# UUIDs get none: released engines compare them signed, the footer unsigned, and a key's bounds that compare the wrong
-# way make a reader skip a delete file. Random UUIDs would not prune anything anyway.
+# UUIDs get no bounds: released engines compare them signed, while the footer's statistics are unsigned. Bounds on a key
+# that compare the wrong way make a reader skip a delete file. Random UUIDs would prune nothing anyway.
 _UNBOUNDED = frozenset({Kind.UUID, Kind.LIST})
 
 Raw = bool | int | float | bytes
@@ -33,7 +33,7 @@ Raw = bool | int | float | bytes
 
 
 def lower_bound(column_type: ColumnType, minima: Sequence[Raw]) -> bytes | None:
-    """The smallest of several row groups' minima, serialised (Iceberg spec, appendix D); None: no bound."""
+    """The smallest of several row groups' minima, serialised (Iceberg spec, appendix D); None for no bound."""
     if column_type.kind in _UNBOUNDED:
         return None
     smallest = min(_comparable(column_type, value) for value in minima)
@@ -47,7 +47,7 @@ def lower_bound(column_type: ColumnType, minima: Sequence[Raw]) -> bytes | None:
 
 
 def upper_bound(column_type: ColumnType, maxima: Sequence[Raw]) -> bytes | None:
-    """The largest of several row groups' maxima, serialised; a truncated one is rounded up. None: no bound."""
+    """The largest of several row groups' maxima, serialised; truncated bounds are rounded up. None for no bound."""
     if column_type.kind in _UNBOUNDED:
         return None
     largest = max(_comparable(column_type, value) for value in maxima)
@@ -61,7 +61,10 @@ def upper_bound(column_type: ColumnType, maxima: Sequence[Raw]) -> bytes | None:
 
 
 def _comparable(column_type: ColumnType, value: Raw) -> Raw:
-    """Wide decimals come as big-endian bytes, which do not order as numbers; UTF-8 bytes do order as text."""
+    """The statistic as a value that orders as the column does.
+
+    Wide decimals come as big-endian bytes, which do not order as numbers. UTF-8 bytes do order as text.
+    """
     if column_type.kind is Kind.DECIMAL and isinstance(value, bytes):
         return int.from_bytes(value, "big", signed=True)
     return value
@@ -82,7 +85,7 @@ def _text_above(text: str) -> bytes | None:
     kept = text[:TRUNCATED_TO]
     while kept:
         successor = ord(kept[-1]) + 1
-        if successor == 0xD800:  # Surrogates are no characters.
+        if successor == 0xD800:  # Surrogates are not characters.
             successor = 0xE000
         if successor <= sys.maxunicode:
             return (kept[:-1] + chr(successor)).encode()
@@ -98,15 +101,16 @@ def _bytes_above(value: bytes) -> bytes | None:
 
 
 def ordered(column_type: ColumnType, bound: bytes | None) -> Any:
-    """A serialised bound as a value that orders as the column does; None where there is no bound to rely on.
+    """A serialised bound as a value that orders as the column does; None without a reliable bound.
 
-    Engines order UUIDs differently. Columns that were widened since may have shorter bounds.
+    UUIDs have no reliable bound, since engines order them differently. Bounds from before a column was widened may be
+    shorter.
     """
     if bound is None or column_type.kind in _UNBOUNDED:
         return None
     match column_type.kind:
         case Kind.STRING | Kind.BINARY:
-            # UTF-8 bytes order as characters do.
+            # UTF-8 bytes order as their characters do.
             return bound
         case Kind.DECIMAL:
             return int.from_bytes(bound, "big", signed=True)

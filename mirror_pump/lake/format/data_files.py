@@ -1,4 +1,4 @@
-"""Writes Iceberg data and equality-delete files with pyarrow, and describes them for the commit. Runs inside tasks."""
+"""Writes Iceberg data and equality-delete files with pyarrow and describes them for the commit. Runs inside tasks."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
 
 FORMAT_VERSION: Final = 2
-"""Of tables, manifests and manifest lists."""
+"""Format version of tables, manifests and manifest lists."""
 
-# Measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four high-cardinality columns
-# 21 ms and 3.4 MB; zstd 3 32 ms and 3.5 MB; zstd 1 with dictionaries everywhere 29 ms and 4.1 MB; lz4 17 ms and 6.0 MB.
+# Compression measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four
+# high-cardinality columns 21 ms and 3.4 MB; zstd 3 32 ms and 3.5 MB; zstd 1 with dictionaries everywhere 29 ms and
+# 4.1 MB; lz4 17 ms and 6.0 MB.
 _COMPRESSION = "zstd"
 _COMPRESSION_LEVEL = 1
 
 _ROW_GROUP_ROWS = 512 * 1024
 _ROW_GROUP_BYTES = 64 << 20
-"""Whichever comes first closes a row group: it bounds a task's memory, and readers split their work at row groups."""
+"""A row group closes at the first of these limits. This bounds a task's memory, and readers share work by row group."""
 
 _SAMPLE_ROWS = 512
-"""Rows looked at, evenly spread, to guess whether a column's values repeat; fewer rows than that are not worth a
-dictionary page each."""
+"""Rows sampled, evenly spread, to guess whether a column's values repeat. Smaller files are not worth a dictionary page
+per column."""
 
 
 _FLOATS = (Kind.FLOAT, Kind.DOUBLE)
 _NO_STATISTICS = (*_FLOATS, Kind.UUID)
-"""Kinds whose footer statistics mislead readers. Those of floats leave NaN out, and DuckDB, for which NaN is the
-greatest value, then skips row groups that hold it. Iceberg's Java code compares UUIDs signed, the footer unsigned: from
-a minimum below 80... to a maximum above it there is nothing to Spark, which skips the row group."""
+"""Kinds whose footer statistics mislead readers.
+
+Statistics of floats leave NaN out. DuckDB treats NaN as the greatest value, and so skips row groups that hold it.
+Iceberg's Java code compares UUIDs signed, while the footer is unsigned: a range from a minimum below 80... to a maximum
+above it looks empty to Spark, which skips the row group.
+"""
 
 
 class FileContent(IntEnum):
-    """What a file holds, as manifests number it (Iceberg spec, field 134)."""
+    """Kind of a file's content, as numbered in manifests (Iceberg spec, field 134)."""
 
     DATA = 0
     POSITION_DELETES = 1
@@ -54,7 +58,7 @@ class FileContent(IntEnum):
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A Parquet file as a manifest entry needs it. Picklable: it travels from the task to the driver."""
+    """A Parquet file's description for its manifest entry. Picklable: it travels from the task to the driver."""
 
     content: FileContent
     path: str
@@ -62,27 +66,27 @@ class WrittenFile:
     record_count: int
     size_bytes: int
     column_sizes: Mapping[int, int]
-    """Compressed bytes by field ID (a list's element's ID for a list)."""
+    """Compressed bytes by field ID; for a list, by its element's field ID."""
     value_counts: Mapping[int, int]
-    """Values, NULLs included, by field ID; lists are left out, as Iceberg's own writers do."""
+    """Values, including NULLs, by field ID. Lists are left out, as in Iceberg's own writers."""
     null_counts: Mapping[int, int]
     lower_bounds: Mapping[int, bytes]
-    """Iceberg single-value serialisation; text and binary cut to 16 characters or bytes."""
+    """Iceberg single-value serialisation by field ID; text and binary truncated to 16 characters or bytes."""
     upper_bounds: Mapping[int, bytes]
     equality_ids: tuple[int, ...] = ()
     """EQUALITY_DELETES only: the key's field IDs."""
     split_offsets: tuple[int, ...] = ()
     """Byte offsets of the row groups."""
     nan_counts: Mapping[int, int] = field(default_factory=dict)
-    """FLOAT and DOUBLE columns. A column with a NaN has no bounds: engines disagree on where NaN sorts."""
+    """NaN values of FLOAT and DOUBLE columns. A column with a NaN has no bounds: engines sort NaN differently."""
     referenced_data_file: str | None = None
-    """POSITION_DELETES only: the data file, if all positions are in one."""
+    """POSITION_DELETES only: URI of the data file, if all positions are in one file."""
 
 
 def write_data_file(table: pa.Table, schema: LakeSchema, location: str, storage: StorageOptions) -> WrittenFile:
-    """Writes rows (columns in `schema`'s order, exact `ColumnType.arrow` types) as one file below `location`/data.
+    """Writes rows as one file below `location`/data. Columns: `schema`'s order, exact `ColumnType.arrow` types.
 
-    Raises ValueError if the table does not have the schema, or a key column holds NULL; LakeError from the storage.
+    Raises ValueError if the table does not have the schema or a key column holds NULL, and LakeError from the storage.
     """
     with DataFileWriter(schema, location, storage) as writer:
         writer.write(table)
@@ -90,9 +94,9 @@ def write_data_file(table: pa.Table, schema: LakeSchema, location: str, storage:
 
 
 def write_equality_deletes(keys: pa.Table, schema: LakeSchema, location: str, storage: StorageOptions) -> WrittenFile:
-    """Writes the keys (key columns of `schema` only, in its order) whose older rows are to go, as one file.
+    """Writes the keys whose older rows are deleted as one file. `keys` holds `schema`'s key columns only, in its order.
 
-    Raises as `write_data_file` does.
+    Raises the same errors as `write_data_file`.
     """
     with DataFileWriter(schema.key, location, storage, FileContent.EQUALITY_DELETES) as writer:
         writer.write(keys)
@@ -101,18 +105,18 @@ def write_equality_deletes(keys: pa.Table, schema: LakeSchema, location: str, st
 
 @dataclass
 class _FloatStatistics:
-    """Bounds of a float column, known to be free of NaN, which Parquet's own statistics are silent about."""
+    """Bounds and NaN count of a float column. Parquet's own statistics do not tell whether a column is free of NaN."""
 
     nans: int = 0
     low: float = math.inf
     high: float = -math.inf
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Takes one row group's values in."""
+        """Adds one row group's values."""
         self.nans += pc.sum(pc.is_nan(values)).as_py() or 0
         found = pc.min_max(values)
         if found["min"].is_valid:
-            # To engines 0 = -0, but some order bounds as IEEE 754 does: a bound of zero takes the wider sign.
+            # Engines treat 0 and -0 as equal, but some order bounds by IEEE 754: a bound of zero gets the wider sign.
             self.low = min(self.low, found["min"].as_py() or -0.0)
             self.high = max(self.high, found["max"].as_py() or 0.0)
 
@@ -120,8 +124,8 @@ class _FloatStatistics:
 class DataFileWriter:
     """Streams record batches into one Parquet file; a context manager.
 
-    `written` describes the file once the block has ended well. If the block fails, no file remains. Memory: one row
-    group, at most 64 MiB of Arrow data and a batch.
+    `written` describes the file after the block has ended without error. If the block fails, no file remains. Memory:
+    one row group, at most 64 MiB of Arrow data, and one batch.
     """
 
     def __init__(
@@ -140,7 +144,7 @@ class DataFileWriter:
         self._floats = {
             index: _FloatStatistics() for index, column in enumerate(schema.fields) if column.type.kind in _FLOATS
         }
-        # Of all columns: some have no statistics in the footer.
+        # NULLs are counted for all columns, since some have no statistics in the footer.
         self._nulls = [0] * len(schema.fields)
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
@@ -154,7 +158,7 @@ class DataFileWriter:
         return self
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Appends rows (exact schema). ValueError if they do not have it; pyarrow's ArrowInvalid for a NULL key."""
+        """Appends rows. Raises ValueError if their schema differs, pyarrow's ArrowInvalid for a NULL key."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         if table.schema.names != self._schema.arrow.names or table.schema.types != self._schema.arrow.types:
             raise ValueError(f"rows of schema\n{table.schema}\ndo not fit a lake table of schema\n{self._schema.arrow}")
@@ -170,7 +174,7 @@ class DataFileWriter:
         if kind is not None:
             self._waiting.clear()
             if self._writer is not None:
-                # A writer left open would try to finish the file later, when its sink is gone.
+                # A writer left open would try to finish the file later, after its sink is gone.
                 with suppress(OSError, pa.ArrowException):
                     self._writer.close()
             self._stack.__exit__(kind, error, trace)
@@ -186,9 +190,9 @@ class DataFileWriter:
 
     @property
     def written(self) -> WrittenFile:
-        """The file's description; RuntimeError before the block has ended well."""
+        """The file's description. Raises RuntimeError before the block has ended without error."""
         if self._written is None:
-            raise RuntimeError("a file is described when its block has ended well")
+            raise RuntimeError("the file has no description yet: its block has not ended without error")
         return self._written
 
     def _flush(self) -> None:
@@ -205,7 +209,7 @@ class DataFileWriter:
                 # Iceberg spec, appendix A: decimals of up to 9 and 18 digits are INT32 and INT64.
                 store_decimal_as_integer=True,
                 write_statistics=_columns_with_statistics(self._schema),
-                # Field IDs are the schema; the embedded Arrow schema would only add bytes to small files.
+                # The field IDs identify the columns; the embedded Arrow schema would only enlarge small files.
                 store_schema=False,
             )
         for index, column in enumerate(table.columns):
@@ -243,13 +247,13 @@ class DataFileWriter:
                     low, high = lower_bound(column.type, [floats.low]), upper_bound(column.type, [floats.high])
             else:
                 statistics = [chunk.statistics for chunk in chunks]
-                if any(one is None for one in statistics):
+                if any(statistic is None for statistic in statistics):
                     continue
-                # A chunk of NULLs alone takes no bound away; one with values too long to keep hides its own.
-                present = [one for one in statistics if one.num_values]
-                if present and all(one.has_min_max for one in present):
-                    low = lower_bound(column.type, [one.min_raw for one in present])
-                    high = upper_bound(column.type, [one.max_raw for one in present])
+                # Chunks that are all NULL do not matter. Chunks whose values are too long to keep have no bounds.
+                present = [statistic for statistic in statistics if statistic.num_values]
+                if present and all(statistic.has_min_max for statistic in present):
+                    low = lower_bound(column.type, [statistic.min_raw for statistic in present])
+                    high = upper_bound(column.type, [statistic.max_raw for statistic in present])
             if low is not None:
                 lower[column.field_id] = low
             if high is not None:
@@ -276,7 +280,7 @@ def _start(group: pq.RowGroupMetaData) -> int:
 
 
 def _file_field(arrow: pa.Field) -> pa.Field:
-    """The field as it is written: 16-byte binaries are UUIDs here, and Parquet is told so."""
+    """The field as written to Parquet: 16-byte binaries are always UUIDs here, and are annotated as such."""
     if arrow.type == pa.binary(16):
         return arrow.with_type(pa.uuid())
     if pa.types.is_list(arrow.type):
@@ -285,7 +289,7 @@ def _file_field(arrow: pa.Field) -> pa.Field:
 
 
 def _file_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """The column under the type that it is written as; no data is copied but a UUID list's validity."""
+    """The column with the type that it is written as. Copies nothing except the validity of UUID lists."""
     if isinstance(target, pa.UuidType):
         return pa.chunked_array([pa.ExtensionArray.from_storage(target, chunk) for chunk in column.chunks], target)
     if not pa.types.is_list(target):
@@ -297,7 +301,7 @@ def _file_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
 
 def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
     elements = pa.ExtensionArray.from_storage(target.value_type, chunk.values)
-    # `mask` refuses sliced offsets: concatenating one array makes its offsets begin at zero.
+    # `mask` rejects sliced offsets. Concatenating the single array makes its offsets begin at zero.
     whole = chunk if chunk.offset == 0 else pa.concat_arrays([chunk])
     if whole is not chunk:
         elements = pa.ExtensionArray.from_storage(target.value_type, whole.values)
@@ -305,7 +309,7 @@ def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
 
 
 def _columns_with_statistics(schema: LakeSchema) -> list[str] | bool:
-    """Parquet paths of the columns whose footer statistics tell the truth to every reader."""
+    """Parquet paths of the columns whose footer statistics are correct for every reader."""
     kept = [column for column in schema.fields if (column.type.element or column.type).kind not in _NO_STATISTICS]
     return True if len(kept) == len(schema.fields) else [_parquet_path(column) for column in kept] or False
 
@@ -317,7 +321,7 @@ def _parquet_path(column: LakeField) -> str:
 def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str] | bool:
     """Parquet paths of the columns whose values repeat in a sample.
 
-    For values that do not, pyarrow fills a dictionary of 1 MiB before it gives up on it: half the writing time.
+    For other columns pyarrow would fill a dictionary of 1 MiB before giving up, which takes half the writing time.
     """
     if table.num_rows < _SAMPLE_ROWS:
         return False

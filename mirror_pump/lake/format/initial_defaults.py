@@ -1,7 +1,7 @@
-"""What rows have in a column that was added after they were written: its initial default, as an Arrow scalar.
+"""The initial default of a column, as an Arrow scalar: the value that rows have which were written before it was added.
 
-Iceberg has initial defaults from format version 3 on only, and the mirror's tables are of version 2. So the value
-stands in the mirror's catalog (Column.initial), for files that lack the column.
+Iceberg supports initial defaults only from format version 3 on, and the mirror's tables have version 2. So the mirror's
+catalog holds the value (Column.initial), for files that lack the column.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mirror_pump.model import Column
 
 
 def initial_scalar(column: Column) -> pa.Scalar:
-    """The value, of the column's Arrow type; NULL where it has none. ValueError for a text that is none of the type."""
+    """The column's initial default in its Arrow type, NULL if it has none. Raises ValueError for an invalid text."""
     if column.initial is None:
         return pa.scalar(None, column.type.arrow)
     return parse_text(pa.array([column.initial], pa.string()), column.type).values[0]
 
 
 def initial_values(columns: Iterable[Column]) -> Mapping[int, pa.Array]:
-    """Those of the columns that have one, by field ID, in arrays of one value: a scalar of a year before 1 cannot be
-    pickled."""
+    """Initial defaults by field ID, of the columns that have one. Each is an array of one value, because a scalar of a
+    year before 1 cannot be pickled."""
     return {
         column.field_id: parse_text(pa.array([column.initial], pa.string()), column.type).values
         for column in columns
@@ -33,7 +33,7 @@ def initial_values(columns: Iterable[Column]) -> Mapping[int, pa.Array]:
 
 
 def holds_text(column_type: ColumnType, text: str) -> bool:
-    """Whether the type can hold what Postgres printed so: not NaN in a decimal, for example."""
+    """Whether the type can hold the value that Postgres printed as `text`; a decimal cannot hold NaN, for example."""
     try:
         parsed = parse_text(pa.array([text], pa.string()), column_type)
     except ValueError:

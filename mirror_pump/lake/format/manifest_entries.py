@@ -1,4 +1,4 @@
-"""Manifest entries as bytes: how one is encoded, decoded whoever wrote it, and carried over to later manifests."""
+"""Manifest entries as bytes: encoding, decoding entries of any engine, and carrying entries over to later manifests."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A manifest entry; the file's description is kept as the bytes that go into the manifest."""
+    """A manifest entry. The file's description is kept as the encoded bytes that go into the manifest."""
 
     status: Status
     snapshot_id: int
     sequence_number: int
     file_sequence_number: int | None
-    """None on an added entry: readers take the manifest's, which is the snapshot's own."""
+    """None for an added entry: readers take the manifest's number, which is the snapshot's."""
     content: int
     """A `FileContent`."""
     path: str
@@ -54,33 +54,36 @@ class Formats:
         self._head = Encoder(StructType(*MANIFEST_ENTRY_SCHEMAS[FORMAT_VERSION].fields[:4]))
 
     def entry(self, entry: ManifestEntry) -> bytes:
-        """The entry's Avro record: its head, then the file's bytes as they are."""
+        """The entry's Avro record: its encoded head, followed by the file's bytes."""
         head = self._head.encode(entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
         return head + entry.data_file
 
 
 @lru_cache(maxsize=32)
 def formats_of(partition: StructType) -> Formats:
-    """The encoders for a partition type, made once."""
+    """The encoders for a partition type, cached."""
     return Formats(partition)
 
 
 def _data_file_type(partition: StructType, equality_id: Any) -> StructType:
-    """Field 2 of an entry. pyiceberg 0.12 declares equality_ids as list<long>, the spec and Iceberg's Java code as
-    list<int>: Java fails on the former. Field 143 is in the spec's v2 too, and must survive a rewrite."""
+    """Field 2 of an entry.
+
+    pyiceberg 0.12 declares equality_ids as list<long>. The spec and Iceberg's Java code have list<int>, and Java fails
+    on the former. Field 143 is in the spec's v2 too, and must survive a rewrite.
+    """
     fields = []
-    for one in DATA_FILE_TYPE[FORMAT_VERSION].fields:
-        if one.field_id == 102:
-            one = NestedField(102, "partition", partition, required=True)
-        elif one.field_id == 135:
-            one = NestedField(135, "equality_ids", ListType(136, equality_id, element_required=True), required=False)
-        fields.append(one)
+    for member in DATA_FILE_TYPE[FORMAT_VERSION].fields:
+        if member.field_id == 102:
+            member = NestedField(102, "partition", partition, required=True)
+        elif member.field_id == 135:
+            member = NestedField(135, "equality_ids", ListType(136, equality_id, element_required=True), required=False)
+        fields.append(member)
     fields.append(NestedField(143, "referenced_data_file", StringType(), required=False))
     return StructType(*fields)
 
 
 def file_values(file: WrittenFile) -> tuple[Any, ...]:
-    """A new, unpartitioned file in `_data_file_type`'s field order."""
+    """A new, unpartitioned file as values in the field order of `_data_file_type`."""
     return (
         int(file.content),
         file.path,
@@ -97,7 +100,7 @@ def file_values(file: WrittenFile) -> tuple[Any, ...]:
         None,
         list(file.split_offsets),
         list(file.equality_ids) if file.content is FileContent.EQUALITY_DELETES else None,
-        # Iceberg spec: position-delete files are sorted by path and position, and name no sort order.
+        # Iceberg spec: position-delete files are sorted by path and position, and must not name a sort order.
         0 if file.content is not FileContent.POSITION_DELETES else None,
         file.referenced_data_file,
     )
@@ -105,13 +108,13 @@ def file_values(file: WrittenFile) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A live entry of a manifest file, decoded, with what it inherits from its manifest."""
+    """A live, decoded entry of a manifest file, with the values that it inherits from its manifest."""
 
     snapshot_id: int
     sequence_number: int
     file_sequence_number: int
     file: Record
-    """Its data_file in `_data_file_type`'s field order."""
+    """Its data_file, in the field order of `_data_file_type`."""
 
     @property
     def path(self) -> str:
@@ -120,7 +123,7 @@ class StoredEntry:
 
     @property
     def content(self) -> int:
-        """What the file holds: a `FileContent`."""
+        """Kind of the file's content, a `FileContent`."""
         return int(self.file[0])
 
     @property
@@ -139,7 +142,7 @@ class StoredEntry:
         return int(self.file[5])
 
     def encoded(self, partition: StructType) -> ManifestEntry:
-        """The entry, to be carried into another manifest."""
+        """The entry, encoded to be carried over to another manifest."""
         file = formats_of(partition).data_file.encode(*(self.file[index] for index in range(len(self.file))))
         return ManifestEntry(
             Status.EXISTING,
@@ -157,7 +160,7 @@ class StoredEntry:
 def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tuple[StructType, list[StoredEntry]]:
     """Partition type and live entries of any engine's manifest file.
 
-    `snapshot_id` and `manifest_number` are the manifest's own, for entries to inherit (Iceberg spec, sequence number
+    `snapshot_id` and `manifest_number` are those of the manifest. Entries inherit them (Iceberg spec, sequence number
     inheritance).
     """
     partition, records = _decode(content)
@@ -177,26 +180,26 @@ def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tu
 
 
 def _decode(content: bytes) -> tuple[StructType, list[Record]]:
-    """A manifest's partition type and its entries, read as `_data_file_type` orders them."""
+    """A manifest's partition type and its entries, read in the order of `_data_file_type`."""
     partition = NO_PARTITION
 
-    def reading(own: Schema) -> Schema:
+    def reading_schema(own: Schema) -> Schema:
         nonlocal partition
         described = own.find_field(2).field_type
         assert isinstance(described, StructType)
-        found = next(one.field_type for one in described.fields if one.field_id == 102)
+        found = next(member.field_type for member in described.fields if member.field_id == 102)
         assert isinstance(found, StructType)
         partition = found
-        equality = next((one for one in described.fields if one.field_id == 135), None)
+        equality = next((member for member in described.fields if member.field_id == 135), None)
         element = equality.field_type.element_type if equality and isinstance(equality.field_type, ListType) else None
         file_type = _data_file_type(partition, element or IntegerType())
         return manifest_entry_schema_with_data_file(FORMAT_VERSION, file_type)
 
-    _, records = read_records(content, reading)
+    _, records = read_records(content, reading_schema)
     return partition, records
 
 
 def existing(entry: ManifestEntry, manifest_number: int) -> ManifestEntry:
-    """An added entry as later manifests carry it; `manifest_number` is the sequence number of its first manifest."""
+    """An added entry in the form that later manifests hold; `manifest_number` is that of its first manifest."""
     number = manifest_number if entry.file_sequence_number is None else entry.file_sequence_number
     return replace(entry, status=Status.EXISTING, file_sequence_number=number)

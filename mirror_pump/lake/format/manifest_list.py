@@ -1,4 +1,4 @@
-"""Manifest lists: the manifests of a snapshot, read whoever wrote them, and written."""
+"""Reads manifest lists of any engine, and writes those of our own snapshots."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 @dataclass(frozen=True)
 class Manifest:
-    """A line of a manifest list."""
+    """A manifest, as described by an entry of a manifest list."""
 
     path: str
     length: int
     spec_id: int
     content: int
-    """0 data, 1 deletes."""
+    """0 for data, 1 for deletes."""
     sequence_number: int
     min_sequence_number: int
     added_snapshot_id: int
     files: tuple[int, int, int]
-    """Entries by status: added, existing, deleted."""
+    """Number of entries by status: added, existing, deleted."""
     rows: tuple[int, int, int]
     partitions: Any = None
     key_metadata: bytes | None = None
     entries: tuple[ManifestEntry, ...] | None = None
-    """The entries, while it is cheap to hold them."""
+    """The entries, if few enough to be kept in memory."""
     deletes: FileContent | None = None
-    """The kind of all live entries of a delete manifest, where it is known. The two kinds are kept apart: resolves
-    remove equality deletes soon, position deletes stay."""
+    """Kind of all live entries of a delete manifest, if known. The kinds are kept in separate manifests, since equality
+    deletes are soon converted and removed, while position deletes stay."""
     line: bytes = b""
-    """This manifest, encoded for a manifest list."""
+    """This manifest's entry of a manifest list, encoded."""
 
     @property
     def live_files(self) -> int:
-        """Files that a reader of the snapshot sees."""
+        """Number of files that readers of the snapshot see."""
         return self.files[0] + self.files[1]
 
     def may_hold_data_of(self, number: int) -> bool:
-        """Whether a data file of this data sequence number can be in it; none is younger than its manifest."""
+        """Whether it can hold a data file of this data sequence number; no file is newer than its manifest."""
         return self.content == ManifestContent.DATA and self.min_sequence_number <= number <= self.sequence_number
 
 
 def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
-    """The manifests of a snapshot, whoever wrote it. Raises LakeError."""
+    """The manifests of a snapshot of any engine. Raises LakeError."""
     file = OpenedFile[ManifestFile](
         BytesInput(read_bytes(location, storage)),
         MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION],
@@ -63,8 +63,8 @@ def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
 
 
 def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest]) -> bytes:
-    """A manifest list file; `metadata` goes into its header."""
-    return container(_list_schema(), metadata, [one.line for one in manifests])
+    """The content of a manifest list file; `metadata` goes into its header."""
+    return container(_list_schema(), metadata, [manifest.line for manifest in manifests])
 
 
 def _from_list(line: ManifestFile) -> Manifest:
@@ -86,7 +86,7 @@ def _from_list(line: ManifestFile) -> Manifest:
 
 
 def with_line(manifest: Manifest) -> Manifest:
-    """The manifest with its own line of a manifest list."""
+    """The manifest with its encoded entry of a manifest list."""
     line = _list_encoder().encode(
         manifest.path,
         manifest.length,
@@ -97,7 +97,7 @@ def with_line(manifest: Manifest) -> Manifest:
         manifest.added_snapshot_id,
         *manifest.files,
         *manifest.rows,
-        # An unpartitioned spec has no field summaries; readers want the list all the same.
+        # An unpartitioned spec has no field summaries, but readers require the list.
         manifest.partitions if manifest.partitions is not None else [],
         manifest.key_metadata,
     )

@@ -1,7 +1,7 @@
-"""Manifests: entries with explicit sequence numbers, merged like a log-structured tree.
+"""Writes manifests with explicit sequence numbers, and merges them like a log-structured merge tree.
 
-Entries travel as encoded bytes: the manifests that a commit merges were mostly written here, so merging them is
-joining bytes, and what a commit costs does not depend on how many commits came before.
+Entries are passed on as encoded bytes. Most manifests that a commit merges were written here, so merging them means
+joining bytes, and the cost of a commit does not depend on the number of earlier commits.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from mirror_pump.lake.format.snapshot_summary import FileTally
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
 FANOUT = 10
-"""This many manifests of one size class become one of the next: an entry is rewritten once per power of ten, and a
-list names at most nine manifests per class and content."""
+"""This many manifests of one size class are merged into one of the next class. So an entry is rewritten once per power
+of ten, and a list names at most nine manifests per class and content."""
 
 FULL = 10_000
-"""Entries from which on a manifest is left alone: some 2 MB, a unit of planning that engines can skip by bounds."""
+"""Manifests with this many entries are no longer merged: at some 2 MB, engines can skip them by their bounds."""
 
 HELD = 100
-"""A manifest made here of at most this many entries keeps them in memory: most of its kind are merged, or lose files,
-within minutes."""
+"""A new manifest keeps its entries in memory up to this many: most small manifests are merged, or lose files, within
+minutes."""
 
 
 _Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
-"""What manifests have to share to be merged: content, partition spec, and the kind of their deletes."""
+"""What manifests must have in common to be merged: content, partition spec, and the kind of their deletes."""
 
 
 @dataclass
 class Removal:
-    """Manifests after files were removed from them."""
+    """The manifests of a snapshot after files were removed from it."""
 
     untouched: list[Manifest]
     rewritten: list[Manifest]
-    """Name the removed files as deleted; not to be merged in the same snapshot, which would hide that."""
+    """Mark the removed files as deleted. Must not be merged in the same snapshot, which would lose these marks."""
     removed: FileTally
 
 
 class ManifestWriter:
-    """Collects the manifests of one snapshot: encodes them in memory, so that their writing can be one step.
+    """Collects the manifests of one snapshot, encoded in memory, so that all of them can be written in one step.
 
-    `metadata` is the table metadata they are written under.
+    `metadata` is the table metadata that they are written under.
     """
 
     def __init__(self, metadata: Mapping[str, Any], directory: str, snapshot_id: int, sequence_number: int) -> None:
@@ -71,10 +71,10 @@ class ManifestWriter:
         self._snapshot_id = snapshot_id
         self._sequence_number = sequence_number
         self.files: list[tuple[str, bytes]] = []
-        """Location and content of everything encoded so far, not yet written."""
+        """Location and content of every file encoded so far; none is written yet."""
 
     def add(self, content: ManifestContent, files: Sequence[tuple[WrittenFile, int]]) -> Manifest | None:
-        """A manifest of new files, each with its explicit data sequence number; None if there are none."""
+        """A manifest of new files, each with its explicit data sequence number; None without files."""
         encoder = formats_of(NO_PARTITION).data_file
         entries = tuple(
             ManifestEntry(
@@ -98,9 +98,10 @@ class ManifestWriter:
         return replace(manifest, entries=entries) if len(entries) <= HELD else manifest
 
     def merge(self, manifests: Sequence[Manifest], storage: StorageOptions) -> list[Manifest]:
-        """The manifests to carry over from the parent: without those that hold nothing live, small ones merged.
+        """The manifests to carry over from the parent: small ones merged, and those without live files left out.
 
-        Amortised: a commit in ten merges ten manifests of one entry or so, one in a hundred ten of ten, and so on.
+        Amortised cost: one commit in ten merges ten manifests of about one entry each, one in a hundred merges ten of
+        ten entries, and so on.
         """
         unpartitioned = {spec["spec-id"] for spec in self._metadata["partition-specs"] if not spec["fields"]}
         carried: list[Manifest] = []
@@ -117,8 +118,9 @@ class ManifestWriter:
             pending: list[Manifest] = []
             for size_class in range(_size_class(FULL) + 1):
                 found = classes.get(size_class, [])
-                # What smaller classes gave counts as one manifest of its new class; written once it joins no other.
-                joins = bool(pending) and _size_class(sum(one.live_files for one in pending)) == size_class
+                # Manifests pending from smaller classes count as one of the class that they reach together. They are
+                # written as soon as they reach none.
+                joins = bool(pending) and _size_class(sum(manifest.live_files for manifest in pending)) == size_class
                 if len(found) + joins < FANOUT:
                     carried.extend(found)
                     continue
@@ -137,9 +139,9 @@ class ManifestWriter:
         doomed: Callable[[ManifestEntry], bool],
         may_hold: Callable[[Manifest], bool],
     ) -> Removal:
-        """Has manifests say of the live files that are `doomed` that this snapshot deleted them.
+        """Marks live files for which `doomed` is true as deleted by this snapshot.
 
-        Only manifests that `may_hold` such a file are read, and those only whose entries are not in memory.
+        Reads only manifests for which `may_hold` is true, and of these only those whose entries are not in memory.
         """
         result = Removal([], [], FileTally())
         for manifest in manifests:
@@ -150,16 +152,16 @@ class ManifestWriter:
                 continue
             partition, present = _existing(manifest, storage)
             entries = []
-            left: set[int] = set()
-            for one in present:
-                if doomed(one):
-                    result.removed.count(one.content, one.records, one.size_bytes)
-                    entries.append(replace(one, status=Status.DELETED, snapshot_id=self._snapshot_id))
+            remaining: set[int] = set()
+            for entry in present:
+                if doomed(entry):
+                    result.removed.count(entry.content, entry.records, entry.size_bytes)
+                    entries.append(replace(entry, status=Status.DELETED, snapshot_id=self._snapshot_id))
                 else:
-                    left.add(one.content)
-                    entries.append(one)
-            kind = _kind(manifest.content, left)
-            if left and all(entry.status is Status.EXISTING for entry in entries):
+                    remaining.add(entry.content)
+                    entries.append(entry)
+            kind = _kind(manifest.content, remaining)
+            if remaining and all(entry.status is Status.EXISTING for entry in entries):
                 result.untouched.append(replace(manifest, deletes=kind))
                 continue
             written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
@@ -169,18 +171,20 @@ class ManifestWriter:
     def without(
         self, manifests: Sequence[Manifest], storage: StorageOptions, files: Mapping[str, Collection[str]]
     ) -> list[Manifest]:
-        """Manifests for a snapshot that is no child of theirs, without some of their live files: `files` has the URIs
-        by manifest. Nothing is said of what is left out; manifests that lose nothing are carried over as they are."""
+        """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest).
+
+        The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
+        """
         kept: list[Manifest] = []
         for manifest in manifests:
-            gone = files.get(manifest.path, ())
+            excluded = files.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not gone:
+            if not excluded:
                 kept.append(manifest)
                 continue
             partition, present = _existing(manifest, storage)
-            entries = [one for one in present if one.path not in gone]
+            entries = [entry for entry in present if entry.path not in excluded]
             if entries:
                 written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
                 kept.append(with_line(replace(written, partitions=manifest.partitions)))
@@ -199,20 +203,20 @@ class ManifestWriter:
         return location
 
     def _merged(self, group: _Group, manifests: Sequence[Manifest], storage: StorageOptions) -> Manifest:
-        """One manifest of all live entries of several, as existing ones with their own numbers."""
+        """One manifest of all live entries of several, which keep their sequence numbers, with status existing."""
         content, spec_id, deletes = group
         formats = formats_of(NO_PARTITION)
-        held: list[ManifestEntry] | None = []
+        cached: list[ManifestEntry] | None = []
         payloads: list[bytes] = []
         count = rows = 0
         for manifest in manifests:
             if manifest.entries is None:
-                held = None
+                cached = None
                 unchanged = manifest.files[0] == manifest.files[2] == 0
                 raw = raw_records(read_bytes(manifest.path, storage), formats.schema) if unchanged else None
                 if raw is None:
                     stored = _stored(manifest, storage)[1]
-                    payloads.extend(formats.entry(one.encoded(NO_PARTITION)) for one in stored)
+                    payloads.extend(formats.entry(entry.encoded(NO_PARTITION)) for entry in stored)
                     count += len(stored)
                 else:
                     count += raw[0]
@@ -221,8 +225,8 @@ class ManifestWriter:
                 entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
                 payloads.extend(map(formats.entry, entries))
                 count += len(entries)
-                if held is not None:
-                    held.extend(entries)
+                if cached is not None:
+                    cached.extend(entries)
             rows += manifest.rows[0] + manifest.rows[1]
         minimum = min(manifest.min_sequence_number for manifest in manifests)
         location, length = self._encode(content, spec_id, NO_PARTITION, count, b"".join(payloads))
@@ -237,7 +241,7 @@ class ManifestWriter:
                 self._snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
-                entries=tuple(held) if held is not None and len(held) <= HELD else None,
+                entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
                 deletes=deletes,
             )
         )
@@ -272,7 +276,7 @@ class ManifestWriter:
     def _encode(
         self, content: ManifestContent, spec_id: int, partition: StructType, count: int, payload: bytes
     ) -> tuple[str, int]:
-        spec = next(one for one in self._metadata["partition-specs"] if one["spec-id"] == spec_id)
+        spec = next(spec for spec in self._metadata["partition-specs"] if spec["spec-id"] == spec_id)
         header = {
             "schema": orjson.dumps(current_schema(self._metadata)).decode(),
             "partition-spec": orjson.dumps(spec["fields"]).decode(),
@@ -287,27 +291,27 @@ class ManifestWriter:
 
 
 def stored_of(manifest: Manifest, storage: StorageOptions) -> list[StoredEntry]:
-    """The manifest's live entries, with the sequence numbers that count. Raises LakeError."""
+    """The manifest's live entries, with inherited sequence numbers filled in. Raises LakeError."""
     return _stored(manifest, storage)[1]
 
 
 def entries_of(manifest: Manifest, storage: StorageOptions) -> Sequence[ManifestEntry | StoredEntry]:
-    """Paths and sequence numbers of the manifest's live files; reads it unless they are in memory. Raises LakeError."""
+    """The manifest's live entries, from memory or else read from storage. Raises LakeError."""
     return stored_of(manifest, storage) if manifest.entries is None else manifest.entries
 
 
 def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
-    """What a manifest may be said to hold: a kind of deletes if all its live entries are of it."""
+    """The kind of deletes of a manifest if all its live entries are of one kind, else None."""
     return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
 
 
 def _existing(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[ManifestEntry]]:
-    """Partition type and live entries, as later manifests carry them."""
+    """Partition type and live entries, in the form that later manifests hold."""
     if manifest.entries is not None:
-        # Those made here, which are unpartitioned.
+        # Only manifests written here keep their entries, and these are unpartitioned.
         return NO_PARTITION, [existing(entry, manifest.sequence_number) for entry in manifest.entries]
     partition, stored = _stored(manifest, storage)
-    return partition, [one.encoded(partition) for one in stored]
+    return partition, [entry.encoded(partition) for entry in stored]
 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
@@ -316,5 +320,5 @@ def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, li
 
 
 def _size_class(files: int) -> int:
-    """Power of ten: 0 for 1 to 9 entries."""
+    """The power of ten: 0 for 1 to 9 entries."""
     return len(str(files)) - 1

@@ -1,6 +1,7 @@
-"""Table metadata as the spec's JSON document: a new table's, and the next one after a commit, with history thinned.
+"""Table metadata as the spec's JSON document: that of a new table, and the next one after a commit, with old snapshots
+thinned out.
 
-The document stays a plain dict: whatever another engine put in and this project does not know is carried along.
+The document stays a plain dict, so that anything unknown that another engine put in is preserved.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 MAIN = "main"
 """The branch that `current-snapshot-id` follows."""
 COLD = "cold"
-"""The branch of a table with heap retention that holds the rows below T alone
+"""The archive branch of a table with heap retention: only the rows below the cut-line
 (mirror_pump.lake.commit.archive_branch)."""
 COLD_CUT = "mirror-pump.cold-cut"
-"""Summary key of such snapshots: T, a tier value."""
+"""Summary key of archive snapshots: their cut-line, a tier value."""
 SEAM_METADATA = "mirror-pump.seam-metadata"
-"""Summary key of such snapshots: the metadata file in which it is the current one."""
+"""Summary key of archive snapshots: the metadata file in which the snapshot is the current one."""
 
 _COLD_KEPT = 10
-"""Of them, the newest that stay in the history although neither published nor pinned: readers who did not pin the one
-that they were told of find it for some folds longer."""
+"""Newest archive snapshots that are kept even if neither published nor pinned, so that readers who have been given one
+and did not pin it still find it after a few folds."""
 
 _MINUTE_MS = 60_000
 _HOUR_MS = 60 * _MINUTE_MS
@@ -47,24 +48,24 @@ _LAST_PARTITION_ID = 999
 
 @dataclass(frozen=True)
 class HistoryRetention:
-    """Which snapshots a commit keeps in the metadata; pinned and referenced ones are kept always.
+    """Which snapshots a commit keeps in the metadata. Pinned and referenced ones are always kept.
 
-    The document is written whole with every commit, so its length is the commit's cost: 330 snapshots at most by
-    default, some 200 kB.
+    Every commit writes the whole document, so its length determines the commit's cost: by default at most 330
+    snapshots, some 200 kB.
     """
 
     newest: int = 100
     minutes_for_ms: int = _HOUR_MS
-    """Older ones up to this age: one a minute."""
+    """Of older snapshots up to this age, one a minute is kept."""
     hours_for_ms: int = 7 * 24 * _HOUR_MS
-    """Older ones up to this age: one an hour. Beyond it none."""
+    """Of older snapshots up to this age, one an hour is kept; beyond it none."""
 
 
 DEFAULT_RETENTION = HistoryRetention()
 
 
 def new_metadata(schema: LakeSchema, location: str, properties: Mapping[str, str], now_ms: int) -> dict[str, Any]:
-    """Metadata of an unpartitioned table without a snapshot (Iceberg spec, table metadata, v2)."""
+    """Metadata of an unpartitioned table without snapshots (Iceberg spec, table metadata, v2)."""
     return {
         "format-version": FORMAT_VERSION,
         "table-uuid": str(uuid.uuid4()),
@@ -91,45 +92,48 @@ def new_metadata(schema: LakeSchema, location: str, properties: Mapping[str, str
 
 
 def read_metadata(location: str, storage: StorageOptions) -> dict[str, Any]:
-    """The metadata document of any engine's table. LakeError if it is missing or damaged, ForeignTable if it is not of
-    version 2."""
+    """The metadata document of any engine's table.
+
+    Raises LakeError if it is missing or damaged, ForeignTable if it does not have format version 2.
+    """
     document = read_document(location, storage)
     version = document["format-version"]
     if version != FORMAT_VERSION:
         raise ForeignTable(
-            f"{location} has Iceberg format version {version}; mirrored tables have {FORMAT_VERSION}",
+            f"{location} has Iceberg format version {version}; mirrored tables have version {FORMAT_VERSION}",
             "unregister and register the table; no other engine may upgrade its lake table",
         )
     return document
 
 
 def read_document(location: str, storage: StorageOptions) -> dict[str, Any]:
-    """As read_metadata, of any version: its snapshots and branches are there in all of them."""
+    """Like read_metadata, for any format version: all versions have the same snapshots and branches."""
     content = read_bytes(location, storage)
     try:
         document = dict(orjson.loads(gzip.decompress(content) if content.startswith(_GZIP) else content))
         _ = document["format-version"]
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise LakeError(
-            f"{location} is no Iceberg table metadata: {error}", "restore the file, or copy the table again"
+            f"{location} is not valid Iceberg table metadata: {error}", "restore the file, or copy the table again"
         ) from error
     return document
 
 
 def current_schema(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The current schema's JSON."""
+    """The JSON of the current schema."""
     current = metadata["current-schema-id"]
-    return dict(next(one for one in metadata["schemas"] if one["schema-id"] == current))
+    return dict(next(schema for schema in metadata["schemas"] if schema["schema-id"] == current))
 
 
 def snapshot_of(metadata: Mapping[str, Any], snapshot_id: int) -> dict[str, Any] | None:
-    """A retained snapshot by its ID."""
-    # Newest first: that is what nearly every call asks for.
-    return next((one for one in reversed(metadata["snapshots"]) if one["snapshot-id"] == snapshot_id), None)
+    """The retained snapshot with this ID; None if there is none."""
+    # Newest first, since nearly every caller asks for a recent snapshot.
+    newest_first = reversed(metadata["snapshots"])
+    return next((snapshot for snapshot in newest_first if snapshot["snapshot-id"] == snapshot_id), None)
 
 
 def current_snapshot(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The snapshot that readers get who name none; None in a table without one."""
+    """The snapshot that readers get by default; None in a table without snapshots."""
     snapshot_id = metadata.get("current-snapshot-id")
     return None if snapshot_id in (None, -1) else snapshot_of(metadata, int(snapshot_id))
 
@@ -143,25 +147,25 @@ def new_snapshot_id(metadata: Mapping[str, Any]) -> int:
 
 
 def metadata_directory(metadata: Mapping[str, Any]) -> str:
-    """Where the table's metadata files go."""
+    """Directory of the table's metadata files."""
     chosen = metadata["properties"].get("write.metadata.path")
     return str(chosen) if chosen else join(metadata["location"], "metadata")
 
 
 def seam_directory(metadata: Mapping[str, Any]) -> str:
-    """Where the metadata files go in which S is the current snapshot: beside `metadata`. Engines that look for a
-    table's newest metadata file by themselves (ClickHouse, in all directories below that) must not find these."""
+    """Directory of the metadata files in which an archive snapshot is the current one. It is beside `metadata`: engines
+    that search for a table's newest metadata file (ClickHouse, in all directories below it) must not find them."""
     return join(metadata["location"], "seam")
 
 
 def seam_location(metadata: Mapping[str, Any], sequence_number: int) -> str:
-    """A fresh name for such a file. ClickHouse opens none that is not called as Iceberg's own are: N-uuid, vN or
+    """A new location for such a metadata file. ClickHouse only opens files named like Iceberg's own: N-uuid, vN or
     vN-uuid."""
     return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
 
 
 def next_location(metadata: Mapping[str, Any], old_location: str | None) -> str:
-    """A fresh name for the next metadata file, numbered after the old one as other engines expect it."""
+    """A new location for the next metadata file, numbered after the old one as other engines expect."""
     found = re.match(r"v?(\d+)", old_location.rsplit("/", 1)[-1]) if old_location else None
     version = 0
     if old_location is not None:
@@ -176,21 +180,22 @@ def with_snapshot(
     keep: Collection[int],
     retention: HistoryRetention,
 ) -> dict[str, Any]:
-    """The document after `snapshot` became the head of `main`; nothing of the old one is changed.
+    """A new document with `snapshot` as the head of `main`; the old document is not modified.
 
-    Snapshots that `retention` lets go leave the document with their statistics; `keep` and all refs hold theirs.
+    Snapshots that `retention` does not keep are removed together with their statistics. Those in `keep` and those that
+    refs name always stay.
     """
     timestamp = snapshot["timestamp-ms"]
     result = _grown(metadata, snapshot, MAIN, old_location, keep, retention)
     result["current-snapshot-id"] = snapshot["snapshot-id"]
-    retained = {one["snapshot-id"] for one in result["snapshots"]}
+    retained = {retained_snapshot["snapshot-id"] for retained_snapshot in result["snapshots"]}
     log = [*metadata.get("snapshot-log", ()), {"timestamp-ms": timestamp, "snapshot-id": snapshot["snapshot-id"]}]
     result["snapshot-log"] = _unbroken(log, retained)
     return result
 
 
 def with_branch(metadata: Mapping[str, Any], name: str, snapshot_id: int) -> dict[str, Any]:
-    """The document with a branch at one of its snapshots."""
+    """The document with a branch that points to one of its snapshots."""
     return {**metadata, "refs": {**metadata["refs"], name: {"type": "branch", "snapshot-id": snapshot_id}}}
 
 
@@ -201,15 +206,15 @@ def with_archive_snapshot(
     keep: Collection[int],
     retention: HistoryRetention,
 ) -> dict[str, Any]:
-    """The document after `snapshot` became the head of the branch `cold`; the current snapshot stays what it was."""
+    """A new document with `snapshot` as the head of the archive branch `cold`; the current snapshot stays the same."""
     result = _grown(metadata, snapshot, COLD, old_location, keep, retention)
-    retained = {one["snapshot-id"] for one in result["snapshots"]}
+    retained = {retained_snapshot["snapshot-id"] for retained_snapshot in result["snapshots"]}
     result["snapshot-log"] = _unbroken(list(metadata.get("snapshot-log", ())), retained)
     return result
 
 
 def seam_metadata(metadata: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of the same table in which `snapshot` is the current one, and the only one."""
+    """A document of the same table in which `snapshot` is the current and only snapshot."""
     return {
         **metadata,
         "current-snapshot-id": snapshot["snapshot-id"],
@@ -223,20 +228,20 @@ def seam_metadata(metadata: Mapping[str, Any], snapshot: Mapping[str, Any]) -> d
 
 
 def archive_snapshot(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The head of the branch `cold`; None in a table without one."""
+    """The head of the archive branch `cold`; None in a table without one."""
     ref = metadata.get("refs", {}).get(COLD)
     return None if ref is None else snapshot_of(metadata, int(ref["snapshot-id"]))
 
 
 def is_archive_snapshot(snapshot: Mapping[str, Any]) -> bool:
-    """Whether a snapshot was made for the branch `cold`."""
+    """Whether the snapshot was made for the archive branch `cold`."""
     return COLD_CUT in snapshot.get("summary", {})
 
 
 def seam_locations(metadata: Mapping[str, Any]) -> frozenset[str]:
-    """Metadata files beside the table's own that readers of its snapshots may have been told of."""
-    named = (one.get("summary", {}).get(SEAM_METADATA) for one in metadata["snapshots"])
-    return frozenset(one for one in named if one)
+    """Metadata files of archive snapshots, beside the table's own, that readers of retained snapshots may know."""
+    locations = (snapshot.get("summary", {}).get(SEAM_METADATA) for snapshot in metadata["snapshots"])
+    return frozenset(location for location in locations if location)
 
 
 def _grown(
@@ -247,7 +252,7 @@ def _grown(
     keep: Collection[int],
     retention: HistoryRetention,
 ) -> dict[str, Any]:
-    """The document with one more snapshot, at the head of a branch, and the history thinned."""
+    """The document with one more snapshot, as the head of a branch, and the history thinned out."""
     timestamp = snapshot["timestamp-ms"]
     refs = dict(metadata.get("refs", {}))
     refs[branch] = {**refs.get(branch, {"type": "branch"}), "snapshot-id": snapshot["snapshot-id"]}
@@ -260,18 +265,18 @@ def _grown(
         "refs": refs,
         "snapshots": snapshots,
     }
-    retained = {one["snapshot-id"] for one in snapshots}
+    retained = {retained_snapshot["snapshot-id"] for retained_snapshot in snapshots}
     if len(snapshots) <= len(metadata["snapshots"]):
         for statistics in ("statistics", "partition-statistics"):
             if metadata.get(statistics):
-                result[statistics] = [one for one in metadata[statistics] if one["snapshot-id"] in retained]
+                result[statistics] = [entry for entry in metadata[statistics] if entry["snapshot-id"] in retained]
     if old_location is not None:
         result["metadata-log"] = log_after(metadata, old_location)
     return result
 
 
 def log_after(metadata: Mapping[str, Any], location: str) -> list[Mapping[str, Any]]:
-    """The metadata log of the document that comes after `metadata`, which is at `location`."""
+    """The metadata log of the successor of `metadata`, which is stored at `location`."""
     entry = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": location}
     limit = int(metadata["properties"].get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
     return [*metadata.get("metadata-log", ()), entry][-max(limit, 1) :]
@@ -282,16 +287,16 @@ def thin(
 ) -> list[Mapping[str, Any]]:
     """The snapshots to keep, oldest first.
 
-    Of a minute or an hour the oldest snapshot stays: the choice of one commit is then the choice of all later ones.
-    Those of the branch `cold` are no part of that: no time travel leads to them. They stay from the oldest held one on.
+    Of a minute or an hour, the oldest snapshot stays, so that all later commits make the same choice. Archive snapshots
+    (branch `cold`) do not take part, since no time travel leads to them. They stay from the oldest held one on.
     """
     ordered = sorted(snapshots, key=_sequence_number)
-    cold = [one for one in ordered if is_archive_snapshot(one)]
+    cold = [snapshot for snapshot in ordered if is_archive_snapshot(snapshot)]
     if cold:
         # The seam protocol promises that nothing at or above the oldest pinned one expires.
-        oldest = next((place for place, one in enumerate(cold) if one["snapshot-id"] in held), len(cold))
+        oldest = next((place for place, snapshot in enumerate(cold) if snapshot["snapshot-id"] in held), len(cold))
         kept_cold = cold[min(oldest, max(len(cold) - _COLD_KEPT, 0)) :]
-        ordered = [one for one in ordered if not is_archive_snapshot(one)]
+        ordered = [snapshot for snapshot in ordered if not is_archive_snapshot(snapshot)]
         return sorted([*_thinned(ordered, held, now_ms, retention), *kept_cold], key=_sequence_number)
     return _thinned(ordered, held, now_ms, retention)
 
@@ -323,8 +328,8 @@ def _thinned(
 
 
 def _unbroken(log: Sequence[Mapping[str, Any]], retained: Collection[int]) -> list[Mapping[str, Any]]:
-    """The end of the snapshot log from the last expired snapshot on (Iceberg spec, snapshot-log): before that, a time
-    would be answered with a snapshot older than the one that was current."""
+    """The end of the snapshot log after its last expired snapshot (Iceberg spec, snapshot-log). With earlier entries,
+    a time could be answered with a snapshot older than the one that was current then."""
     for index in range(len(log) - 1, -1, -1):
         if log[index]["snapshot-id"] not in retained:
             return list(log[index + 1 :])

@@ -1,4 +1,4 @@
-"""Writes and reads Iceberg position-delete files: which rows of which data files are gone. Runs inside tasks."""
+"""Writes and reads Iceberg position-delete files, which tell the deleted rows of data files. Runs inside tasks."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _SCHEMA = pa.schema(
 _LONG = struct.Struct("<q")
 
 _ROW_GROUP_ROWS = 512 * 1024
-"""Rows of a row group, at most: readers skip groups by their paths, since a file is sorted by path."""
+"""Maximum rows per row group. Files are sorted by path, so readers skip groups by their paths."""
 
 
 def write_position_deletes(positions: Mapping[str, Positions], location: str, storage: StorageOptions) -> WrittenFile:
-    """Writes one file below `location`/data: by data file URI, exactly as manifests name it, its sorted row numbers.
+    """Writes one file below `location`/data. `positions`: sorted row numbers by data file URI, as in manifests.
 
-    The bounds on file_path are whole paths, never truncated: equal ones tell engines that the file concerns one data
-    file (field 143 says so too), and a truncated one would name another. Raises ValueError if there is no position
-    (readers stumble over an empty file), LakeError from the storage.
+    The bounds on file_path are whole paths, never truncated. Equal bounds tell engines that the file refers to a single
+    data file (field 143 says so too); truncated ones would name another file. Raises ValueError without positions,
+    since readers cannot handle an empty file, and LakeError from the storage.
     """
     paths = sorted(path for path, rows in positions.items() if len(rows))
     if not paths:
-        raise ValueError("a position-delete file needs a position")
+        raise ValueError("a position-delete file needs at least one position")
     path = join(location, "data", f"{uuid.uuid4().hex}-positions.parquet")
     with open_output(path, storage) as sink:
         with pq.ParquetWriter(
@@ -75,11 +75,11 @@ def write_position_deletes(positions: Mapping[str, Positions], location: str, st
         null_counts={PATH_ID: 0, POSITION_ID: 0},
         lower_bounds={
             PATH_ID: paths[0].encode(),
-            POSITION_ID: _LONG.pack(min(int(positions[one][0]) for one in paths)),
+            POSITION_ID: _LONG.pack(min(int(positions[data_path][0]) for data_path in paths)),
         },
         upper_bounds={
             PATH_ID: paths[-1].encode(),
-            POSITION_ID: _LONG.pack(max(int(positions[one][-1]) for one in paths)),
+            POSITION_ID: _LONG.pack(max(int(positions[data_path][-1]) for data_path in paths)),
         },
         split_offsets=tuple(
             int(group.column(0).dictionary_page_offset or group.column(0).data_page_offset) for group in groups
@@ -89,13 +89,13 @@ def write_position_deletes(positions: Mapping[str, Positions], location: str, st
 
 
 def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions]) -> Iterator[pa.Table]:
-    """The rows in order (Iceberg spec: sorted by file_path, then pos), cut into row groups."""
+    """The rows, sorted by file_path, then pos, as the Iceberg spec requires, and split into row groups."""
     waiting: list[tuple[str, Positions]] = []
     rows = 0
     for path in paths:
-        left = positions[path]
-        while len(left):
-            part, left = left[: _ROW_GROUP_ROWS - rows], left[_ROW_GROUP_ROWS - rows :]
+        remaining = positions[path]
+        while len(remaining):
+            part, remaining = remaining[: _ROW_GROUP_ROWS - rows], remaining[_ROW_GROUP_ROWS - rows :]
             waiting.append((path, part))
             rows += len(part)
             if rows == _ROW_GROUP_ROWS:
@@ -114,9 +114,9 @@ def _table(parts: Sequence[tuple[str, Positions]]) -> pa.Table:
 def read_position_deletes(
     files: Sequence[str], wanted: Collection[str], storage: StorageOptions
 ) -> dict[str, Positions]:
-    """What position-delete files of any engine say of the `wanted` data files: sorted row numbers, each once.
+    """The rows of the `wanted` data files that position-delete files of any engine delete: sorted row numbers by URI.
 
-    Row groups that name none of them are skipped. Memory: a row group, and what is found. Raises LakeError.
+    Skips row groups that refer to none of the wanted files. Memory: one row group and the result. Raises LakeError.
     """
     found: dict[str, list[Positions]] = {}
     names = sorted(wanted)
@@ -126,7 +126,7 @@ def read_position_deletes(
             place = leaf_of(parquet, "file_path")
             for group in range(parquet.num_row_groups):
                 if _may_name(parquet.metadata.row_group(group).column(place), names):
-                    # Engines may add a column with the deleted row.
+                    # The columns are selected, since engines may add one with the deleted row.
                     table = parquet.read_row_group(group, columns=["file_path", "pos"])
                     for path, rows in _by_path(table.select(["file_path", "pos"]), wanted):
                         found.setdefault(path, []).append(rows)
@@ -134,7 +134,7 @@ def read_position_deletes(
 
 
 def leaf_of(parquet: pq.ParquetFile, name: str) -> int:
-    """The place of a column that is no struct or list among the file's leaf columns, which row groups go by."""
+    """Index of a column, which must not be a struct or list, among the file's leaf columns, as row groups count."""
     return next(place for place in range(len(parquet.schema)) if parquet.schema.column(place).path == name)
 
 

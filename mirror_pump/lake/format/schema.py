@@ -1,4 +1,4 @@
-"""The lake's side of a table's columns: Iceberg field IDs, Arrow schema for writing, and Iceberg's schema JSON."""
+"""A table's columns in the lake: Iceberg field IDs, the Arrow schema for writing, and Iceberg's schema JSON."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from mirror_pump.errors import ForeignTable
 from mirror_pump.model import MirroredTable
 
 FIELD_ID = b"PARQUET:field_id"
-"""The Arrow field metadata key that pyarrow turns into the Parquet field ID, and back."""
+"""Key in the metadata of an Arrow field that pyarrow maps to the Parquet field ID, and back."""
 
 ELEMENT_IDS_FROM = 100_000
-"""A list column's element has the ID of its column plus this: fixed for ever without a counter, and out of reach of
+"""The element of a list column has the column's ID plus this. The ID is fixed for ever without a counter, and beyond
 column IDs, since Postgres tables have at most 1,600 columns."""
 
 
 @dataclass(frozen=True)
 class LakeField:
-    """One column as Iceberg knows it."""
+    """One column of an Iceberg schema."""
 
     field_id: int
     name: str
     type: ColumnType
     required: bool
     element_id: int | None = None
-    """Field ID of a LIST's element where another engine chose it; None: this project's rule, see `list_element_id`."""
+    """Field ID of a LIST's element if another engine chose it; None for this project's rule (`list_element_id`)."""
 
     @property
     def list_element_id(self) -> int:
-        """Field ID of the element; means something for a LIST only."""
+        """Field ID of the element; only meaningful for a LIST."""
         return ELEMENT_IDS_FROM + self.field_id if self.element_id is None else self.element_id
 
     @property
     def leaf_id(self) -> int:
-        """Field ID of the one Parquet column that holds the values: the field itself, or a LIST's element."""
+        """Field ID of the Parquet column that holds the values: the field's own, or that of a LIST's element."""
         return self.list_element_id if self.type.kind is Kind.LIST else self.field_id
 
     @property
     def arrow(self) -> pa.Field:
-        """The Arrow field, with field IDs, as decoders produce it."""
+        """The Arrow field, with field IDs, in the type that decoders produce."""
         arrow_type = self.type.arrow
         if self.type.kind is Kind.LIST:
             arrow_type = pa.list_(pa.field("element", arrow_type.value_type, metadata=_id(self.list_element_id)))
@@ -53,19 +53,19 @@ class LakeField:
 
 @dataclass(frozen=True)
 class LakeSchema:
-    """An Iceberg schema of the types that the mirror uses. Frozen and picklable: it travels to tasks."""
+    """An Iceberg schema, limited to the types that the mirror uses. Frozen and picklable: it travels to tasks."""
 
     schema_id: int
     fields: tuple[LakeField, ...]
     key_ids: tuple[int, ...]
-    """Iceberg's identifier-field-ids: the columns whose values an equality delete names, in column order."""
+    """Iceberg's identifier-field-ids, in column order: the columns that an equality delete compares."""
 
     @classmethod
     def of_table(cls, table: MirroredTable, schema_id: int = 0) -> LakeSchema:
         """The lake schema of a registered table.
 
-        Only key columns are required: a value that the typed column cannot hold leaves it NULL even where
-        Postgres says NOT NULL.
+        Only key columns are required: a value that the typed column cannot hold is NULL there, even if the column is
+        NOT NULL in Postgres (docs/types.md).
         """
         return cls(
             schema_id,
@@ -78,24 +78,24 @@ class LakeSchema:
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """Arrow schema with `PARQUET:field_id` metadata; types are each `ColumnType.arrow`."""
+        """The Arrow schema with `PARQUET:field_id` metadata and the types of `ColumnType.arrow`."""
         return pa.schema([field.arrow for field in self.fields])
 
     @cached_property
     def key(self) -> LakeSchema:
-        """The schema of an equality-delete file: the key columns alone."""
+        """The schema of equality-delete files: only the key columns."""
         fields = tuple(field for field in self.fields if field.field_id in self.key_ids)
         return LakeSchema(self.schema_id, fields, self.key_ids)
 
     @property
     def last_column_id(self) -> int:
-        """The highest field ID in use, elements included (Iceberg's last-column-id)."""
+        """The highest field ID in use, including elements (Iceberg's last-column-id)."""
         return max((max(field.field_id, field.leaf_id) for field in self.fields), default=0)
 
     @property
     def engine_properties(self) -> dict[str, str]:
-        """Table properties by which other engines write neither bounds nor footer statistics of UUIDs: Iceberg's Java
-        code compares them signed, Parquet unsigned, so it skips files and row groups that hold what it looks for."""
+        """Table properties that make other engines write neither bounds nor footer statistics for UUIDs. Iceberg's Java
+        code compares UUIDs signed, Parquet unsigned, so it would skip files and row groups that hold matching rows."""
         uuids = [field.name for field in self.fields if field.type.kind is Kind.UUID]
         return {
             key: value
@@ -107,7 +107,7 @@ class LakeSchema:
         }
 
     def to_iceberg_json(self) -> dict[str, Any]:
-        """The schema as table metadata holds it (Iceberg spec, appendix C)."""
+        """The schema in the form of table metadata (Iceberg spec, appendix C)."""
         return {
             "type": "struct",
             "schema-id": self.schema_id,
@@ -120,7 +120,7 @@ class LakeSchema:
 
     @classmethod
     def from_iceberg_json(cls, document: Mapping[str, Any]) -> LakeSchema:
-        """The inverse of `to_iceberg_json`, for schemas that other engines wrote too.
+        """The inverse of `to_iceberg_json`, also for schemas that other engines wrote.
 
         Raises ForeignTable for a column type that the mirror does not write.
         """
@@ -133,7 +133,7 @@ def _id(field_id: int) -> dict[bytes, bytes]:
 
 
 def _scalar_name(column_type: ColumnType) -> str:
-    """Iceberg's name of a primitive type; the spec puts a space into `decimal(P, S)` and readers accept both."""
+    """Iceberg's name of a primitive type. The spec writes `decimal(P, S)` with a space; readers accept both."""
     if column_type.kind is Kind.DECIMAL:
         return f"decimal({column_type.precision}, {column_type.scale})"
     return column_type.kind.value
@@ -165,8 +165,8 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
     except ValueError as error:
         raise ForeignTable(
-            f"column {document['name']!r} of the Iceberg table has the type {described!r}, not one of the mirror's",
-            "drop the column with the engine that added it, or, if the table is set aside, unregister and register it;"
-            " a mirrored table's columns come from Postgres only",
+            f"column {document['name']!r} of the Iceberg table has the type {described!r}, unknown to the mirror",
+            "drop the column with the engine that added it or, if the table has failed, unregister and register it;"
+            " the columns of a mirrored table may only come from Postgres",
         ) from error
     return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id)

@@ -1,4 +1,4 @@
-"""Snapshot summaries: what a commit added and removed, and the totals that follow from its parent's."""
+"""Snapshot summaries: what a commit added and removed, and the totals derived from the parent's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from mirror_pump.lake.format.data_files import FileContent
 
 PENDING_SINCE = "mirror-pump.equality-deletes-since"
-"""Summary key: when the oldest pending equality delete was committed, milliseconds since 1970 UTC."""
+"""Summary key: commit time of the oldest pending equality delete, in milliseconds since 1970 UTC."""
 
 REPLACE = "replace"
-"""The operation of snapshots that exchange files without a change of rows (Iceberg spec, snapshots)."""
+"""The operation of snapshots that replace files without changing rows (Iceberg spec, snapshots)."""
 
 _LEDGER = {
     "written": "mirror-pump.written-bytes",
     "rewritten": "mirror-pump.rewritten-bytes",
     "dangling": "mirror-pump.dangling-position-deletes",
 }
-"""Summary keys of `SnapshotStats`'s figures."""
+"""Summary keys of the fields of `SnapshotStats`."""
 
 
 @dataclass
 class FileTally:
-    """Files of one commit, counted as Iceberg's snapshot summary counts them; sizes in bytes."""
+    """Counts of one commit's files, as in Iceberg's snapshot summary; sizes in bytes."""
 
     data_files: int = 0
     records: int = 0
@@ -53,7 +53,7 @@ class FileTally:
         return self.equality_files + self.position_files
 
     def __bool__(self) -> bool:
-        return any(getattr(self, one.name) for one in fields(self))
+        return any(getattr(self, member.name) for member in fields(self))
 
 
 _TOTALS = (
@@ -67,10 +67,10 @@ _TOTALS = (
 
 
 def operation(added: FileTally, removed: FileTally) -> str:
-    """Iceberg's name for the commit (spec, snapshots).
+    """Iceberg's name of a commit's operation (spec, snapshots).
 
-    Readers of appends may rely on `append`; engines look for conflicting deletes in `overwrite` and `delete` snapshots
-    only, so nothing that adds a delete file may be a `replace`. That a commit is one, only the caller knows.
+    Readers of appends may rely on `append`. Engines look for conflicting deletes in `overwrite` and `delete` snapshots
+    only, so nothing that adds a delete file may be a `replace`. Only the caller knows whether a commit is a replace.
     """
     if not removed and not added.delete_files:
         return "append"
@@ -80,10 +80,10 @@ def operation(added: FileTally, removed: FileTally) -> str:
 def summarise(
     added: FileTally, removed: FileTally, parent: Mapping[str, str] | None, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The snapshot's summary: operation, changes that are not zero, totals, and `extra`.
+    """The snapshot's summary: operation, nonzero changes, totals, and `extra`.
 
-    A total whose previous value is unknown (another engine left it out) stays unknown. `parent` is None for a table's
-    first snapshot.
+    A total that the parent does not have, because another engine left it out, stays unknown. `parent` is None for a
+    table's first snapshot.
     """
     changes = {
         "added-data-files": added.data_files,
@@ -115,7 +115,7 @@ def summarise(
 
 
 def totals(tally: FileTally) -> dict[str, str]:
-    """What a summary says of all live files of its snapshot."""
+    """The totals in the summary of a snapshot whose live files are counted in `tally`."""
     return _text((name, getattr(tally, attribute)) for name, attribute in _TOTALS)
 
 
@@ -124,15 +124,15 @@ def _text(numbers: Iterable[tuple[str, int]]) -> dict[str, str]:
 
 
 def pending_since(metadata: Mapping[str, Any]) -> int | None:
-    """When the oldest equality delete of the current snapshot was committed, as far as the history tells.
+    """Commit time of the oldest equality delete of the current snapshot, as far as the history tells, in milliseconds.
 
-    Snapshots of other engines say nothing of it: then the oldest one counts since which deletes have been pending.
-    None if the table has none.
+    Other engines' snapshots do not record it. Then the oldest snapshot with pending deletes in an unbroken sequence
+    counts. None if no delete is pending.
     """
     snapshots = metadata.get("snapshots", ())
     wanted, found = metadata.get("current-snapshot-id"), None
-    # From the newest on, which nearly always is the current one and says it.
-    for snapshot in sorted(snapshots, key=lambda one: one.get("sequence-number", 0), reverse=True):
+    # Newest first: the current snapshot nearly always records it.
+    for snapshot in sorted(snapshots, key=lambda candidate: candidate.get("sequence-number", 0), reverse=True):
         if snapshot["snapshot-id"] != wanted:
             continue
         summary = snapshot.get("summary", {})
@@ -148,54 +148,60 @@ def pending_since(metadata: Mapping[str, Any]) -> int | None:
 def pending_after(
     metadata: Mapping[str, Any], summary: Mapping[str, str], resolved: int | None, timestamp: int
 ) -> dict[str, str]:
-    """What the summary of a commit at `timestamp` says beside its totals: when the oldest of the equality deletes came
-    that are pending afterwards. The commit resolves all those up to the sequence number `resolved`."""
+    """The summary entry with the commit time of the oldest equality delete that is pending after a commit.
+
+    `summary` has the commit's totals, `timestamp` is its time in milliseconds. The commit converts all equality deletes
+    up to the sequence number `resolved` (None: it converts none).
+    """
     if not int(summary.get("total-equality-deletes", 0)):
         return {}
     since = pending_since(metadata) or timestamp
     if resolved is not None:
-        later = [one for one in metadata["snapshots"] if one["sequence-number"] > resolved]
-        since = min((int(one["timestamp-ms"]) for one in later), default=timestamp)
+        later = [snapshot for snapshot in metadata["snapshots"] if snapshot["sequence-number"] > resolved]
+        since = min((int(snapshot["timestamp-ms"]) for snapshot in later), default=timestamp)
     return {PENDING_SINCE: str(since)}
 
 
 @dataclass(frozen=True)
 class SnapshotStats:
-    """What each snapshot of this project carries on from the one before, beside Iceberg's totals."""
+    """Figures that each snapshot of this project carries on from its predecessor, in addition to Iceberg's totals."""
 
     written: int = 0
-    """Bytes of all files of commits that brought rows or deletes."""
+    """Total bytes of files of commits that added rows or deletes."""
     rewritten: int = 0
-    """Bytes of all files of resolves and merges, which change no row."""
+    """Total bytes of files of merges and conversions of deletes, which change no row."""
     dangling: int = 0
-    """Rows of live position-delete files that are about data files which a merge has replaced: they hide nothing."""
+    """Rows of live position-delete files that refer to data files replaced by merges: they no longer hide anything."""
 
     @property
     def amplification(self) -> float | None:
-        """Bytes written in all, for each that had to be; None before the first."""
+        """Bytes written in total per byte that had to be written; None before the first."""
         return (self.written + self.rewritten) / self.written if self.written else None
 
     def after(self, added: FileTally, removed: FileTally, again: int | None) -> SnapshotStats:
-        """With one more commit's files; `again`: bytes of those that an exchange brought, None if it was none."""
+        """The figures after one more commit. `again`: bytes of files from a file rewrite, None if it was none."""
         if again is None:
             return SnapshotStats(self.written + added.size, self.rewritten, self.dangling)
         dangling = self.dangling
         if removed.data_files or removed.position_files:
-            # A merge: no row changes by it, so what the totals say of their number is made up for. Not a resolve: the
-            # rows that it hides were hidden by equality deletes, which the totals leave out.
+            # A merge changes no row, so this balances the row count that the totals imply. A conversion of equality
+            # deletes is left out: the rows that it hides were hidden before, but the totals did not count that.
             dangling += removed.records - added.records + added.position_deletes - removed.position_deletes
         return SnapshotStats(self.written + added.size - again, self.rewritten + again, dangling)
 
     def to_summary(self) -> dict[str, str]:
-        """As a snapshot's summary says it."""
+        """The figures as entries of a snapshot summary."""
         return {key: str(getattr(self, name)) for name, key in _LEDGER.items()}
 
 
 def snapshot_stats(metadata: Mapping[str, Any]) -> SnapshotStats:
-    """As of the current snapshot. Other engines' snapshots do not carry it on: then the newest counts that does; where
-    the history knows none, it begins anew."""
+    """The figures as of the current snapshot.
+
+    Snapshots of other engines do not carry them on, so those of the newest snapshot that has them count. If no retained
+    snapshot has them, they start again from zero.
+    """
     snapshots = metadata.get("snapshots", ())
-    for snapshot in sorted(snapshots, key=lambda one: one.get("sequence-number", 0), reverse=True):
+    for snapshot in sorted(snapshots, key=lambda candidate: candidate.get("sequence-number", 0), reverse=True):
         summary = snapshot.get("summary", {})
         if _LEDGER["written"] in summary:
             return SnapshotStats(**{name: int(summary.get(key, 0)) for name, key in _LEDGER.items()})
@@ -203,7 +209,10 @@ def snapshot_stats(metadata: Mapping[str, Any]) -> SnapshotStats:
 
 
 def live_rows(metadata: Mapping[str, Any], summary: Mapping[str, str]) -> int:
-    """Rows that a reader of the snapshot with this summary finds. An upper bound while equality deletes are pending;
-    inexact after another engine's rewrite, which leaves position deletes that hide nothing without a word."""
+    """Rows that a reader of the snapshot with this summary finds.
+
+    An upper bound while equality deletes are pending. Inexact after another engine's rewrite, which may leave position
+    deletes that no longer hide anything.
+    """
     rows = int(summary.get("total-records", 0)) - int(summary.get("total-position-deletes", 0))
     return rows + snapshot_stats(metadata).dangling

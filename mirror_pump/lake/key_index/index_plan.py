@@ -1,8 +1,8 @@
-"""What a commit means to a key index: which rows its deletes hide, by their places, and where its keys are afterwards.
+"""Works out what a commit means for a key index: which rows its deletes hide, and where its keys' rows are afterwards.
 
-A commit is a sequence of segments. A segment deletes keys, then brings rows: every key that it deletes loses the row
-that it had before the segment, in the table or in an earlier segment's file. A key whose row comes without a delete had
-none, so at most one row of a key is left.
+A commit is a sequence of segments. A segment first deletes keys, then adds rows. Each deleted key loses the row that it
+had before the segment, whether in the table or in a file of an earlier segment. A key whose row comes without a delete
+had no row before, so at most one row of a key remains.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes
 
 @dataclass(frozen=True)
 class SegmentKeys:
-    """The keys of one segment of one table, for whoever decides how its deletes are written."""
+    """The keys of one segment of one table, from which its deletes are written by position or by key."""
 
     schema: LakeSchema
-    """The table's, as the segment found it."""
+    """The table's schema in this segment."""
     deleted: pa.Table
-    """Key columns of the keys whose earlier rows must go; each once."""
+    """Key columns of the keys whose earlier rows are deleted; each key once."""
     packed: PackedKeys
-    """The same, packed."""
+    """The deleted keys, packed."""
     packing: KeyPacking
     rows: tuple[PackedKeys, ...]
-    """For each of the segment's data files, the key of every row in order."""
+    """For each of the segment's data files, the keys of its rows in order."""
     may_be_absent: bool = False
-    """Nobody looked whether the deleted keys have a row, as with corrections. The stream deletes only what is there: a
-    key of the stream's that an index does not know is deleted all the same, by key."""
+    """True if nobody checked that the deleted keys have rows, as with corrections. The stream only deletes existing
+    rows: one of its keys that an index does not know is still deleted, by key."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory in bytes."""
         return int(self.deleted.nbytes) + self.packed.nbytes + sum(keys.nbytes for keys in self.rows)
 
 
 @dataclass(frozen=True)
 class KeyedSegment:
-    """A segment's keys, and the data files that they are in."""
+    """A segment's keys and the data files that hold their rows."""
 
     data: tuple[str, ...]
     """URIs, one for each of `keys.rows`."""
@@ -55,14 +55,14 @@ class KeyedSegment:
 
 @dataclass
 class FileNumbers:
-    """Small numbers for data files: half of a place."""
+    """Small numbers for data files, used as the upper half of a place."""
 
     _paths: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
 
     def number(self, path: str) -> int:
-        """The file's number; a new one for a new file."""
+        """The file's number; a new file gets a new one."""
         known = self._numbers.get(path)
         if known is not None:
             return known
@@ -76,40 +76,40 @@ class FileNumbers:
         return number
 
     def path(self, number: int) -> str:
-        """The URI of the file that has the number."""
+        """URI of the file with this number."""
         return self._paths[number]
 
     def known(self) -> frozenset[str]:
-        """All files that have numbers."""
+        """URIs of all files that have numbers."""
         return frozenset(self._numbers)
 
     def mask(self, paths: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """By number, whether a file is one of these."""
+        """A mask by file number: True for each of these files."""
         mask = np.zeros(len(self._paths), np.bool_)
         mask[[self._numbers[path] for path in paths if path in self._numbers]] = True
         return mask
 
     def forget(self, paths: Sequence[str]) -> None:
-        """Nothing refers to these files any more: their numbers go to others."""
+        """Frees the numbers of files that nothing refers to any more."""
         self._free.extend(self._numbers.pop(path) for path in paths if path in self._numbers)
 
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """One commit's deletes as positions, and its change of the index."""
+    """One commit's deletes as positions, and its changes to the index."""
 
     positions: Mapping[str, Positions]
-    """By data file URI, the rows that go: sorted, each once."""
+    """Rows to delete, by data file URI: sorted, each once."""
     unknown: tuple[npt.NDArray[np.int64], ...]
-    """For each segment, which of its deleted keys had no row in the index, and none in an earlier segment."""
+    """For each segment, indexes of its deleted keys that have no row in the index nor in an earlier segment."""
     keys: PackedKeys
-    """Every key that the commit touches, once."""
+    """Every key that the commit touches, each once."""
     places: Places
-    """Where its row is afterwards, NOWHERE if it has none."""
+    """Place of each key's row after the commit; NOWHERE for none."""
 
 
 def plan_commit(index: KeyIndex, numbers: FileNumbers, segments: Sequence[KeyedSegment]) -> IndexPlan:
-    """Works out the commit; the index stays as it is until `apply_plan`. Data files of the segments get numbers."""
+    """Works out the commit. Leaves the index unchanged until `apply_plan`, but gives numbers to the new data files."""
     words = index.words
     row_keys, row_places, row_segments = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, segment in enumerate(segments):
@@ -121,7 +121,7 @@ def plan_commit(index: KeyIndex, numbers: FileNumbers, segments: Sequence[KeyedS
     sizes = [len(segment.keys.packed) for segment in segments]
     deleted_in = np.repeat(np.arange(len(segments)), sizes)
     rows = PackedKeys.concatenated(row_keys, words)
-    places, come_in = np.concatenate(row_places), np.concatenate(row_segments)
+    places, added_in = np.concatenate(row_places), np.concatenate(row_segments)
 
     before = index.find(deleted)
     codes, count = codes_of(PackedKeys.concatenated([rows, deleted], words))
@@ -129,27 +129,27 @@ def plan_commit(index: KeyIndex, numbers: FileNumbers, segments: Sequence[KeyedS
     last_delete = np.full(count, -1, np.int64)
     np.maximum.at(last_delete, deleted_codes, deleted_in)
     first_row = np.full(count, len(segments), np.int64)
-    np.minimum.at(first_row, row_codes, come_in)
+    np.minimum.at(first_row, row_codes, added_in)
 
-    lost = come_in < last_delete[row_codes]
+    lost = added_in < last_delete[row_codes]
     hidden = np.unique(np.concatenate([before[before >= 0], places[lost]]))
     had_row = (before >= 0) | (first_row[deleted_codes] < deleted_in)
     unknown = tuple(np.flatnonzero(~had_row[begin:end]) for begin, end in pairwise(np.cumsum([0, *sizes])))
 
     touched = PackedKeys.concatenated([deleted, rows.take(~lost)], words)
     after = np.concatenate([np.full(len(deleted), NOWHERE, np.int64), places[~lost]])
-    # A row that is left comes after every delete of its key.
+    # A row that remains comes after every delete of its key.
     last = unique_last(touched)
     return IndexPlan(_by_file(hidden, numbers), unknown, touched.take(last), after[last])
 
 
 def apply_plan(index: KeyIndex, plan: IndexPlan) -> None:
-    """The commit has landed."""
+    """Applies a plan to the index after its commit has landed."""
     index.put(plan.keys, plan.places)
 
 
 def _by_file(places: Places, numbers: FileNumbers) -> dict[str, Positions]:
-    """Sorted places as row numbers of each file."""
+    """Sorted places as row numbers by file URI."""
     files = files_of(places)
     limits = np.flatnonzero(files[1:] != files[:-1]) + 1
     parts = np.split(places, limits) if len(places) else []

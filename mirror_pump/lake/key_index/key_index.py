@@ -1,9 +1,9 @@
-"""Where the live row of each key is: an exact map from packed keys to places in data files, in 16 or 24 bytes a row.
+"""The key index: an exact map from packed keys to the places of their live rows, in 16 or 24 bytes a row.
 
-Sorted arrays, as in a log-structured merge tree: `leaves` are disjoint ranges of keys in order, `recent` are small runs
-of keys that came since. Every key has one entry, wherever it is, and a known key's place is changed in its entry; a
-key that is gone keeps its entry, with no place, until its leaf is written anew: all leaves are once such entries have
-become many. Not thread-safe.
+It consists of sorted arrays, as in a log-structured merge tree: `leaves` are disjoint ranges of keys in order, `recent`
+are small runs of keys that came later. Every key has exactly one entry. When a key's row moves, its entry is changed
+in place. A removed key keeps its entry, without a place, until its leaf is rewritten; once such entries are many, all
+leaves are rewritten. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ import numpy.typing as npt
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 
 Places: TypeAlias = npt.NDArray[np.int64]
-"""A file's number times 2^32, plus the row's position in the file; NOWHERE for no row."""
+"""File number times 2^32, plus the row's position in the file; NOWHERE for no row."""
 
 NOWHERE = -1
 POSITION_BITS = 32
 
 _LEAF = 1 << 19
-"""Entries of a leaf that was split; none has twice as many."""
+"""Entries of a leaf after a split. A leaf always has fewer than twice as many."""
 _RECENT = 1 << 16
-"""Entries that recent runs may have at least before they go into the leaves."""
+"""Recent runs may hold at least this many entries before they are merged into the leaves."""
 _RECENT_SHARE = 8
-"""... and one entry for so many in leaves: what is copied for an entry over its life stays bounded."""
+"""Recent runs may also hold one entry per this many in the leaves, which bounds how often an entry is copied."""
 _GONE_SHARE = 4
-"""Entries of keys that are gone may be as many, and one for so many keys that are there: each is copied over a bounded
-number of times, and what a table takes follows what it holds."""
+"""Share of entries of removed keys that triggers a rewrite: more than `_RECENT` plus one per this many keys present.
+This bounds how often an entry is copied, and keeps memory proportional to the keys present."""
 _FANOUT = 4
-"""A recent run is merged with the one before it unless that is so many times larger."""
+"""A recent run is merged with its predecessor unless the predecessor is at least this many times larger."""
 
 
 def place_of(files: int | npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Places:
-    """Places of rows: of one file, or of a file for each."""
+    """Places of rows, all in one file or each in its own."""
     return positions + (files << POSITION_BITS)
 
 
 def files_of(places: Places) -> npt.NDArray[np.int64]:
-    """Each place's file number."""
+    """File number of each place."""
     return places >> POSITION_BITS
 
 
 def positions_of(places: Places) -> npt.NDArray[np.int64]:
-    """Each place's position in its file."""
+    """Position of each place within its file."""
     return places & ((1 << POSITION_BITS) - 1)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Entries in the order of their keys' first words; no key twice. Places change, keys do not."""
+    """Entries ordered by the first words of their keys, each key once. Places may change, keys do not."""
 
     keys: PackedKeys
     places: Places
 
     @cached_property
     def twins(self) -> int:
-        """The most entries that share a first word."""
+        """The largest number of entries that share a first word."""
         first = self.keys.first
         most, run = 1, np.flatnonzero(first[1:] == first[:-1])
         while len(run):
@@ -73,7 +73,7 @@ class _Run:
         return len(self.places)
 
     def slots(self, keys: PackedKeys) -> npt.NDArray[np.int64]:
-        """Each key's entry in this run, -1 for a key that has none."""
+        """Index of each key's entry in this run, -1 for a key without one."""
         if not len(self):
             return np.full(len(keys), -1, np.int64)
         found = np.searchsorted(self.keys.first, keys.first)
@@ -90,32 +90,32 @@ class _Run:
 
 @dataclass
 class KeyIndex:
-    """The map. All keys given to one call of `put` are different from each other."""
+    """The key index of one table. All keys passed to one call of `put` must be distinct."""
 
     words: int
     """Words of a packed key."""
     alive: int = 0
-    """Keys that have a place."""
+    """Number of keys that have a place."""
     _leaves: list[_Run] = field(default_factory=list)
     _recent: list[_Run] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """Memory of the arrays in bytes."""
         return sum(run.keys.nbytes + run.places.nbytes for run in (*self._leaves, *self._recent))
 
     def __len__(self) -> int:
         return sum(map(len, self._leaves)) + sum(map(len, self._recent))
 
     def find(self, keys: PackedKeys) -> Places:
-        """Each key's place, NOWHERE for those that have none."""
+        """Each key's place, NOWHERE for keys without one."""
         places = np.full(len(keys), NOWHERE, np.int64)
         for run, rows, slots in self._located(keys):
             places[rows] = run.places[slots]
         return places
 
     def put(self, keys: PackedKeys, places: Places) -> None:
-        """Each key's place from now on; NOWHERE removes it."""
+        """Sets each key's place; NOWHERE removes the key."""
         unknown = np.ones(len(keys), np.bool_)
         for run, rows, slots in self._located(keys):
             self.alive += int(np.count_nonzero(places[rows] >= 0)) - int(np.count_nonzero(run.places[slots] >= 0))
@@ -128,20 +128,20 @@ class KeyIndex:
         self._settle()
 
     def move(self, keys: PackedKeys, old: Places, new: Places) -> None:
-        """Keys whose place is still the `old` one get the `new` one; the others have moved on, and stay."""
+        """Moves keys whose place is still `old` to `new`. Keys that have moved since stay as they are."""
         for run, rows, slots in self._located(keys):
-            still = run.places[slots] == old[rows]
-            run.places[slots[still]] = new[rows[still]]
+            unmoved = run.places[slots] == old[rows]
+            run.places[slots[unmoved]] = new[rows[unmoved]]
 
     def adopt(self, keys: PackedKeys, new: Places, gone: npt.NDArray[np.bool_]) -> None:
-        """Keys whose place is in a file of the `gone` ones (a mask by file number) get the `new` one."""
+        """Gives the `new` place to keys whose place is in one of the `gone` files (a mask by file number)."""
         for run, rows, slots in self._located(keys):
             old = run.places[slots]
             lost = (old >= 0) & gone[files_of(np.maximum(old, 0))]
             run.places[slots[lost]] = new[rows[lost]]
 
     def any_in(self, files: npt.NDArray[np.bool_]) -> bool:
-        """Whether any key's place is in one of these files (a mask by file number). Looks at every entry."""
+        """Whether any key's place is in one of these files (a mask by file number). Scans every entry."""
         for run in (*self._leaves, *self._recent):
             places = run.places[run.places >= 0]
             if files[files_of(places)].any():
@@ -149,14 +149,14 @@ class KeyIndex:
         return False
 
     def _located(self, keys: PackedKeys) -> Iterator[tuple[_Run, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """For each run that has some of the keys: the run, which of the keys, and their entries in it."""
+        """For each run that holds some of the keys: the run, the indexes of these keys, and their entries in it."""
         if not len(keys):
             return
         for run in self._recent:
             yield from _hits(run, keys, None)
         if not self._leaves:
             return
-        # Neighbours are searched for one after the other: they share most of the way, and the processor's cache.
+        # Sorted keys are searched for one after the other, so neighbours share most of the path and the CPU cache.
         order = np.argsort(keys.first, kind="stable")
         keys = keys.take(order)
         limits = np.searchsorted(keys.first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
@@ -165,21 +165,21 @@ class KeyIndex:
                 yield from _hits(leaf, keys.take(slice(begin, end)), order[begin:end])
 
     def _settle(self) -> None:
-        """Merge recent runs of like size, and put them all into the leaves when they have become many."""
+        """Merges recent runs of similar size, and merges all of them into the leaves once they have become large."""
         recent = self._recent
         while len(recent) > 1 and len(recent[-2]) < _FANOUT * len(recent[-1]):
             last = recent.pop()
             recent[-1] = _sorted([recent[-1], last], self.words)
-        worn = len(self) - self.alive > _RECENT + self.alive // _GONE_SHARE
-        if worn or sum(map(len, recent)) > max(_RECENT, sum(map(len, self._leaves)) // _RECENT_SHARE):
+        rewrite_all = len(self) - self.alive > _RECENT + self.alive // _GONE_SHARE
+        if rewrite_all or sum(map(len, recent)) > max(_RECENT, sum(map(len, self._leaves)) // _RECENT_SHARE):
             self._recent = []
-            self._merge(_alive(_sorted(recent, self.words)), everywhere=worn)
+            self._merge(_alive(_sorted(recent, self.words)), everywhere=rewrite_all)
 
     def _merge(self, new: _Run, *, everywhere: bool) -> None:
-        """Puts a run's entries into the leaves. Those that get none stay as they are, unless `everywhere`: then all
-        lose the entries of keys that are gone.
+        """Merges a run's entries into the leaves. Leaves without new entries stay as they are, unless `everywhere` is
+        set: then all leaves lose the entries of removed keys.
 
-        One leaf goes as the next one comes: the whole is never there twice.
+        Old leaves are released one by one as new ones are built, so the index is never in memory twice.
         """
         if not self._leaves:
             self._leaves = list(_split(new))
@@ -195,13 +195,13 @@ class KeyIndex:
                 continue
             part = slice(begin, end)
             small.append(_sorted([_alive(leaf), _Run(new.keys.take(part), new.places[part])], self.words))
-            # What is left of a leaf may be next to nothing: its neighbours join it.
+            # Little of a leaf may remain, so small neighbours are joined.
             if sum(map(len, small)) >= _LEAF:
                 self._add(small)
         self._add(small)
 
     def _add(self, runs: list[_Run]) -> None:
-        """Makes leaves of neighbouring runs, which come after all leaves, and empties the list."""
+        """Turns neighbouring runs, whose keys follow those of all leaves, into leaves, and empties the list."""
         if runs:
             self._leaves += _split(runs[0] if len(runs) == 1 else _sorted(runs, self.words))
             runs.clear()
@@ -219,7 +219,7 @@ def _hits(
 def _sorted(runs: Sequence[_Run], words: int) -> _Run:
     keys = PackedKeys.concatenated([run.keys for run in runs], words)
     places = np.concatenate([np.zeros(0, np.int64), *(run.places for run in runs)])
-    # Stable sorting takes sorted runs as they are and merges them.
+    # A stable sort detects the sorted runs and merges them.
     order = np.argsort(keys.first, kind="stable")
     return _Run(keys.take(order), places[order])
 
@@ -230,13 +230,13 @@ def _alive(run: _Run) -> _Run:
 
 
 def _split(run: _Run) -> Iterator[_Run]:
-    """Leaves of one run; keys that share a first word stay together."""
+    """Splits a run into leaves. Keys that share a first word stay together."""
     begin = 0
     while begin < len(run):
         end = len(run)
         if end - begin >= 2 * _LEAF:
             end = int(np.searchsorted(run.keys.first, run.keys.first[begin + _LEAF], "right"))
-        # Copies: a view would keep the whole run in memory.
+        # Copied, since a view would keep the whole run in memory.
         part = np.arange(begin, end)
         yield _Run(run.keys.take(part), run.places[part])
         begin = end

@@ -1,8 +1,8 @@
-"""Keys as one or two 64-bit words, so that numpy can compare millions of them: the form that the key index holds.
+"""Keys packed into one or two 64-bit words, as the key index holds them, so that numpy can compare millions of them.
 
-Keys of fixed width of at most 16 bytes in all (integers, dates, timestamps, uuid, decimals) are packed as they are, and
-equal words mean equal keys. Wider ones are hashed to 128 bits by BLAKE2b under a secret of the process, so that nobody
-can choose two keys that meet: among 10^9 keys two do with a probability of about 10^-21.
+Keys of fixed width of at most 16 bytes in total (integers, dates, timestamps, uuid, decimals) are packed unchanged, so
+equal words mean equal keys. Other keys are hashed to 128 bits by BLAKE2b under a secret of the process, so that nobody
+can construct two keys that collide. Among 10^9 keys, the probability of a collision is about 10^-21.
 """
 
 from __future__ import annotations
@@ -33,74 +33,76 @@ _WIDTHS = {
     Kind.UUID: 16,
     Kind.DECIMAL: 16,
 }
-"""Bytes of a value."""
+"""Width of a value in bytes."""
 _HASHED = (Kind.STRING, Kind.BINARY)
-"""Values of any length."""
+"""Kinds whose values have any length."""
 
 _WORD, _MOST = 8, 16
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio: spreads neighbouring values over the upper bits of the product. Odd: nothing is lost."""
+"""2^64 over the golden ratio: spreads neighbouring values over the upper bits of the product. It is odd, so multiplying
+by it is reversible."""
 
 
 @dataclass(frozen=True)
 class PackedKeys:
-    """Some keys, in order: int64 words of one length."""
+    """A sequence of packed keys, all of the same number of int64 words."""
 
     first: Words
     second: Words | None
-    """None where one word holds a whole key."""
+    """None if a key fits in one word."""
 
     def __len__(self) -> int:
         return len(self.first)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory in bytes."""
         return int(self.first.nbytes) + (0 if self.second is None else int(self.second.nbytes))
 
     def take(self, places: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> PackedKeys:
-        """The keys at these places, or where a mask is true; of a slice a view."""
+        """The keys at these indexes, or where a mask is true; for a slice, a view."""
         return PackedKeys(self.first[places], None if self.second is None else self.second[places])
 
     @staticmethod
     def concatenated(parts: Sequence[PackedKeys], words: int) -> PackedKeys:
-        """All keys of the parts, one part after the other; `words` counts the words of each key."""
+        """The keys of all parts in order. `words` is the number of words of each key."""
         nothing = np.zeros(0, np.int64)
-        first = np.concatenate([nothing, *(one.first for one in parts)])
+        first = np.concatenate([nothing, *(part.first for part in parts)])
         if words == 1:
             return PackedKeys(first, None)
-        return PackedKeys(first, np.concatenate([nothing, *(one.second for one in parts if one.second is not None)]))
+        return PackedKeys(first, np.concatenate([nothing, *(part.second for part in parts if part.second is not None)]))
 
 
 @dataclass(frozen=True)
 class KeyPacking:
-    """How the keys of one table are packed. Picklable: tasks pack, and the loop compares."""
+    """How the keys of one table are packed. Picklable: tasks pack keys, and the driver's main loop compares them."""
 
     types: tuple[ColumnType, ...]
-    """Of the key columns, in order."""
+    """Types of the key columns, in order."""
     secret: bytes
-    """Key of the hash, 1 to 64 bytes; keys packed under different ones do not compare."""
+    """Key of the hash, 1 to 64 bytes. Keys packed under different secrets are not comparable."""
 
     @classmethod
     def of(cls, schema: LakeSchema, secret: bytes) -> Self | None:
-        """The packing of a table's keys; None if a key column is of a kind that has none (lists)."""
+        """The packing of a table's keys; None if a key column has a kind that cannot be packed (lists)."""
         types = tuple(field.type for field in schema.key.fields)
-        return cls(types, secret) if all(one.kind in _WIDTHS or one.kind in _HASHED for one in types) else None
+        packable = all(column_type.kind in _WIDTHS or column_type.kind in _HASHED for column_type in types)
+        return cls(types, secret) if packable else None
 
     @property
     def words(self) -> int:
-        """Words of a packed key, 1 or 2."""
+        """Number of words of a packed key, 1 or 2."""
         return 1 if self._width is not None and self._width <= _WORD else 2
 
     @property
     def _width(self) -> int | None:
-        """Bytes of a key; None if keys have any length."""
-        widths = [_WIDTHS.get(one.kind) for one in self.types]
-        known = [one for one in widths if one is not None]
+        """Width of a key in bytes; None if keys have any length."""
+        widths = [_WIDTHS.get(column_type.kind) for column_type in self.types]
+        known = [width for width in widths if width is not None]
         return sum(known) if len(known) == len(widths) else None
 
     def pack(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> PackedKeys:
-        """Packs the key columns' values, which are of the packing's Arrow types and hold no NULL."""
+        """Packs the key columns' values. They must have the packing's Arrow types and hold no NULL."""
         arrays = [_plain(column, kind.arrow) for column, kind in zip(columns, self.types, strict=True)]
         if len(arrays) == 1 and self.words == 1:
             return PackedKeys(as_numbers(arrays[0]), None)
@@ -120,7 +122,7 @@ class KeyPacking:
         rows = zip(*map(_bytes_of, arrays), strict=True)
         if len(arrays) == 1:
             return (blake(value, digest_size=_MOST, key=secret).digest() for (value,) in rows)
-        # Lengths before values: ('a', 'bc') and ('ab', 'c') are different keys.
+        # Lengths precede values, so that ('a', 'bc') and ('ab', 'c') are different keys.
         return (
             blake(
                 b"".join(part for value in row for part in (len(value).to_bytes(4, "little"), value)),
@@ -132,14 +134,14 @@ class KeyPacking:
 
 
 def unique_last(keys: PackedKeys) -> npt.NDArray[np.int64]:
-    """Places of the keys such that each distinct key is there once, by its last place; ordered by the first word."""
+    """Index of the last occurrence of each distinct key, ordered by the keys' first words."""
     order, new = _ordered(keys)
     last: npt.NDArray[np.int64] = order[np.append(new, np.ones(min(len(order), 1), np.bool_))]
     return last
 
 
 def codes_of(keys: PackedKeys) -> tuple[npt.NDArray[np.int64], int]:
-    """A number for each key, equal for equal keys, and how many numbers there are."""
+    """A number for each key, equal for equal keys, and the count of distinct numbers."""
     if not len(keys):
         return np.zeros(0, np.int64), 0
     order, new = _ordered(keys)
@@ -149,7 +151,7 @@ def codes_of(keys: PackedKeys) -> tuple[npt.NDArray[np.int64], int]:
 
 
 def _ordered(keys: PackedKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The keys' order, equal ones as they came, and of each but the first whether it differs from the one before."""
+    """The sorted order of the keys (stable), and for each key but the first whether it differs from its predecessor."""
     if keys.second is None:
         order = np.argsort(keys.first, kind="stable")
         first = keys.first[order]
@@ -162,8 +164,8 @@ def _ordered(keys: PackedKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bo
 def _words(digits: Words, words: int) -> PackedKeys:
     if words == 1:
         return PackedKeys(digits, None)
-    # The first word is what is searched for: it takes in the second, so that uuids of one millisecond, which share
-    # their first halves, differ in it. The pair still says what the key was.
+    # Searches go by the first word, so the second is mixed into it: UUIDs of one millisecond share their first halves
+    # and would otherwise all share a first word. The pair still determines the key.
     second = np.ascontiguousarray(digits[1::2])
     mixed = second.view(np.uint64) * MULTIPLIER
     first = digits[0::2].view(np.uint64) ^ (mixed ^ (mixed >> np.uint64(32)))
@@ -180,7 +182,7 @@ def _plain(column: pa.Array | pa.ChunkedArray, arrow: pa.DataType) -> pa.Array:
 
 
 def as_numbers(array: pa.Array) -> Words:
-    """A column of integers, dates, times or timestamps as 64-bit numbers."""
+    """The values of a column of integers, dates, times or timestamps as 64-bit numbers."""
     kind = array.type
     if pa.types.is_date32(kind):
         array = array.view(pa.int32())
@@ -191,7 +193,7 @@ def as_numbers(array: pa.Array) -> Words:
 
 
 def _raw(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """The values' bytes: one row for each, as wide as the type."""
+    """The values' bytes: a row per value, as wide as the type."""
     if pa.types.is_boolean(array.type):
         flags: npt.NDArray[np.uint8] = array.to_numpy(zero_copy_only=False).astype(np.uint8).reshape(-1, 1)
         return flags

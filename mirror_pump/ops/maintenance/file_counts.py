@@ -1,4 +1,4 @@
-"""What a table's present files cost its readers, in figures: counted from its manifests, without Spark."""
+"""Measures what a table's current files cost its readers, from its manifests and without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirror_pump.lake.storage import StorageOptions
 
 @dataclass
 class _Counts:
-    """A manifest's live files, added up."""
+    """Sums over a manifest's live files."""
 
     sizes: list[int]
     records: int = 0
@@ -27,14 +27,14 @@ class _Counts:
 
 
 class FileCounter:
-    """Counts tables again and again; reads each manifest once, as manifests never change."""
+    """Measures tables repeatedly. Reads each manifest only once, as manifests never change."""
 
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
         self._counted: dict[str, _Counts] = {}
 
     def measure(self, table: LakeTable, target_bytes: int) -> TableStats:
-        """The table's figures for a target file size. Raises LakeError if a manifest cannot be read."""
+        """The table's figures, for a target file size in bytes. Raises LakeError if a manifest cannot be read."""
         live = [manifest for manifest in table.manifests if manifest.live_files]
         counts = [self._count(manifest) for manifest in live]
         sizes = [size for count in counts for size in count.sizes]
@@ -60,7 +60,7 @@ class FileCounter:
         )
 
     def forget_all_but(self, tables: Sequence[LakeTable]) -> None:
-        """Drops what is remembered of manifests that none of these tables names."""
+        """Forgets manifests that none of these tables names."""
         named = {manifest.path for table in tables for manifest in table.manifests}
         self._counted = {path: counts for path, counts in self._counted.items() if path in named}
 
@@ -85,7 +85,7 @@ class FileCounter:
 
 
 def metadata_length(table: LakeTable) -> int:
-    """Bytes of the table's metadata document."""
+    """Length of the table's metadata document in bytes."""
     import orjson
 
     return len(orjson.dumps(dict(table.metadata)))

@@ -16,8 +16,10 @@ corrections
 heap    what the heap holds, as a query of Postgres would find it.
 hybrid  see mirror_pump/ops/reads/hybrid_reads.py.
 
-Columns are the lake's, by field ID: a column that the pinned snapshot does not have yet is NULL there. Sidecars are
-those that the lake's schema has, and those that rows of the other sides need.
+Columns are the lake's, by field ID: a column that the pinned snapshot does not have yet is NULL there; in the
+published snapshot, which goes
+with the heap as it is now, it is what rows from before the column have (Column.initial). Sidecars are those that the
+lake's schema has, and those that rows of the other sides need.
 """
 
 from __future__ import annotations
@@ -121,6 +123,8 @@ class TableRead:
     lake: LakeSide | None
     heap: HeapSide | None
     corrections: Corrections | None
+    initial: pa.Table | None
+    """One row: what the lake's rows have in columns that its snapshot lacks; in those that are not here, NULL."""
     frontier: Lsn | None
     """The frontier of the lake's side, where it is a state of the whole table."""
 
@@ -132,7 +136,8 @@ def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
     edge = Point(tier.column, tier.kind, seam.cut)
     heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above)
     lake = LakeSide(seam.location, seam.snapshot_id, None)
-    return assemble(seam.table, ReadMode.SEAM, lake, heap, storage, moment.delta(seam), of_lake=True, frontier=None)
+    read = assemble(seam.table, ReadMode.SEAM, lake, heap, storage, moment.delta(seam), of_lake=True, frontier=None)
+    return replace(read, initial=_initial(read))
 
 
 def lake_read(seam: TableCutline, lake: LakeSide, storage: StorageOptions) -> TableRead:
@@ -155,7 +160,7 @@ def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
     heap = heap_side(moment.connection, moment.snapshot, seam.table, "")
     schema = LakeSide(seam.main_location, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
-    return TableRead(whole.table, whole.mode, whole.columns, None, whole.heap, None, None)
+    return TableRead(whole.table, whole.mode, whole.columns, None, whole.heap, None, None, None)
 
 
 def published(seam: TableCutline) -> LakeSide:
@@ -225,7 +230,18 @@ def assemble(
         )
         kept = pa.array([not row.gone for row in rows], pa.bool_())
         corrections = Corrections(content.select(list(table.key)), content.filter(kept), of_lake)
-    return TableRead(table, mode, columns, lake, heap, corrections, frontier)
+    return TableRead(table, mode, columns, lake, heap, corrections, None, frontier)
+
+
+def _initial(read: TableRead) -> pa.Table | None:
+    lacking = {column.name for column in read.columns if column.lake_name is None and not column.raw}
+    added = [column for column in read.table.columns if column.initial is not None and column.name in lacking]
+    if not added:
+        return None
+    values, _ = parse_rows(
+        [[column.initial for column in added]], {column.name: presented(column.type) for column in added}
+    )
+    return pa.table(values)
 
 
 def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:

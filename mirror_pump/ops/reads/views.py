@@ -50,7 +50,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
         identifier(column.name) for column in read.columns if column.name in read.table.key and not column.raw
     )
     if read.lake is not None:
-        rows = _lake(read.lake, read.columns)
+        rows = _lake(connection, read, read.lake)
         of_lake = read.corrections is not None and read.corrections.of_lake
         parts.append(f"SELECT {listed} FROM ({rows}) l{f' ANTI JOIN {hidden} USING ({keys})' if of_lake else ''}")
     if read.heap is not None:
@@ -64,11 +64,15 @@ def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
     return name
 
 
-def _lake(lake: LakeSide, columns: tuple[OutputColumn, ...]) -> str:
+def _lake(connection: duckdb.DuckDBPyConnection, read: TableRead, lake: LakeSide) -> str:
+    initial = {}
+    if read.initial is not None:
+        store = _store(connection, read, "initial", read.initial)
+        initial = {name: f"(SELECT {identifier(name)} FROM {store})" for name in read.initial.column_names}
     selected = ", ".join(
         f"CAST({held} AS {duckdb_type(column.type)}) AS {identifier(column.name)}"
-        for column in columns
-        for held in ["NULL" if column.lake_name is None else identifier(column.lake_name)]
+        for column in read.columns
+        for held in [initial.get(column.name, "NULL") if column.lake_name is None else identifier(column.lake_name)]
     )
     at = "" if lake.snapshot_id in (None, -1) else f", snapshot_from_id = {lake.snapshot_id}"
     rows = f"SELECT {selected} FROM iceberg_scan({literal(lake.location)}{at})"

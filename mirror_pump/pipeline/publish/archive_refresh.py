@@ -12,8 +12,9 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.metadata import archive_snapshot
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableId, Tier
+from mirror_pump.model import MirroredTable, TableId, TableState, Tier
 from mirror_pump.pipeline.flow.requests import DeltaFold, TableDelta
+from mirror_pump.pipeline.publish.registrations import Registration
 
 
 class ArchiveBranches:
@@ -75,9 +76,19 @@ def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
     )
 
 
-def may_fold(fold: DeltaFold, tier: Tier | None, *, readers_see_commits: bool) -> bool:
-    """Whether corrections may come in now: the cut-line only grows, so what was below it is."""
-    return readers_see_commits and tier is not None and fold.cut <= tier.cut
+def may_fold(delta: TableDelta, fold: DeltaFold, row: Registration) -> bool:
+    """Whether corrections may come in now: the cut-line only grows, so what was below it is. A fold that was written
+    before a column was filled comes too late: its file lacks the value."""
+    written = {column.field_id for column in delta.table.columns}
+    return (
+        row.readers_see_commits and row.tier is not None and fold.cut <= row.tier.cut and row.initial_fields <= written
+    )
+
+
+def completes_fill(row: Registration, *, goes_live: bool) -> bool:
+    """Whether a publish ends a fill of a table with rows below the cut-line: the published snapshot shows the old
+    content until then."""
+    return goes_live and row.state is TableState.FILLING and row.tier is not None and row.tier.moved
 
 
 def would_lose(delta: TableDelta, partitions: str) -> str:

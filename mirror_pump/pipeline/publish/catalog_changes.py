@@ -52,6 +52,19 @@ def store_change(
             "tier_key_type": tier_key_type(table),
         },
     )
+    added = [column for column in table.columns if column.initial is not None]
+    if table.tier is not None and added:
+        # An ALTER TABLE under REPEATABLE READ does not see corrections that are younger than its snapshot.
+        told = [
+            {
+                "attnum": column.attnum,
+                "type": column.type_oid,
+                "modifier": column.type_modifier,
+                "text": column.initial,
+            }
+            for column in added
+        ]
+        cursor.execute(_SQL["complete_corrections"], {"table_id": table.table_id, "columns": Jsonb(told)})
 
 
 def rename(cursor: psycopg.Cursor[tuple[Any, ...]], deltas: Sequence[TableDelta]) -> None:

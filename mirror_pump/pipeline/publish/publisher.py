@@ -25,6 +25,7 @@ from mirror_pump.errors import (
     OutcomeUnknown,
     TableError,
 )
+from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.presence import StoredTable
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
@@ -51,7 +52,7 @@ from mirror_pump.pipeline.publish.staging import (
     starts_copy,
     with_due_tables,
 )
-from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
+from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.stream.publication import record_published, refuse_changed
@@ -71,6 +72,8 @@ class LandedPublish:
     """Everything that ends at or below it is in the lake."""
     live: tuple[TableId, ...] = ()
     """Tables that became live with this publish."""
+    filling: tuple[TableId, ...] = ()
+    """Tables whose copy was completed with this publish, and whose files are filled from here on."""
     dropped: tuple[TableId, ...] = ()
     """Tables whose changes were left out: unregistered, registered anew, or failed meanwhile."""
     refused: tuple[TableId, ...] = ()
@@ -104,6 +107,7 @@ class _Landed:
 
     live: tuple[TableId, ...]
     failures: tuple[Failure, ...]
+    filling: tuple[TableId, ...] = ()
 
 
 class Publisher:
@@ -198,6 +202,7 @@ class Publisher:
         return LandedPublish(
             frontier=self._applied,
             live=landed.live,
+            filling=landed.filling,
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
             failures=landed.failures,
@@ -260,14 +265,15 @@ class Publisher:
                     "commit_time": request.commit_time_us / 1e6,
                 },
             )
-            rename(cursor, [part.delta for part in staged.accepted])
-            self._swap_in(cursor, staged.swaps)
+            rename(cursor, [one.delta for one in staged.accepted])
+            filling = self._fill_next(cursor)
+            self._swap_in(cursor, staged)
             live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             # The last thing that is looked at: the later, the less can have come behind its commit record unseen.
             refuse_changed(cursor, self._slot)
             self.may_have_landed = True
-        return _Landed(live, failures)
+        return _Landed(live, failures, filling)
 
     def _apply(
         self,
@@ -310,7 +316,7 @@ class Publisher:
                 {
                     "table_id": table.table_id,
                     "old": row.metadata_location if row.staged else None,
-                    "new": staged.new_location,
+                    "new": accepted.table.metadata_location if accepted.table is not None else staged.new_location,
                     "snapshot_id": staged.snapshot_id,
                 },
             )
@@ -319,8 +325,7 @@ class Publisher:
             if not swap_pointer(cursor, row.namespace, row.lake_table, row.metadata_location, new):
                 raise CommitConflict(f"another writer committed to {table.name} in the lake")
             if archive is not None:
-                props = {"metadata_location": archive.seam_location, "snapshot_id": str(archive.snapshot_id)}
-                self._publish_snapshot(cursor, table, archive.snapshot_id, props)
+                self._publish_cold(cursor, table, archive)
             elif staged is not None and row.tier is None:
                 self._publish_snapshot(cursor, table, staged.snapshot_id, lake_props(staged))
         if delta.fold is not None and archive is not None:
@@ -356,8 +361,15 @@ class Publisher:
                 )
             cursor.execute(_SQL["copy_progress"], {"table_id": table.table_id, "generation": row.generation})
 
-    def _swap_in(self, cursor: psycopg.Cursor[tuple[Any, ...]], swaps: Mapping[TableId, Swap]) -> None:
-        """What was copied again becomes what readers see. CommitConflict: another engine committed meanwhile."""
+    def _fill_next(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[TableId, ...]:
+        """Tables whose copy from the cut-line on is complete, and whose files are filled now."""
+        cursor.execute(_SQL["fill_next"], {"slot": self._slot, "frontier": self._applied})
+        return tuple(TableId(row[0]) for row in cursor.fetchall())
+
+    def _swap_in(self, cursor: psycopg.Cursor[tuple[Any, ...]], staged: Staged) -> None:
+        """What was copied again or filled becomes what readers see, with its published snapshot if that was made anew.
+        CommitConflict: another engine committed meanwhile."""
+        swaps = staged.swaps
         cursor.execute(
             _SQL["swap_in"],
             {
@@ -371,6 +383,9 @@ class Publisher:
         )
         if any(not swapped for (swapped,) in cursor.fetchall()):
             raise CommitConflict("another writer committed to a table in the lake that was copied again")
+        for one in staged.accepted:
+            if one.archive is not None and one.delta.table.table_id in swaps:
+                self._publish_cold(cursor, one.delta.table, one.archive)
 
     def _go_live(self, cursor: psycopg.Cursor[tuple[Any, ...]], expected: Collection[TableId]) -> tuple[TableId, ...]:
         """CommitConflict if other tables go live than those whose snapshots say so: a copy was completed, or given
@@ -385,6 +400,13 @@ class Publisher:
         """What `status` is told with a commit: the table's index, and how deletes were written if there were any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
         return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
+
+    def _publish_cold(
+        self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, archive: StagedArchive
+    ) -> None:
+        """The published snapshot that was made anew becomes the one that readers pin."""
+        props = {"metadata_location": archive.seam_location, "snapshot_id": str(archive.snapshot_id)}
+        self._publish_snapshot(cursor, table, archive.snapshot_id, props)
 
     def _publish_snapshot(
         self,

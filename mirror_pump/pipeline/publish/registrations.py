@@ -51,6 +51,8 @@ class Registration:
     """The published snapshot."""
     rows_dropped: bool
     """Rows of partitions that are gone may still be in the staged files."""
+    initial_fields: frozenset[int]
+    """Field IDs of the columns that rows from before them have a value in: no file may lack them any more."""
     tier: Tier | None
 
     @property
@@ -94,7 +96,9 @@ class Registration:
 def registration_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Registration:
     """From a row of the query `registrations`, without the table_id."""
     state, start, generation, namespace, name, location, staged, lake_table_missing, pins, *others = row[:-_TIER]
-    rewrite_since, swept_before, read_at, policy, data_sequence_number, snapshot_id, rows_dropped = others
+    rewrite_since, swept_before, read_at, policy, data_sequence_number, snapshot_id, rows_dropped, initial_fields = (
+        others
+    )
     return Registration(
         state=TableState(state),
         start_lsn=Lsn(start),
@@ -113,5 +117,6 @@ def registration_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Registration:
         data_sequence_number=SequenceNumber(data_sequence_number),
         snapshot_id=snapshot_id,
         rows_dropped=rows_dropped,
+        initial_fields=frozenset(initial_fields),
         tier=tier_of(*row[-_TIER:]),
     )

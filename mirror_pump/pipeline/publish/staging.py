@@ -29,6 +29,7 @@ from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.publish.archive_refresh import (
     ArchiveBranches,
     archive_refresh_due,
+    completes_fill,
     deletes_converted_meanwhile,
     line_of,
     may_fold,
@@ -192,7 +193,7 @@ class Stager:
         Of a table that what is staged makes wait for longer, the exchange is left for a later publish.
         """
         commits = {
-            one.delta.table.table_id: one.staged for one in staged.accepted if one.goes_live and one.staged is not None
+            one.delta.table.table_id: one.table for one in staged.accepted if one.goes_live and one.table is not None
         }
         for one in due:
             commit = commits.get(one.table.table_id)
@@ -202,7 +203,7 @@ class Stager:
                 staged.failures.append(Failure.of(one.table, lake_table_gone(one.table)))
                 continue
             try:
-                staged.swaps[one.table.table_id] = Swap.of(commit.table, one.seen)
+                staged.swaps[one.table.table_id] = Swap.of(commit, one.seen)
             except ForeignTable as error:
                 staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
             except FileMissing as error:
@@ -264,9 +265,7 @@ class Stager:
         current = _of_generation(delta, row.generation)
         if current.resolution is not None and not row.files_may_be_rewritten:
             current = _without_resolution(current, staged.refused)
-        if current.fold is not None and not may_fold(
-            current.fold, row.tier, readers_see_commits=row.readers_see_commits
-        ):
+        if current.fold is not None and not may_fold(current, current.fold, row):
             current = replace(current, fold=None)
             staged.refused.append(current.table.table_id)
         if live is not None and _waits_longer(current, row, live):
@@ -321,13 +320,11 @@ class Stager:
             or live is not None
             or delta.fills
         )
-        renewing = (
-            row.readers_see_commits
-            and not delta.copies
-            and archive_refresh_due(delta, row.tier, row.snapshot_id, known)
-        )
+        # Readers go on with the published snapshot that they have until a copy or a fill that begins here is complete.
+        shown = row.readers_see_commits and not (delta.copies or delta.fills)
+        renewing = shown and archive_refresh_due(delta, row.tier, row.snapshot_id, known)
         if delta.advance is not None and not row.readers_see_commits:
-            raise AdvanceRefused("the table is being copied")
+            raise AdvanceRefused("the table is being copied or filled")
         if not (work or renewing):
             return StagedDelta(delta, None, None)
         keep_below = line_of(delta.table, row.tier) if emptied else None
@@ -359,27 +356,22 @@ class Stager:
                 )
                 staged, data_sequence_number = _staged_on(known, change, row)
                 written.own(*staged.files)
-            archive = self._stage_archive(delta, row, staged, known, summary, renewing=renewing)
+            base = staged.table if staged is not None else known
+            archive = None
+            if (
+                renewing
+                or completes_fill(row, goes_live=live is not None)
+                or (staged is not None and shown and deletes_converted_meanwhile(row.tier, base))
+            ):
+                archive = self._stage_archive(delta, row, base, summary)
         last = int(known.metadata["last-sequence-number"])
         gone = tuple(DroppedRows(last + segments_before, bounds) for segments_before, bounds in delta.dropped)
         return StagedDelta(delta, encoded, staged, archive, data_sequence_number, gone, goes_live=live is not None)
 
     def _stage_archive(
-        self,
-        delta: TableDelta,
-        row: Registration,
-        staged: StagedCommit | None,
-        known: LakeTable,
-        summary: Mapping[str, str],
-        *,
-        renewing: bool,
-    ) -> StagedArchive | None:
-        """The published snapshot made anew on top of what is staged, if it has to be."""
-        base = staged.table if staged is not None else known
-        if not renewing and not (
-            staged is not None and row.readers_see_commits and deletes_converted_meanwhile(row.tier, base)
-        ):
-            return None
+        self, delta: TableDelta, row: Registration, base: LakeTable, summary: Mapping[str, str]
+    ) -> StagedArchive:
+        """The published snapshot made anew on top of `base`."""
         cut = delta.advance.cut if delta.advance is not None else None
         try:
             line = line_of(delta.table, row.tier, cut)

@@ -13,6 +13,33 @@ columns (mirror_pump.pipeline.stream.schema_projection). What the stream changes
 (mirror_pump.lake.commit.merged_files): a new file has its source's data sequence number, and position deletes that
 came since are
 carried over. Files that come later have every column, so no further one that lacks it appears once none is left.
+
+Rows below the cut-line of a table with heap retention are in the lake alone, and filled like any others. Why that is
+exact:
+
+- Every row below the cut-line that was there before the command has the value, and nothing else: the heap has none of
+them, so no
+  rewrite of the heap concerns them.
+- Corrections get the value in the transaction of the command (modak.complete_corrections), under the lock that keeps
+  writers out; later ones name every column. So at each moment modak.delta is as rows of the heap would be.
+- Below the cut-line main changes by folds only, and neither a fold nor an advance of the cut-line lands in a table
+that is not live. A fold
+  that was written before the command, and lands before its publish, brings a file that lacks the column, of rows from
+  before: it is filled. One that comes later is refused (may_fold), also when the fill is complete by then.
+- the published snapshot stays as it is until the fill is complete, and lacks the column in every row. A read across
+the seam goes by the
+  heap's columns, and gives rows of such a published snapshot the value (Column.initial, modak.initial_values). The
+  publish that makes the table live makes the published snapshot anew, of main's filled files. Pins of the former
+  published snapshot keep that one.
+- A proof compares heap, the published snapshot and delta in one snapshot, by the columns that the mirror has there,
+and none begins while
+  the table is filled. One from before the command does not count for a drop: that sees that the partition was altered.
+- Where rows from the cut-line on have to be copied again meanwhile, files are filled behind the copy (fill_next): they
+must not be
+  exchanged while older ones come in beside them. For that the columns keep their value (pipeline.evolution).
+
+A kill at any step leaves nothing but files: all that decides is in the catalog. Such a table has no copy to fall back
+on, so that filling it is tried until it succeeds.
 """
 
 from __future__ import annotations
@@ -40,15 +67,19 @@ from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, open_input
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import CopyPlanned, FileRewriteReady
+from mirror_pump.pipeline.flow.events import CopyFailed, CopyPlanned, FileRewriteReady
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.publish.staging import FILLING_PROPERTY
+from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY
 from mirror_pump.pipeline.upkeep.jobs import FileTasks
 from mirror_pump.source.catalog.tables import columns_to_json
 from sql import queries
 
 _SQL = queries("upkeep")
+
+_KEEP_LAKE = (
+    "Its old rows are in the lake alone, as they were before the column came: unregister the table with --keep-lake"
+)
 
 _TRIES = 3
 """Failures, one after the other, after which a table is copied again instead."""
@@ -76,18 +107,23 @@ class FillJob:
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """The smallest table first."""
-        return lake.records if left is not lake and lake.summary.get(FILLING_PROPERTY) == "true" else None
+        # One that is copied from the cut-line on is filled behind the copy, without a commit in between.
+        return lake.records if left is not lake and lake.summary.get(COPYING_PROPERTY) == "true" else None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
         """Some of the files; None, and the table may go live, if none is left. A table whose files cannot be filled is
-        copied again by the next session."""
+        copied again by the next session; one with rows below the cut-line is filled until that succeeds, or set aside
+        where it never can."""
         try:
             exchange = self._next(table, lake, listing, tasks)
         except (LakeError, TaskFailed) as error:
             self._failures[table.table_id] += 1
-            if isinstance(error, NotFillable) or self._failures[table.table_id] >= _TRIES:
+            if table.tier is not None and table.tier.moved:
+                if isinstance(error, NotFillable):
+                    self.context.inbox.put(CopyFailed(table, f"{error}. {_KEEP_LAKE}"))
+            elif isinstance(error, NotFillable) or self._failures[table.table_id] >= _TRIES:
                 del self._failures[table.table_id]
                 self._execute("not_fillable", table)
             raise

@@ -27,9 +27,13 @@ Whatever is not proven is copied again. A change of the key is: the lake's pendi
 former key's, and beginning anew needs no proof.
 
 A table with heap retention has rows below the cut-line that only the lake has, and copying it again concerns those at
-or above the cut-line. So what would make the former wrong or unreadable sets it aside: a new column with values in
-rows that exist, a type that theirs does not read on as, another key, texts that are printed differently. And a
-partition that goes, whoever dropped it, takes no row out of the lake.
+or above the cut-line. So what would make the former wrong or unreadable sets it aside: a new column whose values in
+rows that exist nobody knows, a type that theirs does not read on as, another key, texts that are printed differently.
+And a partition that goes, whoever dropped it, takes no row out of the lake.
+
+A constant default is no such thing: rows below the cut-line have the value that was told, whatever else happened in
+the same transaction, since none of it reached them. So the column keeps that value when the table is copied again for
+another reason, and its files are filled behind the copy (mirror_pump.pipeline.schema.column_fill).
 """
 
 from __future__ import annotations
@@ -97,6 +101,10 @@ DROPPED = (
     " table of this name is registered"
 )
 """What is said of a table that is gone."""
+_ADD_OTHERWISE = (
+    ". Unregister the table with --keep-lake. Another time, add such a column without a default, give it the default"
+    " afterwards (ALTER COLUMN ... SET DEFAULT), and fill rows by UPDATE and, below the cut-line, by modak.upsert"
+)
 _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
@@ -142,15 +150,18 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     dropped = _dropped(note, former, table)
     reasons += _other_reasons(note, former, table, gone_known=dropped is not None)
     everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
-    if everywhere and table.tier is not None and table.tier.moved:
+    if everywhere and _old_rows_left(table):
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
+        if any(column.attnum not in {one.attnum for one in table.columns} for column in columns):
+            said += _ADD_OTHERWISE
         return SchemaChangeDecision(Action.SET_ASIDE, table, said)
     if not note.settled and _printed_otherwise(former, note):
         # Of transactions that were writing to the table, rows follow as they were printed before.
         return SchemaChangeDecision(Action.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
-        # No file from before stays, and their values may be none of the columns' types any more.
-        present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
+        if not _old_rows_left(table):
+            # No file from before stays, and their values may be none of the columns' types any more.
+            present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
         return SchemaChangeDecision(Action.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
     if fills or dropped:
         why = "a partition is gone" if dropped else "a column is new, with one value in all rows that exist"
@@ -181,7 +192,9 @@ def _columns(
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
-            initial = note.missing.get(column.attnum) if provable and column.attnum not in existed else None
+            told = provable or (note.exact and bool(former) and _old_rows_left(table))
+            told = told and column.attnum in note.missing and column.attnum not in existed
+            initial = note.missing[column.attnum] if told else None
             if initial is not None and _may_fill(table) and holds_text(column.type, initial):
                 columns.append(replace(column, field_id=next_field_id, initial=initial))
                 next_field_id += 1
@@ -189,9 +202,10 @@ def _columns(
                 continue
             columns.append(replace(column, field_id=next_field_id))
             next_field_id += 1
-            if not provable or column.attnum in filled or column.attnum in existed:
+            known_null = told and initial is None
+            if not provable or (column.attnum in filled and not known_null) or column.attnum in existed:
                 text = f"column {column.name} is new and may have values in rows that exist"
-                everywhere = rewritten or column.attnum in filled or column.attnum in existed
+                everywhere = not known_null and (rewritten or column.attnum in filled or column.attnum in existed)
                 reasons.append(_Reason(text, everywhere))
             continue
         same = (before.type_oid, before.type_modifier) == (column.type_oid, column.type_modifier)
@@ -228,9 +242,13 @@ def _columns(
 
 
 def _may_fill(table: MirroredTable) -> bool:
-    """Not while rows are still to be copied; nor where the published snapshot has rows below the cut-line, which no
-    fill reaches."""
-    return table.state.has_all_rows and (table.tier is None or not table.tier.moved)
+    """Not while rows are still to be copied, unless it has others, which will not be: then it is filled afterwards."""
+    return table.state.has_all_rows or _old_rows_left(table)
+
+
+def _old_rows_left(table: MirroredTable) -> bool:
+    """Whether rows may be below the cut-line, which the lake alone has."""
+    return table.tier is not None and table.tier.moved
 
 
 def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:

@@ -467,11 +467,11 @@ class PumpSession:
             self._unpublish_failed()
         if landed.dropped:
             self._retain_indexes()
-        if landed.live:
-            tables = [load_table(self._parts.connection, table_id) for table_id in landed.live]
+        if landed.live or landed.filling:
+            tables = [load_table(self._parts.connection, table_id) for table_id in (*landed.live, *landed.filling)]
             self._parts.receiver.refresh(tuple(table for table in tables if table is not None))
-            self._parts.upkeep.live(landed.live)
-            for table in tables:
+            self._parts.upkeep.live((*landed.live, *landed.filling))
+            for table in tables[: len(landed.live)]:
                 self._observer(Step.LIVE, table=str(table and table.name))
         return landed
 

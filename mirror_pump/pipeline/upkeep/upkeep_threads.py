@@ -22,7 +22,7 @@ from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
-from mirror_pump.model import TableId
+from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
@@ -221,8 +221,8 @@ class Upkeep:
                 return
             if row is None:
                 turn.not_before = time.monotonic() + _LOOK_INTERVAL
-                if job.free == "free_to_fill":
-                    # The last snapshot of a fill is marked too.
+                if job.free == "free_to_fill" and table.state not in (TableState.COPYING, TableState.WAITING):
+                    # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
                     turn.left = seen
                 return
             lake = self._newest(watched, row[0])

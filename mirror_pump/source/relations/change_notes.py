@@ -110,9 +110,10 @@ class Note:
     was detached or unlogged for a moment may have changed meanwhile, unpublished."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
-    missing: Mapping[int, str] = field(default_factory=dict)
+    missing: Mapping[int, str | None] = field(default_factory=dict)
     """What rows from before have in columns that a command added, as the stream prints it, by attribute number. Of the
-    first shape that has the column: a rewrite of the heap takes the value to the rows, and out of the catalog."""
+    first shape that has the column: a rewrite of the heap takes the value to the rows, and out of the catalog, and a
+    default that comes later is none of theirs."""
     types: tuple[Mapping[str, Any], ...] = ()
     """Labels and attributes of the columns' types in each shape of the transaction: what was written under one of them
     is in the stream as it was printed then."""
@@ -193,8 +194,11 @@ def parse_note(message: bytes) -> Note | None:
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
-            missing={int(number): str(text) for number, text in (found.get("missing") or {}).items()},
-            types=tuple(type_texts for type_texts in ((shape or {}).get("types"),) if type_texts),
+            missing={
+                int(number): None if text is None else str(text)
+                for number, text in (found.get("missing") or {}).items()
+            },
+            types=tuple(one for one in ((shape or {}).get("types"),) if one),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
             truncated_leaf=int(found.get("truncated", 0)) if found.get("now") is True else 0,

@@ -17,12 +17,8 @@ def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: s
     result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
 
     assert result.exit_code == 0, result.stderr
-    for said in (
-        "schema modak: created",
-        "publication mirror_pump: created",
-        f"slot {slot}: created",
-        "ready: frontier ",
-    ):
+    publication = "publication mirror_pump: created"
+    for said in ("schema modak: created", publication, f"slot {slot}: created", "ready: frontier "):
         assert said in result.stdout
     ((confirmed, plugin),) = database.rows(
         "SELECT (confirmed_flush_lsn - '0/0')::bigint, plugin FROM pg_replication_slots WHERE slot_name = %s", (slot,)

@@ -182,7 +182,7 @@ def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, cod
     """While it streams: tests/integration/cli/test_cli_run.py."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
-    said = f"{number.name}: stopped before anything was received; the frontier is what it was"
+    said = f"{number.name}: stopped before anything was received; the frontier is unchanged"
     ended, events = mirror.ended(process, number)
     assert (ended, [event for event in events if event != "leading"]) == (code, [said])
 

@@ -70,10 +70,13 @@ def test_changes_of_a_table_say_what_changed_and_why_it_is_copied_again(
         # It cannot be copied before it has a key again.
         database.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
         await_true(lambda: log.steps.count(Step.TABLE_WAITING) == 1, 20, "it has to be copied again, and cannot be")
+        # It is told, and written, before the next publish begins.
+        mirror.await_frontier()
+        (first,) = log.lines(Step.TABLE_WAITING)
         database.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
         await_true(lambda: log.steps.count(Step.TABLE_COPIED_AGAIN) == 1, 20, "it can be")
         mirror.await_live("public.t")
-    (first,), (second,) = log.lines(Step.TABLE_WAITING), log.lines(Step.TABLE_COPIED_AGAIN)
+    (second,) = log.lines(Step.TABLE_COPIED_AGAIN)
     assert first["level"] == second["level"] == "warning"
     assert first["remedy"]
     assert "primary key" in first["reason"]

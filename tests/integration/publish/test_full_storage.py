@@ -135,7 +135,7 @@ def test_a_transaction_that_the_lake_has_no_room_for(two: Mirror, small: Path) -
             connection.execute("DELETE FROM t WHERE id <= 50")
         await_true(lambda: steps.count(Step.RETRYING) >= 2, 60, "the pump has tried twice")
         error, remedy = last_retry(steps)
-        assert "no room is left to write" in error
+        assert "no space left to write" in error
         assert str(small) in error
         assert "make room" in remedy
         # Nothing of the transaction is to be seen, and what was written of it does not keep the storage full.
@@ -168,7 +168,7 @@ def test_a_lake_that_gets_full_between_data_and_metadata(two: Mirror, small: Pat
         "UPDATE u SET v = 'changed' WHERE id < 20",
     )
     await_true(lambda: steps.count(Step.RETRYING), 60, "the pump could not publish")
-    assert "no room is left to write" in last_retry(steps)[0]
+    assert "no space left to write" in last_retry(steps)[0]
     running.stop()
     (small / _BALLOON).unlink()
     await_referenced(small, two, "public.t", "public.u")

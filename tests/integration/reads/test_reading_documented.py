@@ -157,7 +157,7 @@ def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: R
         (["FROM nowhere"], 2, "nowhere does not exist"),
         (["SELECT nothing FROM orders"], 2, "nothing"),
         (["FROM orders", "--at", "yesterday"], 2, "neither a WAL position nor a time"),
-        (["FROM orders", "--at", "0/1", "--mode", "lake"], 2, "leave --mode and --min-lsn out"),
+        (["FROM orders", "--at", "0/1", "--mode", "lake"], 2, "leave out --mode and --min-lsn"),
         (["FROM orders", "--format", "parquet"], 2, "give --output FILE"),
         (["FROM orders", "--output", str(tmp_path / "no" / "file")], 2, "cannot be written"),
         (["FROM orders", "--min-lsn", "7FFFFFFF/0", "--max-wait", "0.1"], 1, "has not passed"),

@@ -90,11 +90,12 @@ def test_what_would_make_old_rows_wrong_sets_the_table_aside(database: Database,
         mirror.await_live("public.events")
         divided.advance(running)
         before = divided.seam()[0]
-        database.execute("ALTER TABLE events ADD COLUMN flag int DEFAULT 1")
+        database.execute("ALTER TABLE events ADD COLUMN c int DEFAULT 1, ADD COLUMN flag float8 DEFAULT random()")
         await_true(lambda: mirror.state("public.events") == "failed", 20, "the table set aside")
         assert "column flag is new and may have values" in mirror.error("public.events")
         assert "old rows are in the lake alone" in mirror.error("public.events")
-        database.execute("ALTER TABLE events DROP COLUMN flag")
+        assert "add such a column without a default" in mirror.error("public.events")
+        database.execute("ALTER TABLE events DROP COLUMN c, DROP COLUMN flag")
         assert divided.seam()[0] == before, "what is there stays readable"
 
 
@@ -113,7 +114,7 @@ def test_corrections_follow_their_columns_names(database: Database, tmp_path: Pa
                 run(connection, f"ALTER TABLE {table} ADD COLUMN big text")
         mirror.await_frontier()
         payload = database.rows("SELECT payload FROM modak.delta")[0][0]
-        assert payload == {"at": 3, "id": 3, "n": 7, "w": "renamed"}
+        assert payload == {"at": 3, "id": 3, "n": 7, "w": "renamed", "big": None}
     with mirror.with_options(fold_age=0.1).pumping() as running:
         await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 20, "the fold")
         assert (3, 3, 7, "renamed", None) in lake_rows(mirror.location("public.events"))

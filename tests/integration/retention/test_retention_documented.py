@@ -10,6 +10,7 @@ from pathlib import Path
 from mirror_pump.config import Settings
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import Run, no_settings, run, slot
@@ -34,7 +35,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
     mirror = Mirror(database, chosen, ThreadTaskRunner(2))
     said: list[str] = []
     blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sh"]
+    assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh"]
 
     def execute(language: str, text: str) -> None:
         if language == "sql":
@@ -64,6 +65,13 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
             "three corrections are folded",
         )
         execute(*blocks[4])
+        execute(*blocks[5])
+        mirror.await_frontier()
+        mirror.await_live("public.events")
+        filled = "SELECT DISTINCT source, token, count(DISTINCT checked_at) FROM lake GROUP BY ALL"
+        rows = read_duckdb(mirror.location("public.events"), filled)
+        assert [column.to_pylist() for column in rows.columns] == [["web"], [None], [1]]
+        execute(*blocks[6])
         document = json.loads(run("status", "--json").stdout)["tables"][0]["retention"]
         listed = CLI_JSON[CLI_JSON.index("A table's `retention`") :]
         assert list(document) == re.findall(r'^  "(\w+)"', listed[: listed.index("\n}")], re.MULTILINE)

@@ -149,7 +149,7 @@ def test_a_table_whose_files_cannot_be_filled_is_copied_again(
     mirror.assert_sound()
 
 
-_DEFAULTS = {
+DEFAULTS = {
     "boolean": "true",
     "smallint": "-7",
     "bigint": "9223372036854775807",
@@ -190,9 +190,7 @@ def test_values_of_all_types_are_those_that_postgres_shows(database: Database, w
         mirror.register("t")
         mirror.await_live("public.t")
         mirror.await_frontier()
-        added = ", ".join(
-            f"ADD COLUMN c{n} {type_} DEFAULT {text}" for n, (type_, text) in enumerate(_DEFAULTS.items())
-        )
+        added = ", ".join(f"ADD COLUMN c{n} {type_} DEFAULT {text}" for n, (type_, text) in enumerate(DEFAULTS.items()))
         with database.connect() as session:
             for setting in (
                 "DateStyle = 'German'",

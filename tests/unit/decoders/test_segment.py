@@ -193,7 +193,7 @@ def test_relations_apart_and_the_good_one_beside_the_bad() -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (insert(1, ["1", "a"]), "2 columns where the table is known with 3"),
+        (insert(1, ["1", "a"]), "2 columns, but the table is known to have 3"),
         (insert(1, [None, "a", "b"]), "column id"),
         (insert(1, ["1", b"\xff", "b"]), "column note"),
         (insert(1, ["1", UNCHANGED, "b"]), "INSERT"),
@@ -205,7 +205,7 @@ def test_relations_apart_and_the_good_one_beside_the_bad() -> None:
         (delete(1, ["1", "a", "b"]).replace(b"K", b"N"), "tuples"),
         (insert(1, ["1", "a", "b"]).replace(b"N", b"K"), "tuples"),
         (insert(1, ["1", "a", "b"]).replace(b"N", b"Z"), "tuples"),
-        (insert(1, ["1", None, "b"]).replace(b"n", b"b"), "form b'b'"),
+        (insert(1, ["1", None, "b"]).replace(b"n", b"b"), "format b'b'"),
         (insert(1, ["1", "a", "b"]).replace(b"\0\0\1a", b"\xff\xff\xffa"), ""),
         (update(1, [UNCHANGED, "a", "b"]), "column id"),
         (delete(1, [None, None, None]), "column id"),

@@ -106,5 +106,5 @@ def test_nulls_are_nobodys_key(location: str) -> None:
 
 def test_a_file_without_the_key_column_is_an_error(location: str) -> None:
     path = foreign_file(location, "odd", "id", pa.array([1], pa.int64()), field_id=7)
-    with pytest.raises(LakeError, match="no column of field ID 1"):
+    with pytest.raises(LakeError, match="no column with field ID 1"):
         run(location, [(path, 1)], [(deletes(location, [1]), 2)])

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.partition_digests import Comparing, _Tally
+from mirror_pump.engine.partition_digests import Comparing, _Digester
 from mirror_pump.engine.row_hashes import BUCKETS, HashSecret, buckets_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
@@ -38,7 +38,7 @@ def test_rows_of_wanted_buckets_and_keys(
 ) -> None:
     column = Column(1, "id", 20, -1, "bigint", LONG, 1, not_null=True)
     comparing = Comparing((column,), ("id",), PACKING, HashSecret.draw(), keys(5), wanted, among)
-    tally = _Tally(comparing)
+    tally = _Digester(comparing)
     tally.add({1: pa.array(range(100), pa.int64())}, 100)
     digest = tally.digest()
     assert digest.sums[:, 0].sum() == 99, "left out is what is compared elsewhere"

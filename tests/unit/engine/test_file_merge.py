@@ -120,7 +120,7 @@ def test_columns_are_found_by_field_id_widened_and_filled(location: str) -> None
 
 def test_a_file_without_a_required_column_is_an_error(location: str) -> None:
     path = foreign(location, "odd", {2: ("v", pa.array(["d"]))})
-    with pytest.raises(LakeError, match="no column of field ID 1, which is required"):
+    with pytest.raises(LakeError, match="no column with field ID 1, which is required"):
         merge(location, [(path, 1)])
 
 

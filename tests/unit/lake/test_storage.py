@@ -95,7 +95,7 @@ def test_errors_name_the_file_and_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(LakeError, match="cannot write"):
         write_bytes(f"{tmp_path.as_uri()}/file/below", b"", StorageOptions())
-    with pytest.raises(LakeError, match="no storage location"):
+    with pytest.raises(LakeError, match="is not a storage location"):
         read_bytes("relative/path", StorageOptions())
     with pytest.raises(LakeError, match="nosuch"):
         read_bytes("nosuch://a/b", StorageOptions())

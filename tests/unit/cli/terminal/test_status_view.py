@@ -81,7 +81,7 @@ def rows(lines: list[str]) -> dict[str, str]:
     found = {}
     above = ""
     for line in lines[start + 1 :]:
-        if line.startswith("no room here for:"):
+        if line.startswith("not enough room for:"):
             break
         if line[name_width:].startswith(("live", "copying", "failed")):
             found[above or line[:name_width].strip()] = line[name_width:]
@@ -119,7 +119,7 @@ def test_internals_go_first_where_there_is_no_room(width: int, shown: set[str], 
     columns = {column.strip() for column in heading.split("  ") if column.strip()}
     assert shown <= columns
     assert not hidden & columns
-    told = " ".join(lines).partition("no room here for:")[2]
+    told = " ".join(lines).partition("not enough room for:")[2]
     assert all(column in told for column in hidden)
     assert bool(told) == bool(hidden)
 
@@ -132,7 +132,7 @@ def test_what_needs_a_person_comes_first(width: int) -> None:
     lines = drawn(mirror(tables), width)
 
     text = "".join(lines)
-    assert text.index("is no key") < text.index("frontier ")
+    assert text.index("is no key") < text.index("frontier 0/")
     assert list(rows(lines))[:2] == [names()[190], names()[150]]
     assert "15.0 MiB" in rows(lines)[names()[190]], "its lag in seconds is not known"
     assert "copying 321/1234" in rows(lines)[names()[150]]

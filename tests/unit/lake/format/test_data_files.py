@@ -116,7 +116,7 @@ def test_no_file_remains_of_a_block_that_fails(location: str, tmp_path: Path) ->
 
     with pytest.raises(RuntimeError, match="stop"):
         fail()
-    with pytest.raises(RuntimeError, match="ended well"):
+    with pytest.raises(RuntimeError, match="has not ended without error"):
         _ = writer.written
     assert list((tmp_path / "data").iterdir()) == []
 

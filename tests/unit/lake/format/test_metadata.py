@@ -169,7 +169,7 @@ def test_metadata_is_read_compressed_or_not_and_damage_is_reported(tmp_path: Pat
         assert read_metadata(location, StorageOptions()) == document
     for damaged in (b"{", b"[]", b"{}", b"\x1f\x8bxx", gzip.compress(b"{}" * 100)[:20]):
         file.write_bytes(damaged)
-        with pytest.raises(LakeError, match="no Iceberg table metadata"):
+        with pytest.raises(LakeError, match="is not valid Iceberg table metadata"):
             read_metadata(location, StorageOptions())
     file.write_bytes(orjson.dumps({**document, "format-version": 3}))
     with pytest.raises(LakeError, match="version 3"):

@@ -69,7 +69,7 @@ def test_rows_are_sorted_across_row_groups(warehouse: str, monkeypatch: pytest.M
 
 
 def test_an_empty_file_is_refused(warehouse: str) -> None:
-    with pytest.raises(ValueError, match="needs a position"):
+    with pytest.raises(ValueError, match="needs at least one position"):
         write_position_deletes({"file:///a": np.zeros(0, np.int64)}, f"{warehouse}/t", STORAGE)
 
 

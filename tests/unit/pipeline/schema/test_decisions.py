@@ -287,3 +287,29 @@ def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
     # Before the cut-line has moved, every row is in the heap, and can be read again.
     unmoved = replace(table, tier=Tier("id", TierKind.BIGINT, lag=5))
     assert _judged(shape, unmoved, **note).course is (Action.COPY_AGAIN if course is Action.SET_ASIDE else course)
+
+
+@pytest.mark.parametrize(
+    ("note", "state", "course", "initial"),
+    [
+        ({"missing": {7: "x"}}, TableState.LIVE, Action.FILL, "x"),
+        ({"missing": {7: "x"}}, TableState.FILLING, Action.FILL, "x"),
+        # Filled behind the copy, which does not bring rows below the cut-line.
+        ({"missing": {7: "x"}}, TableState.COPYING, Action.FILL, "x"),
+        ({"missing": {7: "x"}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, "x"),
+        ({"missing": {7: "x"}, "exact": False}, TableState.LIVE, Action.SET_ASIDE, None),
+        # A default that came after the column is no value of rows from before.
+        ({"missing": {7: None}}, TableState.LIVE, Action.FOLLOW, None),
+        ({"missing": {7: None}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, None),
+    ],
+)
+def test_a_new_column_whose_value_was_told_does_not_set_a_divided_table_aside(
+    note: dict[str, Any], state: TableState, course: Action, initial: str | None
+) -> None:
+    verdict = _judged(_adding(filled=True), replace(DIVIDED, state=state), **note)
+    assert verdict.course is course, verdict.reason
+    if course is not Action.SET_ASIDE:
+        assert verdict.table.columns[-1].initial == initial
+        # A later copy of the rows from the cut-line on leaves files below the cut-line, which may not be filled yet.
+        again = _judged(_adding(filled=True), verdict.table, filled=frozenset({20000}), stayed=frozenset())
+        assert (again.course, again.table.columns[-1].initial) == (Action.COPY_AGAIN, initial)
