@@ -17,7 +17,6 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.schema_evolution import properties_after
 from mirror_pump.lake.format.metadata import (
-    COLD,
     MAIN,
     archive_snapshot,
     current_schema,
