@@ -66,6 +66,9 @@ def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> No
     # py4j and pyiceberg log through the standard library; their chatter is of interest only when something is wrong.
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
+    # psycopg warns when it cannot roll back on a connection that Ctrl-C interrupted in the middle of a query: the
+    # connection is closed then, and nothing is wrong.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     if not any(isinstance(handler, _Forward) for handler in root.handlers):
         root.addHandler(_Forward())
     warnings.showwarning = _show_warning
