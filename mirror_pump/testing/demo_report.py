@@ -91,7 +91,7 @@ def print_queries(console: Console, dsn: str) -> None:
     write("Query it, in .venv/bin/python, from DuckDB (elsewhere: INSTALL iceberg; LOAD iceberg;):")
     write("  from mirror_pump.testing.lake import duckdb_connection")
     write(f"  duckdb_connection().sql(\"FROM iceberg_scan('{small}') ORDER BY bid\").show()")
-    write("and from Spark, which takes the large table's pending equality deletes lightly (DuckDB does not):")
+    write("and the largest one from Spark (DuckDB reads it as well; its deletes are position deletes):")
     write("  from mirror_pump.engine.session import SparkSettings, spark_session")
     write(f"  table = spark_session(SparkSettings()).read.format('iceberg').load('{large}')")
     write("  table.selectExpr('count(*)', 'sum(abalance)').show()")

@@ -14,7 +14,7 @@ import psycopg
 
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.bare_machine.machine import BareMachine
-from tests.bare_machine.readme import shell_block
+from tests.bare_machine.readme import shell_lines
 from tests.bare_machine.steps import Step, StepFailed, run_steps
 
 ROWS = 100_000
@@ -45,7 +45,7 @@ def main() -> int:
 
 def _commands(dsn: str, machine: BareMachine) -> list[str]:
     """The README's, but for the user's own server and directory."""
-    lines = [*shell_block("Install"), *shell_block("A first mirror of your own")]
+    lines = [*shell_lines("Install"), *shell_lines("A first mirror of your own")]
     examples = {"postgresql://user:password@host/database": dsn, "/srv/lake": str(machine.work / "lake")}
     for example, own in examples.items():
         if sum(example in line for line in lines) != 1:

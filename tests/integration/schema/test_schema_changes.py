@@ -28,12 +28,12 @@ _STEPS = {
     Step.TABLE_FILLING: "filled",
     Step.TABLE_COPIED_AGAIN: "copied again",
     Step.TABLE_WAITING: "waits",
-    Step.TABLE_FAILED: "set aside",
+    Step.TABLE_FAILED: "failed",
     Step.TABLE_DROPPED: "dropped",
 }
-_STRENGTH = ("nothing", "followed", "filled", "waits", "copied again", "set aside", "dropped")
+_STRENGTH = ("nothing", "followed", "filled", "waits", "copied again", "failed", "dropped")
 _ENDS = {
-    "set aside": ("failed", "register"),
+    "failed": ("failed", "register"),
     "dropped": ("dropped", "dropped in Postgres"),
     "waits": ("waiting", "key"),
 }
