@@ -68,8 +68,8 @@ class ManifestWriter:
     def __init__(self, metadata: Mapping[str, Any], directory: str, snapshot_id: int, sequence_number: int) -> None:
         self._metadata = metadata
         self._directory = directory
-        self._snapshot_id = snapshot_id
-        self._sequence_number = sequence_number
+        self.snapshot_id = snapshot_id
+        self.sequence_number = sequence_number
         self.files: list[tuple[str, bytes]] = []
         """Location and content of everything encoded so far, not yet written."""
 
@@ -79,7 +79,7 @@ class ManifestWriter:
         entries = tuple(
             Entry(
                 Status.ADDED,
-                self._snapshot_id,
+                self.snapshot_id,
                 sequence,
                 None,
                 file.content,
@@ -154,7 +154,7 @@ class ManifestWriter:
             for one in present:
                 if doomed(one):
                     result.removed.count(one.content, one.records, one.size_bytes)
-                    entries.append(replace(one, status=Status.DELETED, snapshot_id=self._snapshot_id))
+                    entries.append(replace(one, status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     left.add(one.content)
                     entries.append(one)
@@ -188,11 +188,11 @@ class ManifestWriter:
 
     def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
         """Encodes the manifest list and returns its location."""
-        location = join(self._directory, f"snap-{self._snapshot_id}-{uuid.uuid4().hex}.avro")
+        location = join(self._directory, f"snap-{self.snapshot_id}-{uuid.uuid4().hex}.avro")
         metadata = {
-            "snapshot-id": str(self._snapshot_id),
+            "snapshot-id": str(self.snapshot_id),
             "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
-            "sequence-number": str(self._sequence_number),
+            "sequence-number": str(self.sequence_number),
             "format-version": str(FORMAT_VERSION),
         }
         self.files.append((location, encoded_list(metadata, manifests)))
@@ -232,9 +232,9 @@ class ManifestWriter:
                 length,
                 spec_id,
                 content,
-                self._sequence_number,
+                self.sequence_number,
                 minimum,
-                self._snapshot_id,
+                self.snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
                 entries=tuple(held) if held is not None and len(held) <= HELD else None,
@@ -261,9 +261,9 @@ class ManifestWriter:
                 length,
                 spec_id,
                 content,
-                self._sequence_number,
-                min(live, default=self._sequence_number),
-                self._snapshot_id,
+                self.sequence_number,
+                min(live, default=self.sequence_number),
+                self.snapshot_id,
                 (files[order[0]], files[order[1]], files[order[2]]),
                 (rows[order[0]], rows[order[1]], rows[order[2]]),
             )

@@ -14,6 +14,7 @@ from mirror_pump.engine.copying import ChunkTask, copy_chunk
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.replacement import EveryFile
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import narrowed, sidecars, widened, with_sidecars, without_sidecars
 from mirror_pump.lake.storage import StorageOptions
@@ -100,7 +101,8 @@ def laid_over(heap: LakeTable, overlay: TableOverlay, reader: PgConnection, stor
         keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
     grown = with_sidecars(schema, beside)
-    delta = RowDelta((SegmentFiles(data, deletes),), replace=overlay.truncated, schema=grown)
+    replaces = EveryFile() if overlay.truncated else None
+    delta = RowDelta((SegmentFiles(data, deletes),), replaces=replaces, schema=grown)
     return heap.stage(delta, _now_ms()).table
 
 

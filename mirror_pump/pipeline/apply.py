@@ -20,7 +20,11 @@ from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.adapting import adapted
 from mirror_pump.pipeline.batches import BatchEnd, Failure, TableChange
 from mirror_pump.pipeline.completing import Completer
-from mirror_pump.pipeline.requests import SegmentChange, TableDelta
+from mirror_pump.pipeline.operations.apply_stream import ApplyStream
+from mirror_pump.pipeline.operations.combinations import TableOperation, schema_operation
+from mirror_pump.pipeline.operations.segments import SegmentChange
+from mirror_pump.pipeline.operations.truncate import Truncate
+from mirror_pump.pipeline.requests import TableDelta
 from mirror_pump.pipeline.toast import VersionedFile
 from mirror_pump.source.connect import PgConnection
 
@@ -128,18 +132,17 @@ class BatchApplier:
                 for number, rows in completed.rows.items():
                     changes[number], more = self._with_rows(table, changes[number], rows)
                     beside |= more
-        return TableDelta(
-            table,
-            segments=tuple(changes[number] for number in sorted(changes) if not changes[number].empty),
-            truncate=truncated_before is not None,
-            not_live_before=heap_read_at,
-            sidecars=beside,
-            change=change,
-            dropped=tuple(
-                (sum(number < before and not one.empty for number, one in changes.items()), bounds)
-                for before, bounds in (change.dropped if change is not None else ())
-            ),
-        )
+        segments = tuple(changes[number] for number in sorted(changes) if not changes[number].empty)
+        operations: list[TableOperation] = [ApplyStream(segments, beside, heap_read_at)]
+        if truncated_before is not None:
+            operations.append(Truncate())
+        if change is not None:
+            dropped = [
+                (sum(number < before and not segment.empty for number, segment in changes.items()), bounds)
+                for before, bounds in change.dropped
+            ]
+            operations.append(schema_operation(change, dropped))
+        return TableDelta(table, tuple(operations))
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
         """The files in which rows' previous versions may be. While the table is being copied, where a row may be

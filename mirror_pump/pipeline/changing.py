@@ -10,17 +10,17 @@ else's to change): they concerned files that are gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
+from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.catalog import ensure_namespace
 from mirror_pump.lake.dropped_rows import DroppedRows
-from mirror_pump.model import TableId, TableName
+from mirror_pump.model import TableId, TableName, TableState
 from mirror_pump.pipeline.batches import TableChange
-from mirror_pump.pipeline.requests import TableDelta
 from mirror_pump.source.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
 from sql import queries
 
@@ -28,9 +28,16 @@ _SQL = queries("change")
 
 
 def store_change(
-    cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange, dropped_rows: Sequence[DroppedRows]
+    cursor: psycopg.Cursor[tuple[Any, ...]],
+    change: TableChange,
+    former: TableState,
+    state: TableState,
+    dropped_rows: Sequence[DroppedRows],
 ) -> None:
-    """Make the catalog describe the table as it is now."""
+    """Make the catalog describe the table as it is now, in the state that it comes to.
+
+    CommitConflict if its state is not the `former` one any more.
+    """
     table = change.table
     cursor.execute(
         _SQL["store"],
@@ -43,6 +50,8 @@ def store_change(
             "shape": table.shape or None,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
+            "former": former.value,
+            "state": state.value,
             "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
             "fills": change.fills and not change.copy_again,
             "stalled": table.stalled,
@@ -51,15 +60,16 @@ def store_change(
             "tier_key_type": tier_key_type(table),
         },
     )
+    if cursor.rowcount != 1:
+        raise CommitConflict(f"the state of {table.name} changed while it was being published")
 
 
-def rename(cursor: psycopg.Cursor[tuple[Any, ...]], deltas: Sequence[TableDelta]) -> None:
-    """Give the tables of these deltas that were renamed or moved their names, in the catalog and in the lake.
+def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, TableName]) -> None:
+    """Give tables that were renamed or moved the names that they have in Postgres, in the catalog and in the lake.
 
     All at once, through names that nobody has, so that tables may swap names. A table whose new name another registered
     table still has (one that was dropped, say) keeps its old one until it is renamed again.
     """
-    wanted = {delta.table.table_id: delta.table.name for delta in deltas if delta.change is not None}
     if not wanted:
         return
     cursor.execute(_SQL["names"])

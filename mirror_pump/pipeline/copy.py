@@ -25,7 +25,7 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableId, TableState
-from mirror_pump.pipeline.requests import CopiedChunk
+from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import reporting
 from mirror_pump.pipeline.work import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, ThreadFailed, Work

@@ -13,7 +13,7 @@ from mirror_pump.lake.metadata import cold_snapshot
 from mirror_pump.lake.rewrites import needed_snapshots
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, Tier
-from mirror_pump.pipeline.requests import DeltaFold, TableDelta
+from mirror_pump.pipeline.batches import TableChange
 
 
 class ColdBranches:
@@ -53,11 +53,11 @@ def line_of(table: MirroredTable, tier: Tier | None, cut: int | None = None) -> 
     return CutLine.of(replace(table, tier=replace(tier, column=column)), cut)
 
 
-def cold_due(delta: TableDelta, tier: Tier | None, published: int, known: LakeTable) -> bool:
-    """Whether a publish has to make S anew; `published` is the S of before."""
+def cold_due(tier: Tier | None, published: int, known: LakeTable, *, asked: bool) -> bool:
+    """Whether a publish has to make S anew; `published` is the S of before, `asked`: an operation needs it."""
     if tier is None:
         return False
-    if delta.advance is not None or delta.fold is not None or delta.renew_cold:
+    if asked:
         return True
     head = cold_snapshot(known.metadata)
     # The table has its retention only since a moment ago, or somebody dropped the branch.
@@ -74,16 +74,11 @@ def resolved_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
     )
 
 
-def may_fold(fold: DeltaFold, tier: Tier | None, *, calm: bool) -> bool:
-    """Whether corrections may come in now: T only grows, so what was below it is."""
-    return calm and tier is not None and fold.cut <= tier.cut
-
-
-def would_lose(delta: TableDelta, partitions: str) -> str:
+def would_lose(table: MirroredTable, change: TableChange | None, partitions: str) -> str:
     """Why a table that has to be copied again is set aside instead; `partitions` are those that it has not any more."""
-    why = delta.change.reason if delta.change is not None else "its heap was rewritten"
+    why = change.reason if change is not None else "its heap was rewritten"
     return (
-        f"{delta.table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
+        f"{table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
         " detached above T, the lake alone has the rows, and they would go. They stay as they are: unregister the table"
         " with --keep-lake"
     )

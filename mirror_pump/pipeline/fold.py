@@ -37,7 +37,8 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import outcome
 from mirror_pump.pipeline.key_indexes import KeyIndexes
-from mirror_pump.pipeline.requests import DeltaFold, SegmentChange
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.table_index import Phase
 from mirror_pump.pipeline.threads import Stopped, reporting
@@ -223,7 +224,7 @@ def write_fold(
     corrections: Sequence[Correction],
     packing: KeyPacking | None,
     storage: StorageOptions,
-) -> DeltaFold:
+) -> FoldCorrections:
     """Writes the files of a fold of these corrections, which are in the order of their versions.
 
     Raises LakeError, and ValueError for a value that its column cannot have.
@@ -255,9 +256,9 @@ def write_fold(
                 rows=(row_keys(brought, schema, packing),) if rows else (),
                 may_be_absent=True,
             )
-            return DeltaFold(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
+            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
         deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-        return DeltaFold(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
+        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
 
 
 def cold_is_stale(table: LakeTable, storage: StorageOptions, age: float) -> bool:

@@ -42,7 +42,7 @@ from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.index_budget import Candidate, choose
 from mirror_pump.pipeline.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
-from mirror_pump.pipeline.requests import SegmentChange
+from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.table_index import Phase, TableIndex
 from mirror_pump.pipeline.work import IndexRead

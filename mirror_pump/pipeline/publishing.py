@@ -7,6 +7,8 @@ from dataclasses import replace
 from mirror_pump.model import Lsn, TableState
 from mirror_pump.pipeline.batches import TableChange
 from mirror_pump.pipeline.key_indexes import KeyIndexes
+from mirror_pump.pipeline.operations.copy_again import CopyAgain
+from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.publish import Publisher
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.steps import Observer, Step
@@ -49,7 +51,7 @@ def copy_altered(
                 stalled=True,
             )
             change = TableChange(waiting, table.start_lsn, 0, _REASON)
-            deltas.append(TableDelta(waiting, change=change, republished=True))
+            deltas.append(TableDelta(waiting, (CopyAgain(change), RecordPublication())))
     if not deltas:
         return
     landed = publisher.publish(PublishRequest(deltas=tuple(deltas)))

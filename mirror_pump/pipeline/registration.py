@@ -57,6 +57,7 @@ from mirror_pump.source.retainable import (
 from mirror_pump.source.retention import read_choices
 from mirror_pump.source.slot import add_to_publication, check_publication, remove_from_publication, wal_end
 from mirror_pump.source.tables import generated_left_out, insert_table, load_table
+from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
 _SQL = queries("copy")
@@ -263,7 +264,7 @@ def _new_lake_table(
         name=name,
         columns=description.columns,
         key=description.key,
-        state=TableState.COPYING,
+        state=state_after(None, TableEvent.REGISTERED),
         start_lsn=Lsn(0),
         born_sequence=SequenceNumber(0),
         generation=0,

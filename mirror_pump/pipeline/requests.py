@@ -3,117 +3,49 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from mirror_pump.lake.commit import SegmentFiles
-from mirror_pump.lake.files import WrittenFile
-from mirror_pump.lake.index_plan import SegmentKeys
-from mirror_pump.lake.partition_bounds import PartitionBounds
-from mirror_pump.lake.resolution import Resolution
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.pipeline.batches import Failure, TableChange
+from mirror_pump.pipeline.operations.combinations import SchemaOperation, TableOperation, arranged
+from mirror_pump.pipeline.operations.operation import Operation
 
-
-@dataclass(frozen=True)
-class CopiedChunk:
-    """A chunk of an initial copy, read and written, to be published."""
-
-    generation: int
-    chunk_no: int
-    rows: int
-    file: WrittenFile | None
-    """None when the chunk held no row."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in the file."""
-
-
-@dataclass(frozen=True)
-class SegmentChange:
-    """What one segment of the stream does to one table."""
-
-    files: SegmentFiles
-    keys: SegmentKeys | None = None
-    """What it deletes and brings, by key, where no file of its deletes was written yet."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether it changes nothing."""
-        return not (self.files.data or self.files.deletes or (self.keys is not None and len(self.keys.packed)))
-
-    @property
-    def deleted(self) -> int:
-        """Keys that it deletes."""
-        return sum(file.record_count for file in self.files.deletes) + (len(self.keys.packed) if self.keys else 0)
-
-
-@dataclass(frozen=True)
-class TierAdvance:
-    """T moves up to the upper bound of a sealed partition, whose rows are the lake's and the delta's from then on."""
-
-    partition_id: str
-    """modak.partitions.partition_id."""
-    cut: int
-    """The new T, a tier value."""
-
-
-@dataclass(frozen=True)
-class DeltaFold:
-    """Correction rows of modak.delta that come into the lake with a publish, below T only.
-
-    They are the newest of their keys as of the time they were read; a row that was corrected again since has another
-    version, and stays."""
-
-    segment: SegmentChange
-    """Deletes every key of them, and brings the rows that they put in their place."""
-    versions: tuple[tuple[str, int], ...]
-    """(pk, version) of each."""
-    cut: int
-    """T when they were read."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in its file."""
+_Kind = TypeVar("_Kind", bound=Operation)
 
 
 @dataclass(frozen=True)
 class TableDelta:
-    """What one publish does to one table."""
+    """What one publish does to one table. Without operations it only lets the table go live, if it is due.
+
+    ValueError for operations that may not come together (mirror_pump.pipeline.operations.combinations).
+    """
 
     table: MirroredTable
-    segments: tuple[SegmentChange, ...] = ()
-    """In stream order."""
-    chunks: tuple[CopiedChunk, ...] = ()
-    truncate: bool = False
-    """Everything that exists before `segments` goes; a running copy starts again."""
-    restart_copy: bool = False
-    """What was copied so far goes, and the copy starts again."""
-    not_live_before: Lsn | None = None
-    """The table may not go live before F reaches this: a value was read from the heap at that position."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in the segments' files; the schema gets those that it lacks."""
-    resolution: Resolution | None = None
-    """Files in place of others. Left out if it no longer fits the table, and said so."""
-    change: TableChange | None = None
-    """`table` is what the table becomes with this publish: its columns, key and name go into lake and catalog. If it is
-    copied again, everything that exists before `segments` goes, for readers only once the copy is complete."""
-    dropped: tuple[tuple[int, PartitionBounds], ...] = ()
-    """Rows within these bounds, of so many of `segments` and of all that exists before, are gone."""
-    advance: TierAdvance | None = None
-    """T moves with this publish, which does nothing else."""
-    fold: DeltaFold | None = None
-    """Corrections of rows below T. Left out if they do not fit the table any more."""
-    renew_cold: bool = False
-    """S is to be made anew: it holds on to files that the table has exchanged since."""
-    republished: bool = False
-    """How it is published is another thing than was recorded, and is recorded anew."""
+    """As it is with this publish: after a schema change, what the change makes of it."""
+    operations: tuple[TableOperation, ...] = ()
+    """In the order in which they are staged, whatever order they are given in."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operations", arranged(self.operations))
+
+    def get(self, kind: type[_Kind]) -> _Kind | None:
+        """The operation of this kind, of which there is one at most."""
+        return next((operation for operation in self.operations if isinstance(operation, kind)), None)
+
+    def adding(self, operation: TableOperation) -> TableDelta:
+        """With one more operation."""
+        return replace(self, operations=(*self.operations, operation))
+
+    def without(self, kind: type[Operation]) -> TableDelta:
+        """Without operations of this kind."""
+        kept = tuple(operation for operation in self.operations if not isinstance(operation, kind))
+        return replace(self, operations=kept)
 
     @property
-    def copies(self) -> bool:
-        """Whether the table is copied again from here on."""
-        return self.change is not None and self.change.copy_again
-
-    @property
-    def fills(self) -> bool:
-        """Whether rows from before have to be given values of new columns."""
-        return self.change is not None and self.change.fills and not self.change.copy_again
+    def change(self) -> TableChange | None:
+        """The change of the table itself."""
+        return next((known.change for known in self.operations if isinstance(known, SchemaOperation)), None)
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.backoff import Backoff
 from mirror_pump.pipeline.jobs import Tasks, outcome
 from mirror_pump.pipeline.newest_keys import NewestKeys
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.premaking import Premaker
 from mirror_pump.pipeline.proving import Proof, Prover
 from mirror_pump.pipeline.reconciling import reconcile
-from mirror_pump.pipeline.requests import TierAdvance
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.threads import Stopped, reporting
 from mirror_pump.pipeline.work import AdvanceWanted, FrontierWanted, Work
@@ -280,7 +280,7 @@ class Retention:
             self._inbox.put(FrontierWanted(Lsn(one.sealed_lsn)))
             return ""
         answer: Future[str | None] = Future()
-        advance = TierAdvance(one.partition_id, one.hi)
+        advance = AdvanceCutline(one.partition_id, one.hi)
         self._inbox.put(AdvanceWanted(table, advance, answer))
         try:
             refused = outcome(answer, self._stopping.is_set)

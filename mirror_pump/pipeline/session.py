@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import psycopg
@@ -26,10 +26,15 @@ from mirror_pump.pipeline.batches import Failure, TableChange
 from mirror_pump.pipeline.demand import Demand, Goal
 from mirror_pump.pipeline.key_indexes import KeyIndexes
 from mirror_pump.pipeline.leftovers import Leftovers, files_of
+from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
+from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
+from mirror_pump.pipeline.operations.restart_copy import RestartCopy
+from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
+from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.parts import retain_live, start_parts
 from mirror_pump.pipeline.publish import LandedPublish
-from mirror_pump.pipeline.requests import CopiedChunk, PublishRequest, TableDelta
-from mirror_pump.pipeline.staging import AdvanceRefused
+from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.steps import Observer, Step
 from mirror_pump.pipeline.work import (
     AdvanceWanted,
@@ -195,8 +200,7 @@ class PumpSession:
                         answer.cancel()
                     case FoldReady(fold=fold, answer=answer):
                         answer.cancel()
-                        files = fold.segment.files
-                        self._left += [file.path for file in (*files.data, *files.deletes)]
+                        self._left += fold.files
                     case ChunkCopied(chunk=chunk) if chunk.file is not None:
                         self._left.append(chunk.file.path)
                     case Exchange(resolution=resolution):
@@ -247,7 +251,7 @@ class PumpSession:
                 # An empty table has nothing to publish: F has to move for it to go live.
                 self._look_around()
             case CopyInvalid(table):
-                landed = self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
+                landed = self._publish(PublishRequest(deltas=(TableDelta(table, (RestartCopy(),)),)))
                 copy = table.table_id, table.start_lsn, table.generation
                 if table.table_id in landed.tables and copy not in self._invalid_copies:
                     self._invalid_copies.add(copy)
@@ -266,7 +270,7 @@ class PumpSession:
             case FoldReady():
                 self._fold(work)
             case ColdStale(table):
-                self._publish(PublishRequest(deltas=(TableDelta(table, renew_cold=True),)))
+                self._publish(PublishRequest(deltas=(TableDelta(table, (RefreshArchive(),)),)))
             case ThreadFailed(error):
                 if isinstance(error, RowNotSent):
                     self._totals.apart = Lsn(error.transaction)
@@ -297,7 +301,7 @@ class PumpSession:
             self._tell(change)
         if changes:
             self._parts.watcher.wake()
-        if changes or any(delta.truncate for delta in applied.deltas):
+        if changes or any(delta.get(Truncate) is not None for delta in applied.deltas):
             self._parts.copier.wake()
         self._demand.reached(landed.frontier)
         self._publish_idle()
@@ -338,7 +342,7 @@ class PumpSession:
 
     def _publish_exchange(self, work: Exchange) -> None:
         table_id = work.table.table_id
-        delta = TableDelta(work.table, resolution=work.resolution)
+        delta = TableDelta(work.table, (RewriteFiles(work.resolution),))
         landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
@@ -354,7 +358,7 @@ class PumpSession:
         if not work.answer.set_running_or_notify_cancel():
             return
         try:
-            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, advance=work.advance),)))
+            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, (work.advance,)),)))
         except AdvanceRefused as refusal:
             work.answer.set_result(str(refusal))
             return
@@ -385,7 +389,7 @@ class PumpSession:
         """Publish corrections of rows below T."""
         if not work.answer.set_running_or_notify_cancel():
             return
-        delta = TableDelta(work.table, fold=work.fold, sidecars=work.fold.sidecars)
+        delta = TableDelta(work.table, (work.fold,))
         try:
             landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         except BaseException as error:
@@ -408,7 +412,7 @@ class PumpSession:
                 # The table was registered anew meanwhile: the delta of its former life counts for nothing any more.
                 delta = TableDelta(newest)
             chunks = tuple(chunk for table, chunk in copied if table.start_lsn == delta.table.start_lsn)
-            by_table[table_id] = replace(delta, chunks=chunks)
+            by_table[table_id] = delta.adding(AddChunks(chunks)) if chunks else delta
         return tuple(by_table.values())
 
     def _publish(self, request: PublishRequest) -> LandedPublish:

@@ -3,6 +3,18 @@
 It builds on the state that the catalog names, and moves no pointer: what was staged is as if it were not, until
 `mirror_pump.pipeline.publish` commits it. A table's part that does not fit the table's present state is left out
 instead of holding up the others'.
+
+What a table's operations come to is a `TablePlan`, worked out without I/O (mirror_pump.pipeline.operations); this
+module writes plans.
+
+Which F a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = F holds the table's rows at F, and at each F that
+is published until the next snapshot. Of a live table that is the protocol's own promise. A table under copy had none of
+its snapshots' rows at any F: a chunk shows the heap as it was when it was read, which may be later than the F of its
+publish, and other chunks are missing. Its snapshots are marked as copying. It goes live in the publish whose F has
+passed the end of WAL noted after the last chunk: by then each change that a chunk may have seen in part, or may have
+missed, has come by the stream, so after that publish's own delta the rows are those at F, and were it for no earlier
+published F. Hence that publish, and no other, makes the first snapshot with an F; where it brings the table no change,
+an empty one.
 """
 
 from __future__ import annotations
@@ -13,17 +25,19 @@ from dataclasses import dataclass, field, replace
 
 from mirror_pump.errors import ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.cold import StagedCold
-from mirror_pump.lake.commit import BornFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
-from mirror_pump.lake.dropped_rows import DroppedRows
+from mirror_pump.lake.commit import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.evolution import SchemaConflict
 from mirror_pump.lake.resolution import Superseded
 from mirror_pump.lake.schema import LakeSchema
 from mirror_pump.lake.sidecars import sidecars, with_sidecars, without_sidecars
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, format_lsn
 from mirror_pump.pipeline.batches import Failure
-from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, may_fold, resolved_meanwhile, would_lose
+from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, resolved_meanwhile, would_lose
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
+from mirror_pump.pipeline.operations.operation import Recording, TablePlan
+from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.standing import Standing
 from mirror_pump.pipeline.swapping import DueTable, Swap
@@ -38,25 +52,39 @@ FILLING_PROPERTY = "mirror-pump.filling"
 """Snapshot summary key, `true`: rows from before a column was added may still lack its value."""
 
 
-class AdvanceRefused(Exception):
-    """T cannot move now; the text says why. Nothing was done."""
-
-
 @dataclass(frozen=True)
 class StagedDelta:
     """One table's part of a publish under way."""
 
     delta: TableDelta
-    encoded: EncodedDeletes | None
-    staged: StagedCommit | None
+    """With the operations that are published."""
+    plan: TablePlan
+    """What these come to."""
+    registration: Standing
+    """What it was staged on."""
+    base_sequence: int
+    """The lake table's last sequence number before it."""
+    encoded: EncodedDeletes | None = None
+    staged: StagedCommit | None = None
     """None if nothing of main changes."""
     cold: StagedCold | None = None
     """S made anew, on top of `staged`."""
     born_sequence: SequenceNumber | None = None
     """Where files are born that are copied from here on, if it is not where they were."""
-    dropped_rows: tuple[DroppedRows, ...] = ()
     goes_live: bool = False
     """The table goes live with this publish, and `staged` says at which F."""
+
+    def recording(self, slot: str, frontier: Lsn) -> Recording:
+        """What its operations are told in the publish transaction."""
+        return Recording(
+            table=self.delta.table,
+            registration=self.registration,
+            state=self.plan.state,
+            slot=slot,
+            frontier=frontier,
+            base_sequence=self.base_sequence,
+            archive=self.cold,
+        )
 
     @property
     def table(self) -> LakeTable | None:
@@ -84,6 +112,12 @@ class Staged:
     """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
     swaps: dict[TableId, Swap] = field(default_factory=dict)
     """Of tables that were copied again and go live."""
+
+    @property
+    def names(self) -> dict[TableId, TableName]:
+        """What tables are called from here on that may have been renamed."""
+        tables = [accepted.delta.table for accepted in self.accepted if accepted.delta.change is not None]
+        return {table.table_id: table.name for table in tables}
 
     @property
     def going_live(self) -> frozenset[TableId]:
@@ -135,19 +169,10 @@ class Stager:
     def stage(self, request: PublishRequest, registered: Mapping[TableId, Standing], due: Sequence[DueTable]) -> Staged:
         """Writes what the request asks for; `due` are tables that go live with it, each of which has a delta.
 
-        Which F a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = F holds the table's rows at F, and
-        at each F that is published until the next snapshot. Of a live table that is the protocol's own promise. A table
-        under copy had none of its snapshots' rows at any F: a chunk shows the heap as it was when it was read, which
-        may be later than the F of its publish, and other chunks are missing. Its snapshots are marked as
-        copying. It goes live in the publish whose F has passed the end of WAL noted after the last chunk: by then each
-        change that a chunk may have seen in part, or may have missed, has come by the stream, so after that publish's
-        own delta the rows are those at F, and were it for no earlier published F. Hence that publish, and no other,
-        makes the first snapshot with an F; where it brings the table no change, an empty one.
-
         Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises, nothing of it is left.
         """
         staged = Staged()
-        live_at = {(one.table.table_id, one.table.start_lsn): one.frontier for one in due}
+        live_at = {(table.table.table_id, table.table.start_lsn): table.frontier for table in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         try:
             for delta in sorted(request.deltas, key=lambda delta: delta.table.table_id):
@@ -205,9 +230,7 @@ class Stager:
         for one in staged.accepted:
             if one.table is not None and one.encoded is not None:
                 committed[one.delta.table.table_id] = one.table
-                resolution = one.delta.resolution
-                merged = resolution.merged if resolution is not None else ()
-                self._indexes.landed(one.delta.table, one.encoded, one.table, merged)
+                self._indexes.landed(one.delta.table, one.encoded, one.table, one.plan.merged)
         self._tables |= committed
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
@@ -216,100 +239,91 @@ class Stager:
         self, delta: TableDelta, row: Standing, frontier: Lsn | None, live: Lsn | None, staged: Staged
     ) -> None:
         """One table's part, without what does not fit its state. `live`: the F at which the table is due to go live."""
-        current = _of_generation(delta, row.generation)
-        if current.resolution is not None and not row.resolvable:
-            current = _without_resolution(current, staged.refused)
-        if current.fold is not None and not may_fold(current.fold, row.tier, calm=row.calm):
-            current = replace(current, fold=None)
-            staged.refused.append(current.table.table_id)
-        if live is not None and _waits_longer(current, row, live):
-            live = None
-        known = replace(current.table, start_lsn=row.start_lsn)
-        if (reason := self._would_lose(current, row)) is not None:
+        fitting = _fitting(delta, row, staged.refused)
+        known = replace(fitting.table, start_lsn=row.start_lsn)
+        if (reason := self._would_lose(fitting, row)) is not None:
             staged.failures.append(Failure(known, reason))
             return
         try:
             try:
-                one = self._stage(current, row, frontier, live)
+                accepted = self._stage(fitting, row, frontier, live)
             except Superseded:
-                one = self._stage(_without_resolution(current, staged.refused), row, frontier, live)
+                staged.refused.append(fitting.table.table_id)
+                accepted = self._stage(fitting.without(RewriteFiles), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
         else:
-            staged.accepted.append(one)
+            staged.accepted.append(accepted)
 
     def _would_lose(self, delta: TableDelta, row: Standing) -> str | None:
         """Why the table must not be copied again, if it is to be: rows that were not deleted would go."""
-        if row.tier is None or not (delta.copies or delta.restart_copy):
+        if row.tier is None or not any(operation.reads_heap_again for operation in delta.operations):
             return None
         left = self._left_to_the_lake(delta.table.table_id)
-        return None if left is None else would_lose(delta, left)
+        return None if left is None else would_lose(delta.table, delta.change, left)
 
     def _stage(self, delta: TableDelta, row: Standing, frontier: Lsn | None, live: Lsn | None) -> StagedDelta:
-        born = tuple(BornFile(chunk.file, row.born_sequence) for chunk in delta.chunks if chunk.file is not None)
-        known = self.known(delta.table.table_id, row.metadata_location)
+        """Writes one table's part. Nothing of it is left if it raises."""
+        known = self._base(delta.table.table_id, row)
+        plan = planned(delta, row)
+        if live is not None and plan.waits_longer(live):
+            live = None
+        schema = _schema_of(delta.table, plan, known)
+        commits = plan.writes_snapshot or schema is not None or live is not None
+        # While a copy replaces what readers see, they keep the S that goes with it.
+        renewing = (
+            row.calm
+            and plan.state is not TableState.COPYING
+            and cold_due(row.tier, row.snapshot_id, known, asked=plan.archive_due)
+        )
+        accepted = StagedDelta(delta, plan, row, int(known.metadata["last-sequence-number"]))
+        if not (commits or renewing):
+            return accepted
+        # Keys of rows that went with their partition may be in the table twice until these are gone.
+        if plan.forgets_index or row.rows_dropped:
+            self._indexes.forget(delta.table.table_id)
+        summary = _frontier_summary(plan, known, frontier, live)
+        with StagedFiles(self._storage) as written:
+            encoded = self._encoded(delta.table, plan, known, row, written)
+            staged = None
+            if commits:
+                staged = _committed(known, _row_delta(plan, encoded, schema, summary), row)
+                written.own(*staged.files)
+            cold = self._stage_cold(delta.table, plan, row, staged, known, summary, renewing=renewing)
+        number = SequenceNumber(accepted.base_sequence + 1) if plan.keeps_below else None
+        return replace(
+            accepted, encoded=encoded, staged=staged, cold=cold, born_sequence=number, goes_live=live is not None
+        )
+
+    def _base(self, table_id: TableId, row: Standing) -> LakeTable:
+        """What the table's part builds on. ForeignTable if the mirror cannot write to it."""
+        known = self.known(table_id, row.metadata_location)
         if known.partitioned:
             # Deletes would be written into a partition, and reach the rows of no other.
             raise ForeignTable(
                 "another engine partitioned the lake table",
                 "unregister and register it; it must have no partition field",
             )
-        known = replace(known, retention=row.retention)
-        schema = _schema_of(delta, known)
-        emptied = delta.truncate or delta.copies
-        segments = delta.segments if delta.fold is None else (*delta.segments, delta.fold.segment)
-        work = (
-            segments
-            or born
-            or emptied
-            or delta.restart_copy
-            or delta.resolution
-            or schema
-            or live is not None
-            or delta.fills
+        return replace(known, retention=row.retention)
+
+    def _encoded(
+        self, table: MirroredTable, plan: TablePlan, known: LakeTable, row: Standing, written: StagedFiles
+    ) -> EncodedDeletes:
+        """The plan's segments, with their deletes as files, which are `written`'s."""
+        encoded = self._indexes.encode(
+            table,
+            known,
+            plan.segments,
+            emptied=plan.empties and not plan.keeps_below,
+            positions_allowed=row.resolvable,
         )
-        renewing = row.calm and not delta.copies and cold_due(delta, row.tier, row.snapshot_id, known)
-        if delta.advance is not None and not row.calm:
-            raise AdvanceRefused("the table is being copied")
-        if not (work or renewing):
-            return StagedDelta(delta, None, None)
-        spare = line_of(delta.table, row.tier) if emptied else None
-        # Keys of rows that went with their partition may be in the table twice until these are gone.
-        if delta.restart_copy or delta.copies or spare is not None or delta.dropped or row.rows_dropped:
-            self._indexes.forget(delta.table.table_id)
-        summary = _frontier_summary(delta, row, known, frontier, live)
-        with StagedFiles(self._storage) as written:
-            encoded = self._indexes.encode(
-                delta.table,
-                known,
-                segments,
-                emptied=emptied and spare is None,
-                positions_allowed=row.resolvable,
-            )
-            written.own(*encoded.written)
-            staged, born_sequence = None, None
-            if work:
-                change = RowDelta(
-                    segments=encoded.segments,
-                    born=born,
-                    replace=emptied,
-                    spare=spare,
-                    remove_born=row.born_sequence if delta.restart_copy else None,
-                    positions=encoded.positions,
-                    resolution=delta.resolution,
-                    schema=schema,
-                    summary=summary,
-                )
-                staged, born_sequence = _staged_on(known, change, row)
-                written.own(*staged.files)
-            cold = self._stage_cold(delta, row, staged, known, summary, renewing=renewing)
-        last = int(known.metadata["last-sequence-number"])
-        gone = tuple(DroppedRows(last + segments_before, bounds) for segments_before, bounds in delta.dropped)
-        return StagedDelta(delta, encoded, staged, cold, born_sequence, gone, goes_live=live is not None)
+        written.own(*encoded.written)
+        return encoded
 
     def _stage_cold(
         self,
-        delta: TableDelta,
+        table: MirroredTable,
+        plan: TablePlan,
         row: Standing,
         staged: StagedCommit | None,
         known: LakeTable,
@@ -321,53 +335,74 @@ class Stager:
         base = staged.table if staged is not None else known
         if not renewing and not (staged is not None and row.calm and resolved_meanwhile(row.tier, base)):
             return None
-        cut = delta.advance.cut if delta.advance is not None else None
         try:
-            line = line_of(delta.table, row.tier, cut)
+            line = line_of(table, row.tier, plan.cut)
         except TableError as error:
             raise AdvanceRefused(str(error)) from error
         kept = row.kept(base.metadata)
-        return self._cold.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
+        return self._cold.stage(table.table_id, base, line, kept, row.rewrite_since, summary)
 
 
-def _staged_on(known: LakeTable, change: RowDelta, row: Standing) -> tuple[StagedCommit, SequenceNumber | None]:
-    """The commit, and where files are born that are copied from here on, if it is not where they were."""
-    born_sequence: SequenceNumber | None = None
-    if change.spare is not None:
-        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them,
-        # at a number that no other file has, and before what the stream brings.
-        born_sequence = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
-        change = replace(change, segments=(SegmentFiles((), ()), *change.segments))
-    staged = known.stage(
+def planned(delta: TableDelta, row: Standing) -> TablePlan:
+    """What the operations come to for the table as it is registered. AdvanceRefused if T cannot move now."""
+    plan = TablePlan(row.state)
+    for operation in delta.operations:
+        plan = operation.stage(plan, delta.table, row)
+    return plan
+
+
+def _fitting(delta: TableDelta, row: Standing, refused: list[TableId]) -> TableDelta:
+    """Without operations that do not apply to the registration any more. Tables of which one was left out that
+    somebody waits for come to `refused`."""
+    superseded = tuple(kind for operation in delta.operations for kind in operation.supersedes)
+    kept = []
+    for operation in delta.operations:
+        fitting = None if isinstance(operation, superseded) else operation.fitting(delta.table, row)
+        if fitting is not None:
+            kept.append(fitting)
+        elif operation.reports_refusal:
+            refused.append(delta.table.table_id)
+    return replace(delta, operations=tuple(kept))
+
+
+def _row_delta(
+    plan: TablePlan,
+    encoded: EncodedDeletes,
+    schema: LakeSchema | None,
+    summary: Mapping[str, str],
+) -> RowDelta:
+    """The plan as the lake takes it."""
+    segments = encoded.segments
+    if plan.keeps_below:
+        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them, at
+        # the first number behind the base, which no other file has, and before what the stream brings.
+        segments = (SegmentFiles((), ()), *segments)
+    return RowDelta(
+        segments=segments,
+        born=plan.backdated,
+        replaces=plan.replaces,
+        positions=encoded.positions,
+        schema=schema,
+        summary=summary,
+    )
+
+
+def _committed(known: LakeTable, change: RowDelta, row: Standing) -> StagedCommit:
+    return known.stage(
         change,
         now_ms=time.time_ns() // 1_000_000,
         keep=row.kept(known.metadata),
         rewrite_since=row.rewrite_since,
     )
-    return staged, born_sequence
 
 
-def starts_copy(delta: TableDelta, row: Standing) -> bool:
-    """Whether the delta makes a copy begin, or begin again."""
-    return delta.restart_copy or delta.copies or (delta.truncate and row.state is TableState.COPYING)
-
-
-def _waits_longer(delta: TableDelta, row: Standing, live: Lsn) -> bool:
-    """Whether the delta itself keeps the table from going live at this F."""
-    return (
-        starts_copy(delta, row) or delta.fills or (delta.not_live_before is not None and delta.not_live_before > live)
-    )
-
-
-def _frontier_summary(
-    delta: TableDelta, row: Standing, known: LakeTable, frontier: Lsn | None, live: Lsn | None
-) -> dict[str, str]:
-    """What the snapshot says of F (see Stager.stage)."""
+def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None) -> dict[str, str]:
+    """What the snapshot says of F (see the module's invariant)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
-    if delta.copies or row.state is TableState.COPYING:
+    if plan.state is TableState.COPYING:
         return {COPYING_PROPERTY: "true"}
-    if delta.fills or row.state is TableState.FILLING:
+    if plan.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
     if frontier is not None:
         return {FRONTIER_PROPERTY: format_lsn(frontier)}
@@ -385,32 +420,15 @@ def _refuse_swept(delta: TableDelta, row: Standing, request: PublishRequest) -> 
         )
 
 
-def _schema_of(delta: TableDelta, known: LakeTable) -> LakeSchema | None:
-    """The lake table's columns from this delta on, with the sidecars that it had and those that the delta's files are
-    the first to have; None if nothing changes."""
-    needed = delta.sidecars.union(*(chunk.sidecars for chunk in delta.chunks))
-    if delta.change is None and not needed:
+def _schema_of(table: MirroredTable, plan: TablePlan, known: LakeTable) -> LakeSchema | None:
+    """The lake table's columns from this publish on, with the sidecars that it had and those that the new files are the
+    first to have; None if nothing changes."""
+    needed = plan.raw_text_columns
+    if not plan.changes_columns and not needed:
         return None
     present = known.schema
-    if delta.change is None and needed <= sidecars(present):
+    if not plan.changes_columns and needed <= sidecars(present):
         return None
-    own = without_sidecars(present) if delta.change is None else LakeSchema.of_table(delta.table)
+    own = LakeSchema.of_table(table) if plan.changes_columns else without_sidecars(present)
     schema = with_sidecars(own, needed | sidecars(present))
     return None if schema.fields == present.fields else schema
-
-
-def _without_resolution(delta: TableDelta, refused: list[TableId]) -> TableDelta:
-    refused.append(delta.table.table_id)
-    return replace(delta, resolution=None)
-
-
-def _of_generation(delta: TableDelta, generation: int) -> TableDelta:
-    """Without chunks that were read for a copy that has started again since."""
-    stale = delta.table.generation != generation
-    # What was read before a TRUNCATE, or for a copy that starts again, is not part of the table.
-    again = delta.truncate or delta.restart_copy or delta.copies
-    return replace(
-        delta,
-        chunks=tuple(chunk for chunk in delta.chunks if chunk.generation == generation and not again),
-        restart_copy=delta.restart_copy and not stale,
-    )

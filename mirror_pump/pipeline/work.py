@@ -11,7 +11,9 @@ from mirror_pump.engine.tasks import SegmentResult
 from mirror_pump.lake.resolution import Resolution
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.batches import BatchEnd
-from mirror_pump.pipeline.requests import CopiedChunk, DeltaFold, TierAdvance
+from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.steps import Step
 
 
@@ -124,7 +126,7 @@ class AdvanceWanted:
     """A sealed partition's rows are to become the lake's: T moves to its upper bound."""
 
     table: MirroredTable
-    advance: TierAdvance
+    advance: AdvanceCutline
     answer: Future[str | None]
     """None: T has moved. Else why not, in words; to be asked for again later. Cancelled when the session ends first."""
 
@@ -134,7 +136,7 @@ class FoldReady:
     """Correction rows of a table are written, to be published."""
 
     table: MirroredTable
-    fold: DeltaFold
+    fold: FoldCorrections
     written_since: float
     """time.time() before its files were begun, seconds."""
     answer: Future[bool]

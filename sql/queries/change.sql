@@ -1,6 +1,7 @@
 -- Schema changes in the publish transaction (mirror_pump/pipeline/changing.py).
 
 -- name: store
+-- `former` and `state` are a transition that mirror_pump/table_life.py allows.
 WITH seam AS (
     UPDATE modak.tables
        SET primary_key_cols = %(key)s, tier_key_col = %(tier_key)s, tier_key_type = %(tier_key_type)s
@@ -9,11 +10,11 @@ UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
        start_lsn = %(start_lsn)s, stalled = %(stalled)s, error = %(error)s,
-       state = CASE WHEN %(copy_again)s THEN 'copying' WHEN %(fills)s THEN 'filling' ELSE state END,
+       state = %(state)s,
        dropped_rows = CASE WHEN %(copy_again)s THEN NULL
                            ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
        live_after_lsn = CASE WHEN %(fills)s THEN NULL ELSE live_after_lsn END
- WHERE table_id = %(table_id)s;
+ WHERE table_id = %(table_id)s AND state = %(former)s;
 
 -- name: names
 SELECT table_id, schema_name, table_name FROM modak.tables;

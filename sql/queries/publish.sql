@@ -111,8 +111,8 @@ UPDATE modak.mirror_tables
                     WHERE table_id = %(table_id)s AND generation = %(generation)s AND done_at IS NULL);
 
 -- name: fail
-UPDATE modak.mirror_tables SET state = 'failed', error = %(error)s, updated_at = now()
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s;
+UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at = now()
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = ANY (%(former)s);
 
 -- name: advance
 UPDATE modak.mirror_slots
@@ -155,8 +155,8 @@ SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 -- name: go_live
 -- All that are due; each must have a snapshot in the lake that says so (mirror_pump/pipeline/staging.py).
 WITH live AS (
-    UPDATE modak.mirror_tables SET state = 'live', dropped_rows = NULL, updated_at = now()
-     WHERE slot_name = %(slot)s AND state IN ('copying', 'filling') AND live_after_lsn <= %(frontier)s
+    UPDATE modak.mirror_tables SET state = %(state)s, dropped_rows = NULL, updated_at = now()
+     WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
     RETURNING table_id),
 done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live))
 SELECT table_id FROM live;

@@ -20,6 +20,7 @@ from mirror_pump.lake.catalog import swap_pointer
 from mirror_pump.lake.cold import ColdBranch
 from mirror_pump.lake.commit import RowDelta
 from mirror_pump.lake.cutline import CutLine
+from mirror_pump.lake.replacement import EveryFile
 from mirror_pump.pipeline.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -37,7 +38,7 @@ def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTabl
     assert result.exit_code == 0, result.stderr
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
     table.commit(RowDelta((table.segment({1: "a part of the copy"}),), summary={COPYING_PROPERTY: "true"}))
-    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replace=True, summary=at("0/A")))
+    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replaces=EveryFile(), summary=at("0/A")))
     return table
 
 

@@ -16,6 +16,7 @@ from mirror_pump.lake.cold import ColdBranch, StagedCold
 from mirror_pump.lake.commit import LakeTable, RowDelta
 from mirror_pump.lake.cutline import CutLine
 from mirror_pump.lake.metadata import COLD, cold_snapshot, seam_locations
+from mirror_pump.lake.replacement import FilesAbove
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -164,7 +165,7 @@ def test_what_is_replaced_spares_the_rows_below_t(tmp_path: Path) -> None:
     small.commit(RowDelta((small.segment(dict.fromkeys(range(60, 100), "c"), range(60, 100)),)))
     branch = ColdBranch(STORAGE)
     before = _seam(_advance(small, branch, _line(50)))
-    small.commit(RowDelta((small.segment({70: "d", 500: "d"}, [70, 500]),), replace=True, spare=_line(50)))
+    small.commit(RowDelta((small.segment({70: "d", 500: "d"}, [70, 500]),), replaces=FilesAbove(_line(50))))
     assert small.duckdb() == {**before, 70: "d", 500: "d"}
     assert _seam(_advance(small, branch, _line(50))) == before
     small.resolve()

@@ -20,6 +20,7 @@ from mirror_pump.lake.commit import LakeTable, RowDelta, SegmentFiles, StagedCom
 from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.listing import Listing
 from mirror_pump.lake.position_deletes import PATH_ID
+from mirror_pump.lake.replacement import EveryFile
 from mirror_pump.lake.schema import LakeField, LakeSchema
 from mirror_pump.source.catalog_schema import migrate
 from mirror_pump.testing.database import Database
@@ -70,7 +71,9 @@ class _Table:
 
     def commit(self, *segments: SegmentFiles, schema: LakeSchema | None = None, replace: bool = False) -> StagedCommit:
         self._now += 1000
-        staged = self.table.stage(RowDelta(segments, schema=schema, replace=replace), self._now)
+        staged = self.table.stage(
+            RowDelta(segments, schema=schema, replaces=EveryFile() if replace else None), self._now
+        )
         self.table = self._land(staged)
         return staged
 
@@ -79,7 +82,7 @@ class _Table:
         assert plan is not None
         self._now += 1000
         resolution = resolution_of(plan, [resolve_files(task) for task in plan.tasks])
-        self.table = self._land(self.table.stage(RowDelta((), resolution=resolution), self._now))
+        self.table = self._land(self.table.stage(RowDelta((), replaces=resolution), self._now))
 
     def rows(self, lake: SparkSession) -> list[tuple[Any, ...]]:
         """Names and rows, on which Spark and DuckDB have to agree."""
