@@ -36,6 +36,7 @@ from mirror_pump.pipeline.batches import Failure
 from mirror_pump.pipeline.dividing import ColdBranches, cold_due, line_of, resolved_meanwhile, would_lose
 from mirror_pump.pipeline.key_indexes import EncodedDeletes, KeyIndexes
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
+from mirror_pump.pipeline.operations.combinations import TableOperation
 from mirror_pump.pipeline.operations.operation import Recording, TablePlan
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.requests import PublishRequest, TableDelta
@@ -239,7 +240,8 @@ class Stager:
         self, delta: TableDelta, row: Standing, frontier: Lsn | None, live: Lsn | None, staged: Staged
     ) -> None:
         """One table's part, without what does not fit its state. `live`: the F at which the table is due to go live."""
-        fitting = _fitting(delta, row, staged.refused)
+        fitting, refused = fitted(delta, row)
+        staged.refused += refused
         known = replace(fitting.table, start_lsn=row.start_lsn)
         if (reason := self._would_lose(fitting, row)) is not None:
             staged.failures.append(Failure(known, reason))
@@ -351,18 +353,19 @@ def planned(delta: TableDelta, row: Standing) -> TablePlan:
     return plan
 
 
-def _fitting(delta: TableDelta, row: Standing, refused: list[TableId]) -> TableDelta:
-    """Without operations that do not apply to the registration any more. Tables of which one was left out that
-    somebody waits for come to `refused`."""
+def fitted(delta: TableDelta, row: Standing) -> tuple[TableDelta, list[TableId]]:
+    """The delta without operations that do not apply to the registration any more; and the table, if one of these was
+    left out that somebody waits for."""
     superseded = tuple(kind for operation in delta.operations for kind in operation.supersedes)
-    kept = []
+    kept: list[TableOperation] = []
+    refused = []
     for operation in delta.operations:
         fitting = None if isinstance(operation, superseded) else operation.fitting(delta.table, row)
         if fitting is not None:
             kept.append(fitting)
         elif operation.reports_refusal:
             refused.append(delta.table.table_id)
-    return replace(delta, operations=tuple(kept))
+    return replace(delta, operations=tuple(kept)), refused
 
 
 def _row_delta(

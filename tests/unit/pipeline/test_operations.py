@@ -30,7 +30,7 @@ from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.requests import TableDelta
-from mirror_pump.pipeline.staging import planned
+from mirror_pump.pipeline.staging import fitted, planned
 from mirror_pump.pipeline.standing import Standing
 from tests.unit.pipeline.operations_support import (
     COPYING,
@@ -131,6 +131,25 @@ def test_every_operation_names_the_files_that_were_written_for_it() -> None:
         FoldCorrections: ("file:///lake/folded",),
         AddChunks: ("file:///lake/chunk",),
     }
+
+
+# What comes too late
+
+
+def test_what_was_read_before_a_truncate_is_left_out_with_it() -> None:
+    delta = TableDelta(TABLE, (AddChunks((CHUNK,)), Truncate()))
+    assert fitted(delta, COPYING) == (TableDelta(TABLE, (Truncate(),)), [])
+    assert fitted(TableDelta(TABLE, (AddChunks((CHUNK,)),)), COPYING)[0].operations == (AddChunks((CHUNK,)),)
+
+
+@pytest.mark.parametrize("operation", [RewriteFiles(REWRITE), FOLD], ids=lambda operation: type(operation).__name__)
+def test_whoever_waits_for_an_operation_is_told_that_it_is_left_out(operation: TableOperation) -> None:
+    assert fitted(TableDelta(TABLE, (operation,)), COPYING) == (TableDelta(TABLE), [TABLE.table_id])
+
+
+def test_a_stale_restart_is_left_out_silently() -> None:
+    began_again = replace(COPYING, generation=TABLE.generation + 1)
+    assert fitted(TableDelta(TABLE, (RestartCopy(),)), began_again) == (TableDelta(TABLE), [])
 
 
 # The stream, TRUNCATE and copies
