@@ -1,5 +1,5 @@
 """Files of a table that go in the same snapshot in which a commit brings others: every file, those above the cut-line,
-or those of a copy that begins again. (`mirror_pump.lake.resolution` exchanges files without a change of rows.)
+or those of a copy that begins again. (`mirror_pump.lake.commit.file_rewrite` exchanges files without a change of rows.)
 
 Each kind says what it takes out of one state of the table (`replaced`), and what it writes for that; the commit does
 not ask which kind it has in hand.
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mirror_pump.lake.cutline import CutLine, divide
-from mirror_pump.lake.entries import Entry
-from mirror_pump.lake.files import WrittenFile
-from mirror_pump.lake.listing import Listing
-from mirror_pump.lake.manifest_list import Manifest
-from mirror_pump.lake.position_deletes import write_position_deletes
+from mirror_pump.lake.contents.cutline import CutLine, divide
+from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.manifest_entries import ManifestEntry
+from mirror_pump.lake.format.manifest_list import Manifest
+from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 
@@ -33,7 +33,7 @@ class PresentFiles:
 class Replaced:
     """What a replacement comes to on one state of a table."""
 
-    doomed: Callable[[Entry], bool]
+    doomed: Callable[[ManifestEntry], bool]
     """Whether a live file goes."""
     may_hold: Callable[[Manifest], bool]
     """Whether a manifest may name such a file; the others are carried over unread."""

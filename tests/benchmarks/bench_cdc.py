@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import orjson
 
 from mirror_pump.model import Lsn, format_lsn
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.bench_copy import rows_at
 from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
 from tests.benchmarks.pump_process import TABLE

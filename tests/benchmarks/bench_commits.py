@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 
 from pyiceberg.table import StaticTable
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.outcome import Line, Options, Outcome
 from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
 from tests.benchmarks.reading import current, current_snapshot, metadata

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.compactions import Compactions
 from tests.benchmarks.lag_writer import RECORD
 from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text

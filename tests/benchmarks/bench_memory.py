@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.outcome import Line, Options, Outcome
 from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from tests.benchmarks.sampling import Peak

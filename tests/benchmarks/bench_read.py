@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.outcome import Line, Options, Outcome
 from tests.benchmarks.pump_process import TABLE
 from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from mirror_pump.config import Settings
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.lake import duckdb_connection
 from tests.benchmarks.lag_writer import RECORD
 from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text

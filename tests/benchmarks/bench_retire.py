@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 
 from mirror_pump.config import load_settings
-from mirror_pump.ops.profile import complete
-from mirror_pump.ops.query import Query, open_query
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks import aging
 from tests.benchmarks.aging import TABLE
 from tests.benchmarks.late_writes import LateWrites

@@ -6,7 +6,7 @@ import time
 
 import orjson
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
 from tests.benchmarks.pump_process import TABLE
 from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import psycopg
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks import aging
 from tests.benchmarks.aging import TABLE
 from tests.benchmarks.engines import POSTGRES, Checks, checks

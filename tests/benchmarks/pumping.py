@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import orjson
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from tests.benchmarks.sampling import Sampler, parent_of
 from tests.benchmarks.scene import ROOT, Mirror
 

@@ -10,16 +10,16 @@ _LONGEST = 40
 """Lines, signature and docstring included."""
 _SHORT = (
     "pipeline/operations/*.py",
-    "pipeline/requests.py",
-    "pipeline/staging.py",
-    "pipeline/publish.py",
-    "pipeline/dividing.py",
-    "pipeline/changing.py",
-    "pipeline/swapping.py",
-    "lake/commit.py",
+    "pipeline/flow/requests.py",
+    "pipeline/publish/staging.py",
+    "pipeline/publish/publisher.py",
+    "pipeline/publish/archive_refresh.py",
+    "pipeline/publish/catalog_changes.py",
+    "pipeline/publish/swap_in.py",
+    "lake/commit/row_delta.py",
     "lake/replacement.py",
-    "lake/resolution.py",
-    "lake/cold.py",
+    "lake/commit/file_rewrite.py",
+    "lake/commit/archive_branch.py",
 )
 """Operations, staging, commit and publish."""
 

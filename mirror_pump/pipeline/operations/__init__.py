@@ -8,7 +8,7 @@ Data flow:
     Stager    reads each table's registration, then for each operation
                 fitting()   leaves out what came too late for the registration as it is now
                 stage()     adds to the TablePlan: pure, no I/O
-              writes the plan to the lake as one commit (mirror_pump.lake.commit), visible to nobody
+              writes the plan to the lake as one commit (mirror_pump.lake.commit.row_delta), visible to nobody
     Publisher in one transaction, for each table in order of table_id, for each operation
                 lock()      takes locks that come before the registration's row
                 describe()  makes the catalog say what the table is, before the lake's pointer moves

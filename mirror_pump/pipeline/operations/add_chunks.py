@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mirror_pump.lake.commit import BornFile
-from mirror_pump.lake.files import WrittenFile
+from mirror_pump.lake.commit.row_delta import BackdatedFile
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 from sql import queries
 
 _SQL = queries("publish")
@@ -42,13 +42,13 @@ class AddChunks(Operation):
     def files(self) -> tuple[str, ...]:
         return tuple(chunk.file.path for chunk in self.chunks if chunk.file is not None)
 
-    def fitting(self, table: MirroredTable, registration: Standing) -> AddChunks | None:
+    def fitting(self, table: MirroredTable, registration: Registration) -> AddChunks | None:
         chunks = tuple(chunk for chunk in self.chunks if chunk.generation == registration.generation)
         return replace(self, chunks=chunks) if chunks else None
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
-        number = registration.born_sequence
-        files = [BornFile(chunk.file, number) for chunk in self.chunks if chunk.file is not None]
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
+        number = registration.data_sequence_number
+        files = [BackdatedFile(chunk.file, number) for chunk in self.chunks if chunk.file is not None]
         return replace(
             plan,
             backdated=(*plan.backdated, *files),

@@ -13,7 +13,7 @@ import psycopg
 
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.source.connect import LOCK_TIMEOUT
 from sql import queries
 
@@ -31,9 +31,9 @@ class AdvanceCutline(Operation):
     cut: int
     """The new cut-line, a tier value."""
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         """AdvanceRefused unless readers see what is committed."""
-        if not registration.calm:
+        if not registration.readers_see_commits:
             raise AdvanceRefused("the table is being copied")
         return replace(plan, archive_due=True, cut=self.cut)
 

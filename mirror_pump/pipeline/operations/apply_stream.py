@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.pipeline.operations.operation import Operation, TablePlan
 from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ApplyStream(Operation):
     def files(self) -> tuple[str, ...]:
         return tuple(location for segment in self.segments for location in segment.locations)
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         return replace(
             plan,
             segments=(*plan.segments, *self.segments),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import TypeAlias
 
-from mirror_pump.lake.partition_bounds import PartitionBounds
-from mirror_pump.pipeline.batches import TableChange
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds
+from mirror_pump.pipeline.flow.batches import TableChange
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.batches import TableChange
-from mirror_pump.pipeline.changing import store_change
+from mirror_pump.pipeline.flow.batches import TableChange
 from mirror_pump.pipeline.operations.add_chunks import forget_chunks
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
 from mirror_pump.pipeline.operations.truncate import emptied
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.catalog_changes import store_change
+from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.table_life import TableEvent
 
 
@@ -25,7 +25,7 @@ class CopyAgain(Operation):
 
     change: TableChange
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         plan = emptied(plan.after(TableEvent.COPIED_AGAIN), table, registration)
         return replace(plan, changes_columns=True, starts_copy=True, forgets_index=True)
 

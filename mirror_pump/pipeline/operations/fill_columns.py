@@ -1,7 +1,8 @@
 """Files are to be written anew: rows from before have a value in a new column, or went with their partition.
 
 Lake: the new schema, in metadata that readers do not see until every file has been written anew
-(mirror_pump.pipeline.filling). Catalog: the table is `filling`, and knows up to which sequence number rows of which
+(mirror_pump.pipeline.schema.column_fill). Catalog: the table is `filling`, and knows up to which sequence number rows
+of which
 bounds are gone.
 """
 
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mirror_pump.lake.dropped_rows import DroppedRows
-from mirror_pump.lake.partition_bounds import PartitionBounds
+from mirror_pump.lake.contents.dropped_rows import DroppedRows
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.batches import TableChange
-from mirror_pump.pipeline.changing import store_change
+from mirror_pump.pipeline.flow.batches import TableChange
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.catalog_changes import store_change
+from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.table_life import TableEvent
 
 
@@ -25,7 +26,7 @@ class FillColumns(Operation):
     dropped: tuple[tuple[int, PartitionBounds], ...] = ()
     """Rows within these bounds, of so many of the publish's segments and of all that exists before, are gone."""
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         plan = plan.after(TableEvent.FILL_NEEDED)
         # Keys of rows that went with their partition may be in the table twice until these are gone.
         forgets_index = plan.forgets_index or bool(self.dropped)

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
 from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 from sql import queries
 
 _SQL = queries("publish")
@@ -44,12 +44,12 @@ class FoldCorrections(Operation):
     def files(self) -> tuple[str, ...]:
         return self.segment.locations
 
-    def fitting(self, table: MirroredTable, registration: Standing) -> FoldCorrections | None:
+    def fitting(self, table: MirroredTable, registration: Registration) -> FoldCorrections | None:
         # The cut-line only grows, so what was below it is.
         tier = registration.tier
-        return self if registration.calm and tier is not None and self.cut <= tier.cut else None
+        return self if registration.readers_see_commits and tier is not None and self.cut <= tier.cut else None
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         return replace(
             plan,
             segments=(*plan.segments, self.segment),

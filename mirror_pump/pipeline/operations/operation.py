@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import psycopg
 
-from mirror_pump.lake.cold import StagedCold
-from mirror_pump.lake.commit import BornFile, Replacement
-from mirror_pump.lake.merging import MergedFile
+from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.merged_files import MergedFile
+from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement
 from mirror_pump.lake.replacement import EveryFile, FilesAbove
-from mirror_pump.lake.resolution import Resolution
 from mirror_pump.model import Lsn, MirroredTable, TableState
 from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.table_life import TableEvent, state_after
 
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
@@ -28,7 +28,7 @@ class TablePlan:
     """The table's state after the publish, but for a copy or fill that it completes."""
     segments: tuple[SegmentChange, ...] = ()
     """In stream order."""
-    backdated: tuple[BornFile, ...] = ()
+    backdated: tuple[BackdatedFile, ...] = ()
     """Copied files, with the data sequence number that they take their place at."""
     replaces: Replacement | None = None
     """Files of before that go in the same snapshot."""
@@ -65,7 +65,7 @@ class TablePlan:
     @property
     def merged(self) -> tuple[MergedFile, ...]:
         """Data files that take the place of others."""
-        return self.replaces.merged if isinstance(self.replaces, Resolution) else ()
+        return self.replaces.merged if isinstance(self.replaces, FileRewrite) else ()
 
     @property
     def writes_snapshot(self) -> bool:
@@ -83,7 +83,7 @@ class Recording:
     """What an operation may need to know inside the publish transaction."""
 
     table: MirroredTable
-    registration: Standing
+    registration: Registration
     """The catalog's row as it was when the operation was staged."""
     state: TableState
     """The table's state after it."""
@@ -92,7 +92,7 @@ class Recording:
     """Of this publish."""
     base_sequence: int
     """The lake table's last sequence number before the publish: its segments are numbered from the next one."""
-    archive: StagedCold | None
+    archive: StagedArchive | None
     """The archive branch, if the publish makes it anew."""
 
 
@@ -114,11 +114,11 @@ class Operation:
         """URIs of files that were written for it: to be removed if the publish is known to have failed."""
         return ()
 
-    def fitting(self, table: MirroredTable, registration: Standing) -> Self | None:
+    def fitting(self, table: MirroredTable, registration: Registration) -> Self | None:
         """What of it still applies to the registration as it is now; None if nothing does."""
         return self
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         """The plan with its part. Pure: may be repeated on another registration after a conflict."""
         return plan
 

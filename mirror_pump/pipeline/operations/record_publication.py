@@ -1,7 +1,7 @@
 """How the table is published in Postgres is another thing than was recorded, and is recorded anew.
 
 Lake: nothing. Catalog: the publication's row of the table, as it is now, in the transaction that has the table copied
-again: from there on the stream is looked at as complete (mirror_pump.source.publication).
+again: from there on the stream is looked at as complete (mirror_pump.source.stream.publication).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording
-from mirror_pump.source.publication import record_published
+from mirror_pump.source.stream.publication import record_published
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Operation, TablePlan
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 
 
 @dataclass(frozen=True)
 class RefreshArchive(Operation):
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         return replace(plan, archive_due=True)

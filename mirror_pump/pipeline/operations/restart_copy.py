@@ -13,7 +13,7 @@ from mirror_pump.lake.replacement import CopiedFiles
 from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.pipeline.operations.add_chunks import forget_chunks
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.table_life import TableEvent
 
 
@@ -21,13 +21,15 @@ from mirror_pump.table_life import TableEvent
 class RestartCopy(Operation):
     reads_heap_again = True
 
-    def fitting(self, table: MirroredTable, registration: Standing) -> RestartCopy | None:
+    def fitting(self, table: MirroredTable, registration: Registration) -> RestartCopy | None:
         copying = registration.state is TableState.COPYING
         return self if copying and table.generation == registration.generation else None
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         plan = plan.after(TableEvent.COPY_RESTARTED)
-        return replace(plan, replaces=CopiedFiles(registration.born_sequence), starts_copy=True, forgets_index=True)
+        return replace(
+            plan, replaces=CopiedFiles(registration.data_sequence_number), starts_copy=True, forgets_index=True
+        )
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:
         forget_chunks(cursor, recording.table)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mirror_pump.lake.commit import SegmentFiles
-from mirror_pump.lake.index_plan import SegmentKeys
+from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.lake.key_index.index_plan import SegmentKeys
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from mirror_pump.lake.replacement import EveryFile, FilesAbove
 from mirror_pump.model import MirroredTable, TableState
-from mirror_pump.pipeline.dividing import line_of
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, forget_chunks
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.archive_refresh import line_of
+from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.table_life import TableEvent
 
 
@@ -22,7 +22,7 @@ from mirror_pump.table_life import TableEvent
 class Truncate(Operation):
     supersedes = (AddChunks,)
 
-    def stage(self, plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         plan = emptied(plan, table, registration)
         if registration.state is TableState.COPYING:
             plan = replace(plan.after(TableEvent.COPY_RESTARTED), starts_copy=True)
@@ -33,7 +33,7 @@ class Truncate(Operation):
             forget_chunks(cursor, recording.table)
 
 
-def emptied(plan: TablePlan, table: MirroredTable, registration: Standing) -> TablePlan:
+def emptied(plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
     """The plan, with every row gone that the heap is to say anew. TableError if the tier key is mirrored as something
     that does not order as it does."""
     line = line_of(table, registration.tier)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.lake.commit import SegmentFiles
-from mirror_pump.lake.files import FileContent, WrittenFile
+from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.model import (
     Column,
     Lsn,
@@ -21,10 +21,10 @@ from mirror_pump.model import (
     Tier,
     TierKind,
 )
-from mirror_pump.pipeline.batches import TableChange
+from mirror_pump.pipeline.flow.batches import TableChange
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
 from sql import queries
 
 _GROUPS = ("publish", "change", "fold", "publication")
@@ -39,14 +39,14 @@ TABLE = MirroredTable(
     key=("id",),
     state=TableState.LIVE,
     start_lsn=Lsn(50),
-    born_sequence=SequenceNumber(1),
+    data_sequence_number=SequenceNumber(1),
     generation=3,
     lake_table="orders",
     location="file:///lake/public/orders",
     live_after_lsn=None,
 )
 
-LIVE = Standing(
+LIVE = Registration(
     state=TableState.LIVE,
     start_lsn=TABLE.start_lsn,
     generation=TABLE.generation,
@@ -61,7 +61,7 @@ LIVE = Standing(
     swept_before=None,
     read_at=datetime(2026, 1, 1, tzinfo=UTC),
     policy=None,
-    born_sequence=SequenceNumber(1),
+    data_sequence_number=SequenceNumber(1),
     snapshot_id=7,
     rows_dropped=False,
     tier=None,

@@ -9,12 +9,13 @@ from typing import Any, cast, get_args
 import pytest
 
 from mirror_pump.errors import CommitConflict
-from mirror_pump.lake.cold import StagedCold
-from mirror_pump.lake.commit import BornFile, RowDelta
-from mirror_pump.lake.partition_bounds import PartitionBounds
+from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.lake.replacement import CopiedFiles, EveryFile, FilesAbove
-from mirror_pump.lake.resolution import Resolution
 from mirror_pump.model import Lsn, SequenceNumber, SnapshotId, TableState
+from mirror_pump.pipeline.flow.requests import TableDelta
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, AdvanceRefused
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
@@ -29,9 +30,8 @@ from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
-from mirror_pump.pipeline.requests import TableDelta
-from mirror_pump.pipeline.staging import fitted, planned
-from mirror_pump.pipeline.standing import Standing
+from mirror_pump.pipeline.publish.registrations import Registration
+from mirror_pump.pipeline.publish.staging import fitted, planned
 from tests.unit.pipeline.operations_support import (
     COPYING,
     DIVIDED,
@@ -45,7 +45,7 @@ from tests.unit.pipeline.operations_support import (
     written_file,
 )
 
-REWRITE = Resolution((written_file("deletes"),), frozenset(), frozenset(), {}, 4, complete=True)
+REWRITE = FileRewrite((written_file("deletes"),), frozenset(), frozenset(), {}, 4, complete=True)
 CHUNK = CopiedChunk(TABLE.generation, 5, 10, written_file("chunk"), frozenset({9}))
 FOLD = FoldCorrections(segment("folded"), (("1", 8),), cut=100)
 BOUNDS = PartitionBounds(1, 10, 20)
@@ -65,12 +65,12 @@ EACH: dict[type[Operation], Operation] = {
 }
 
 
-def plan(registration: Standing, *operations: Operation) -> TablePlan:
+def plan(registration: Registration, *operations: Operation) -> TablePlan:
     table = replace(TABLE, tier=registration.tier)
     return planned(TableDelta(table, cast("tuple[TableOperation, ...]", operations)), registration)
 
 
-def recorded(operation: Operation, registration: Standing, archive: StagedCold | None = None) -> RecordingCursor:
+def recorded(operation: Operation, registration: Registration, archive: StagedArchive | None = None) -> RecordingCursor:
     """What the operation, alone, tells the catalog; base sequence 30."""
     cursor = RecordingCursor(answer=(None,))
     recording = Recording(
@@ -88,8 +88,8 @@ def recorded(operation: Operation, registration: Standing, archive: StagedCold |
     return cursor
 
 
-def archive() -> StagedCold:
-    return StagedCold(cast("Any", None), "", SnapshotId(77), SequenceNumber(31), "file:///seam", ())
+def archive() -> StagedArchive:
+    return StagedArchive(cast("Any", None), "", SnapshotId(77), SequenceNumber(31), "file:///seam", ())
 
 
 # What may come together
@@ -199,7 +199,7 @@ def test_chunks_take_their_place_at_the_start_snapshot() -> None:
     operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, file=None, sidecars=frozenset())))
     staged = plan(COPYING, operation)
     assert CHUNK.file is not None
-    assert staged.backdated == (BornFile(CHUNK.file, COPYING.born_sequence),)
+    assert staged.backdated == (BackdatedFile(CHUNK.file, COPYING.data_sequence_number),)
     assert staged.raw_text_columns == {9}
     cursor = recorded(operation, COPYING)
     assert cursor.names == ["chunk_done", "chunk_done", "copy_progress"]
@@ -219,7 +219,7 @@ def test_chunks_of_a_copy_that_began_again_are_left_out() -> None:
 
 def test_a_copy_begins_again_once_for_each_generation() -> None:
     staged = plan(COPYING, RestartCopy())
-    assert staged.replaces == CopiedFiles(COPYING.born_sequence)
+    assert staged.replaces == CopiedFiles(COPYING.data_sequence_number)
     assert staged.starts_copy
     assert not staged.empties, "what the stream brought stays"
     assert recorded(RestartCopy(), COPYING).names == ["forget_chunks"]
@@ -240,7 +240,7 @@ def test_what_a_change_of_the_table_comes_to() -> None:
 
 
 @pytest.mark.parametrize("registration", [LIVE, COPYING, FILLING], ids=lambda known: known.state.value)
-def test_other_columns_leave_the_state(registration: Standing) -> None:
+def test_other_columns_leave_the_state(registration: Registration) -> None:
     staged = plan(registration, ChangeColumns(change()))
     assert (staged.changes_columns, staged.writes_snapshot) == (True, False)
     assert staged.state is registration.state
@@ -268,7 +268,7 @@ def test_a_table_that_is_copied_cannot_be_filled() -> None:
 
 
 @pytest.mark.parametrize("registration", [LIVE, COPYING, FILLING], ids=lambda known: known.state.value)
-def test_a_table_is_copied_again_from_every_state(registration: Standing) -> None:
+def test_a_table_is_copied_again_from_every_state(registration: Registration) -> None:
     staged = plan(registration, CopyAgain(change(again=True)), Truncate(), ApplyStream((segment("a"),)))
     assert staged.state is TableState.COPYING
     assert staged.replaces == EveryFile()
@@ -358,7 +358,7 @@ def test_the_archive_branch_is_made_anew_without_a_snapshot_of_main() -> None:
 
 
 def test_a_merge_goes_alone_into_a_commit() -> None:
-    chunk = BornFile(written_file("chunk"), 1)
+    chunk = BackdatedFile(written_file("chunk"), 1)
     with pytest.raises(ValueError, match="alone"):
-        RowDelta((), born=(chunk,), replaces=REWRITE)
+        RowDelta((), backdated=(chunk,), replaces=REWRITE)
     RowDelta((), replaces=REWRITE)

@@ -1,0 +1,459 @@
+"""The row-delta commit: ordered segments and copies born in the past, staged as one snapshot of an Iceberg table.
+
+Staging writes manifests, manifest list and metadata; the table changes only when the caller swaps its pointer to the
+new metadata location (`mirror_pump.lake.commit.catalog`), in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import orjson
+from pyiceberg.manifest import ManifestContent
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.concurrent_rewrites import needed_manifests, needed_snapshots, placeholder_number
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.schema_evolution import with_schema
+from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
+from mirror_pump.lake.format.manifest_list import Manifest, read_list
+from mirror_pump.lake.format.manifests import ManifestWriter, Removal
+from mirror_pump.lake.format.metadata import (
+    COLD,
+    DEFAULT_RETENTION,
+    HistoryRetention,
+    current_schema,
+    current_snapshot,
+    metadata_directory,
+    new_metadata,
+    new_snapshot_id,
+    next_location,
+    read_metadata,
+    snapshot_of,
+    with_branch,
+    with_snapshot,
+)
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.snapshot_summary import (
+    REPLACE,
+    FileTally,
+    live_rows,
+    pending_after,
+    pending_since,
+    snapshot_stats,
+    summarise,
+)
+from mirror_pump.lake.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
+from mirror_pump.model import SequenceNumber, SnapshotId
+
+
+@dataclass(frozen=True)
+class SegmentFiles:
+    """The files of one segment of the stream. A later segment's deletes reach the rows of all earlier ones."""
+
+    data: tuple[WrittenFile, ...]
+    deletes: tuple[WrittenFile, ...]
+
+
+@dataclass(frozen=True)
+class BackdatedFile:
+    """A copied data file that takes its place in the order at `sequence_number` (s0), however late it lands."""
+
+    file: WrittenFile
+    sequence_number: int
+
+
+Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite
+"""What may go in the snapshot of a commit; at most one of them."""
+
+
+@dataclass(frozen=True)
+class RowDelta:
+    """What one commit does to one table, in order. ValueError for what cannot be one commit."""
+
+    segments: tuple[SegmentFiles, ...]
+    backdated: tuple[BackdatedFile, ...] = ()
+    replaces: Replacement | None = None
+    """Files of before that go first, in the same snapshot."""
+    positions: tuple[WrittenFile, ...] = ()
+    """Position deletes, of rows of older files and of the segments' own: each of them goes, whatever the order."""
+    schema: LakeSchema | None = None
+    """The table's columns from this snapshot on; None leaves them. Files of the delta may have the former columns:
+    readers go by field ID."""
+    summary: Mapping[str, str] = field(default_factory=dict)
+    """Added to the snapshot's summary: the frontier, for instance."""
+
+    def __post_init__(self) -> None:
+        rewrite = self.replaces
+        if isinstance(rewrite, FileRewrite) and (
+            self.backdated or (rewrite.merged and (self.segments or self.positions))
+        ):
+            # Position deletes among the segments' files could name rows that a merge moves.
+            raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
+
+
+@dataclass(frozen=True)
+class _Added:
+    """Files that a commit brings, with their data sequence numbers."""
+
+    data: list[tuple[WrittenFile, int]]
+    deletes: list[tuple[WrittenFile, int]]
+    """Equality deletes."""
+    positions: list[tuple[WrittenFile, int]]
+
+    def tally(self) -> FileTally:
+        tally = FileTally()
+        for file, _ in (*self.data, *self.deletes, *self.positions):
+            tally.count(file.content, file.record_count, file.size_bytes)
+        return tally
+
+
+@dataclass(frozen=True)
+class StagedCommit:
+    """A commit whose files are durable and which nobody sees until the table's pointer moves to `new_location`."""
+
+    table: LakeTable
+    """The table after the commit."""
+    old_location: str | None
+    """The pointer's value that the commit builds on; None for a new table."""
+    new_location: str
+    snapshot_id: SnapshotId
+    sequence_number: SequenceNumber
+    files: tuple[str, ...]
+    """Files written by staging: to be removed if the publish is known to have failed, and only then."""
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """An Iceberg table as of one metadata file. Immutable: staging returns the next one.
+
+    Holds everything that the next commit needs, so that a commit reads nothing back but small manifests it merges.
+    """
+
+    metadata: Mapping[str, Any]
+    """The metadata document, as parsed JSON. Not to be changed."""
+    metadata_location: str
+    storage: StorageOptions
+    manifests: tuple[Manifest, ...]
+    """Of the current snapshot."""
+    retention: HistoryRetention = DEFAULT_RETENTION
+
+    @classmethod
+    def create(
+        cls,
+        schema: LakeSchema,
+        location: str,
+        storage: StorageOptions,
+        properties: Mapping[str, str],
+        now_ms: int,
+        *,
+        divided: bool = False,
+    ) -> StagedCommit:
+        """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is s0.
+
+        `divided`: of a table with heap retention. The start snapshot is what it has below T so far, nothing, and hence
+        the head of the branch `cold` too. Raises LakeError if the storage fails.
+        """
+        empty = cls(new_metadata(schema, location.rstrip("/"), properties, now_ms), "", storage, ())
+        return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
+
+    @classmethod
+    def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
+        """The table that a metadata file of any engine describes.
+
+        Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
+        """
+        metadata = read_metadata(metadata_location, storage)
+        snapshot = current_snapshot(metadata)
+        manifests = read_list(snapshot["manifest-list"], storage) if snapshot else ()
+        return cls(metadata, metadata_location, storage, manifests)
+
+    def stage(
+        self,
+        delta: RowDelta,
+        now_ms: int,
+        keep: frozenset[int] = frozenset(),
+        rewrite_since: int | None = None,
+    ) -> StagedCommit:
+        """Writes the metadata of one snapshot on top of this state.
+
+        Segment i's files get the data sequence number base+1+i, the snapshot base+K, where base is the table's last
+        sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in the
+        history. `now_ms` is milliseconds since 1970 UTC; a snapshot is never dated before its parent. `rewrite_since`
+        is the sequence number at which another engine's rewrite began that has not committed yet: what its commit
+        relies on stays in place (mirror_pump.lake.commit.concurrent_rewrites).
+
+        Raises LakeError if the storage fails, SchemaConflict if the delta's schema cannot follow the table's,
+        Superseded if its resolution does not fit this state, and ValueError for a born file that is no data file or not
+        of the past.
+        """
+        if rewrite_since is not None:
+            keep |= needed_snapshots(self.metadata, rewrite_since)
+        under = self
+        if delta.schema is not None:
+            metadata = with_schema(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
+            under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
+        return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
+
+    def _stage(
+        self,
+        delta: RowDelta,
+        now_ms: int,
+        keep: frozenset[int],
+        old_location: str | None,
+        rewrite_since: int | None = None,
+        *,
+        divided: bool = False,
+    ) -> StagedCommit:
+        with StagedFiles(self.storage) as written:
+            return self._written(delta, now_ms, keep, old_location, rewrite_since, written, divided=divided)
+
+    def _written(
+        self,
+        delta: RowDelta,
+        now_ms: int,
+        keep: frozenset[int],
+        old_location: str | None,
+        rewrite_since: int | None,
+        written: StagedFiles,
+        *,
+        divided: bool,
+    ) -> StagedCommit:
+        """Stages the delta. Each file is `written`'s as soon as it is there."""
+        sequence_number = int(self.metadata["last-sequence-number"]) + max(len(delta.segments), 1)
+        added = _numbered(delta, sequence_number)
+        replaced = self._replaced(delta, added, sequence_number, written)
+        self._place_holder(added, written)
+        added.data.extend(replaced.data)
+        snapshot_id = new_snapshot_id(self.metadata)
+        directory = metadata_directory(self.metadata)
+        writer = ManifestWriter(self.metadata, directory, snapshot_id, sequence_number)
+        removal = Removal(list(self.manifests), [], FileTally())
+        if delta.replaces is not None:
+            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
+        manifests = self._manifests(writer, added, removal, rewrite_since)
+        timestamp = max(now_ms, int(self.metadata["last-updated-ms"]))
+        summary = self._summary(delta, added, removal, replaced, timestamp)
+        snapshot = self._snapshot(writer, manifests, summary, timestamp)
+        metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
+        if divided:
+            metadata = with_branch(metadata, COLD, snapshot_id)
+        new_location = next_location(self.metadata, old_location)
+        files = [*writer.files, (new_location, orjson.dumps(metadata))]
+        write_all(files, self.storage)
+        written.own(*(location for location, _ in files))
+        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention)
+        return _staged(table, snapshot, old_location, written)
+
+    def _replaced(self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles) -> Replaced:
+        """What goes, on this state; the position deletes of the commit and of what goes are added."""
+        replaced = _NOTHING_REPLACED
+        if delta.replaces is not None:
+            replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
+        added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
+        return replaced
+
+    def _place_holder(self, added: _Added, written: StagedFiles) -> None:
+        """Adds the empty data file that the first equality delete needs, if the commit brings none as old
+        (mirror_pump.lake.commit.concurrent_rewrites)."""
+        number = placeholder_number(added.data, added.deletes)
+        if number is not None:
+            file = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
+            written.own(file.path)
+            added.data.append((file, number))
+
+    def _manifests(
+        self, writer: ManifestWriter, added: _Added, removal: Removal, rewrite_since: int | None
+    ) -> tuple[Manifest, ...]:
+        """The manifests of the new snapshot."""
+        needed, others = needed_manifests(removal.untouched, rewrite_since)
+        carried = [*writer.merge(others, self.storage), *needed, *removal.rewritten]
+        new = [
+            writer.add(ManifestContent.DATA, added.data),
+            writer.add(ManifestContent.DELETES, added.deletes),
+            writer.add(ManifestContent.DELETES, added.positions),
+        ]
+        return (*(manifest for manifest in new if manifest is not None), *carried)
+
+    def _summary(
+        self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
+    ) -> dict[str, str]:
+        """The new snapshot's summary. `timestamp`: of the snapshot, milliseconds since 1970 UTC."""
+        tally = added.tally()
+        parent = current_snapshot(self.metadata)
+        summary = summarise(tally, removal.removed, parent["summary"] if parent else None, delta.summary)
+        counted = snapshot_stats(self.metadata)
+        if replaced.empties:
+            counted = replace(counted, dangling=0)
+        summary |= counted.after(tally, removal.removed, replaced.rewritten_bytes).to_summary()
+        if replaced.only_rewrites and not tally.delete_files:
+            summary["operation"] = REPLACE
+        return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
+
+    def _snapshot(
+        self,
+        writer: ManifestWriter,
+        manifests: tuple[Manifest, ...],
+        summary: Mapping[str, str],
+        timestamp: int,
+    ) -> dict[str, Any]:
+        """The snapshot as metadata has it; its manifest list is encoded."""
+        parent = current_snapshot(self.metadata)
+        snapshot: dict[str, Any] = {
+            "sequence-number": writer.sequence_number,
+            "snapshot-id": writer.snapshot_id,
+            "timestamp-ms": timestamp,
+            "summary": summary,
+            "manifest-list": writer.list(manifests, parent["snapshot-id"] if parent else None),
+            "schema-id": self.metadata["current-schema-id"],
+        }
+        if parent:
+            snapshot["parent-snapshot-id"] = parent["snapshot-id"]
+        return snapshot
+
+    @property
+    def location(self) -> str:
+        """Root URI of the table's files."""
+        return str(self.metadata["location"])
+
+    @cached_property
+    def schema(self) -> LakeSchema:
+        """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
+        return LakeSchema.from_iceberg_json(current_schema(self.metadata))
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """The current snapshot. LakeError if the table has none."""
+        return SnapshotId(self._current["snapshot-id"])
+
+    @property
+    def sequence_number(self) -> SequenceNumber:
+        """The current snapshot's sequence number."""
+        return SequenceNumber(self._current["sequence-number"])
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether new files of the table belong to partitions: another engine made it so."""
+        return any(spec["spec-id"] == self.spec_id and spec["fields"] for spec in self.metadata["partition-specs"])
+
+    @property
+    def spec_id(self) -> int:
+        """The partition spec of new files."""
+        return int(self.metadata["default-spec-id"])
+
+    @property
+    def summary(self) -> Mapping[str, str]:
+        """The current snapshot's summary."""
+        return dict(self._current.get("summary", {}))
+
+    def live_data_files(self) -> list[LiveFile]:
+        """The current snapshot's data files; reads its manifests."""
+        return live_data_files(self.manifests, self.storage)
+
+    def live_equality_deletes(self) -> list[LiveFile]:
+        """The current snapshot's equality-delete files; reads its manifests."""
+        return live_equality_deletes(self.manifests, self.storage)
+
+    @property
+    def data_files(self) -> int:
+        """Live data files."""
+        return self._total("total-data-files", 0, rows=False)
+
+    @property
+    def records(self) -> int:
+        """Rows in live data files, those that deletes hide included."""
+        return self._total("total-records", 0, rows=True)
+
+    @property
+    def live_rows(self) -> int:
+        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.format.snapshot_summary)."""
+        return live_rows(self.metadata, self._current.get("summary", {}))
+
+    @property
+    def delete_files(self) -> int:
+        """Live delete files of both kinds."""
+        return self._total("total-delete-files", 1, rows=False)
+
+    @property
+    def position_deletes(self) -> int:
+        """Rows in live position-delete files."""
+        return self._total("total-position-deletes", 1, rows=True)
+
+    @property
+    def equality_deletes(self) -> int:
+        """Rows in live equality-delete files."""
+        return self._total("total-equality-deletes", 1, rows=True)
+
+    @property
+    def equality_deletes_since(self) -> int | None:
+        """When the oldest of them was committed, milliseconds since 1970 UTC; None if there are none. Later than that
+        only where other engines' commits and a thinned history leave no trace of it."""
+        return pending_since(self.metadata)
+
+    def has_snapshot(self, snapshot_id: int) -> bool:
+        """Whether a snapshot is still in the history."""
+        return snapshot_of(self.metadata, snapshot_id) is not None
+
+    @property
+    def _current(self) -> dict[str, Any]:
+        snapshot = current_snapshot(self.metadata)
+        if snapshot is None:
+            raise LakeError(f"{self.metadata_location} has no snapshot", "copy the table again")
+        return snapshot
+
+    def _total(self, name: str, content: int, *, rows: bool) -> int:
+        """A total from the summary, or counted from the manifest list where another engine left it out."""
+        stated = self._current.get("summary", {}).get(name)
+        if stated is not None:
+            return int(stated)
+        counted = [one for one in self.manifests if one.content == content]
+        if name == "total-equality-deletes":
+            # At most so many: of manifests that this process did not write, only a reader knows the kind of deletes.
+            counted = [one for one in counted if one.deletes is not FileContent.POSITION_DELETES]
+        numbers = [one.rows if rows else one.files for one in counted]
+        return sum(added + existing for added, existing, _ in numbers)
+
+
+def _staged(
+    table: LakeTable, snapshot: Mapping[str, Any], old_location: str | None, written: StagedFiles
+) -> StagedCommit:
+    return StagedCommit(
+        table=table,
+        old_location=old_location,
+        new_location=table.metadata_location,
+        snapshot_id=SnapshotId(snapshot["snapshot-id"]),
+        sequence_number=SequenceNumber(snapshot["sequence-number"]),
+        files=written.locations,
+    )
+
+
+_NOTHING_REPLACED = Replaced(lambda _: False, lambda _: False)
+
+
+def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
+    """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. ValueError for a file that
+    is not what it is used as, or not of the past."""
+    for backdated in delta.backdated:
+        if backdated.file.content is not FileContent.DATA or backdated.sequence_number > sequence_number:
+            raise ValueError(
+                f"{backdated.file.path} cannot be born at {backdated.sequence_number} in snapshot {sequence_number}"
+            )
+    added = _Added([(backdated.file, backdated.sequence_number) for backdated in delta.backdated], [], [])
+    first = sequence_number - max(len(delta.segments), 1) + 1
+    for number, segment in enumerate(delta.segments, first):
+        added.data.extend((file, number) for file in segment.data)
+        added.deletes.extend((file, number) for file in segment.deletes)
+    _check_contents(added.data, FileContent.DATA)
+    _check_contents(added.deletes, FileContent.EQUALITY_DELETES)
+    return added
+
+
+def _check_contents(files: Iterable[tuple[WrittenFile, int]], wanted: FileContent) -> None:
+    for file, _ in files:
+        if file.content is not wanted:
+            raise ValueError(f"{file.path} holds {file.content.name.lower()}, not {wanted.name.lower()}")
