@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -56,8 +55,9 @@ class TableName:
 class TableState(StrEnum):
     """Where a mirrored table stands (modak.mirror_tables.state).
 
-    Only the publish transaction changes it, but for the first row (registration.py, which enters COPYING), the last
-    (unregistering deletes the row, from any state) and FAILED to DROPPED (watching.py). TRANSITIONS has all of them.
+    Only the publish transaction changes it, but for the first row (registering, which enters COPYING), the last
+    (unregistering deletes the row, from any state) and FAILED to DROPPED (the schema watcher).
+    `mirror_pump.table_life.TRANSITIONS` has all of them.
     """
 
     WAITING = "waiting"
@@ -88,24 +88,6 @@ class TableState(StrEnum):
     def has_ended(self) -> bool:
         """Whether no change of the table is applied any more, whatever comes: FAILED or DROPPED."""
         return self in (TableState.FAILED, TableState.DROPPED)
-
-
-TRANSITIONS: Mapping[TableState, frozenset[TableState]] = {
-    # Described behind every transaction that wrote to it; set aside; dropped.
-    TableState.WAITING: frozenset({TableState.COPYING, TableState.FAILED, TableState.DROPPED}),
-    # Complete; altered or published otherwise; set aside; dropped. It also begins again: COPYING to COPYING.
-    TableState.COPYING: frozenset({TableState.LIVE, TableState.WAITING, TableState.FAILED, TableState.DROPPED}),
-    # Filled; altered so that it has to be copied again, now or later; set aside; dropped. More may come to be filled.
-    TableState.FILLING: frozenset(
-        {TableState.LIVE, TableState.COPYING, TableState.WAITING, TableState.FAILED, TableState.DROPPED}
-    ),
-    TableState.LIVE: frozenset(
-        {TableState.FILLING, TableState.COPYING, TableState.WAITING, TableState.FAILED, TableState.DROPPED}
-    ),
-    TableState.FAILED: frozenset({TableState.DROPPED}),
-    TableState.DROPPED: frozenset(),
-}
-"""What follows each state of one registration; a registration begins as COPYING, and may end from any state."""
 
 
 @dataclass(frozen=True)

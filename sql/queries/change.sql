@@ -1,6 +1,7 @@
--- Schema changes in the publish transaction (mirror_pump/pipeline/publish/catalog_changes.py).
+-- Schema changes in the publish transaction (mirror_pump/pipeline/operations/catalog_changes.py).
 
 -- name: store
+-- `former` and `state` are a transition that mirror_pump/table_life.py allows.
 WITH seam AS (
     UPDATE modak.tables
        SET primary_key_cols = %(key)s, tier_key_col = %(tier_key)s, tier_key_type = %(tier_key_type)s
@@ -9,12 +10,11 @@ UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
        start_lsn = %(start_lsn)s, error = %(error)s,
-       state = CASE WHEN %(copy_again)s THEN %(copied_as)s WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN 'filling'
-                    ELSE state END,
+       state = %(state)s,
        dropped_rows = CASE WHEN %(copy_again)s THEN NULL
                            ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
        live_after_lsn = CASE WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN NULL ELSE live_after_lsn END
- WHERE table_id = %(table_id)s;
+ WHERE table_id = %(table_id)s AND state = %(former)s;
 
 -- name: complete_corrections
 -- Those that a transaction captured beside the change, which that did not see.

@@ -121,7 +121,7 @@ UPDATE modak.mirror_tables
 
 -- name: fail
 UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at = now()
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s;
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = ANY (%(former)s);
 
 -- name: advance
 UPDATE modak.mirror_slots
@@ -135,8 +135,8 @@ UPDATE modak.mirror_slots
 -- Tables that were copied again from T on, whose rows below T may lack the values of new columns: they go on as those that
 -- are filled. Until then files must not be exchanged, since copied ones come in beside them.
 UPDATE modak.mirror_tables
-   SET state = 'filling', live_after_lsn = NULL, updated_at = now()
- WHERE slot_name = %(slot)s AND state = 'copying' AND live_after_lsn <= %(frontier)s
+   SET state = %(state)s, live_after_lsn = NULL, updated_at = now()
+ WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
    AND columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(table_id) IS NOT NULL
 RETURNING table_id;
 
@@ -173,8 +173,8 @@ SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 -- name: go_live
 -- All that are due; each must have a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
 WITH live AS (
-    UPDATE modak.mirror_tables SET state = 'live', dropped_rows = NULL, updated_at = now()
-     WHERE slot_name = %(slot)s AND state IN ('copying', 'filling') AND live_after_lsn <= %(frontier)s
+    UPDATE modak.mirror_tables SET state = %(state)s, dropped_rows = NULL, updated_at = now()
+     WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
     RETURNING table_id),
 done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live))
 SELECT table_id FROM live;

@@ -56,5 +56,5 @@ SELECT table_id, error FROM modak.mirror_tables
 
 -- name: failed_and_dropped
 -- Of tables that failed, those that were dropped since: no change of theirs is looked at any more.
-UPDATE modak.mirror_tables m SET state = 'dropped', error = %(error)s, updated_at = now()
- WHERE m.slot_name = %(slot)s AND m.state = 'failed' AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_id::oid);
+UPDATE modak.mirror_tables m SET state = %(state)s, error = %(error)s, updated_at = now()
+ WHERE m.slot_name = %(slot)s AND m.state = %(former)s AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_id::oid);

@@ -77,7 +77,7 @@ def main() -> None:
             results = [convert_deletes(task) for task in plan.tasks]
             resolution = file_rewrite_of(plan, results)
             computed = time.perf_counter()
-            table = table.stage(RowDelta((), resolution=resolution), table.metadata["last-updated-ms"]).table
+            table = table.stage(RowDelta((), replaces=resolution), table.metadata["last-updated-ms"]).table
             seconds.append(time.perf_counter() - began)
             processor.append(time.process_time() - used)
             commits.append(time.perf_counter() - computed)

@@ -12,7 +12,7 @@ import psycopg
 
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import AdvanceWanted
-from mirror_pump.pipeline.flow.requests import TierAdvance
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
@@ -111,7 +111,7 @@ class Divided:
         assert table is not None
         name = f"p{self.sealed}"
         answer: Future[str | None] = Future()
-        running.pump.submit(AdvanceWanted(table, TierAdvance(name, (self.sealed + 1) * WIDTH), answer))
+        running.pump.submit(AdvanceWanted(table, AdvanceCutline(name, (self.sealed + 1) * WIDTH), answer))
         await_true(answer.done, 30, "an answer to the advance")
         return "the session ended" if answer.cancelled() else answer.result()
 

@@ -120,7 +120,7 @@ class SmallTable:
     def resolve(self) -> StagedCommit | None:
         """A whole resolve."""
         resolution = self.compute()
-        return None if resolution is None else self.commit(RowDelta((), resolution=resolution))
+        return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
 
     def compute_merge(self, target_bytes: int = TARGET) -> FileRewrite | None:
         """What a merge of the present state comes to; None if nothing has piled up."""
@@ -141,7 +141,7 @@ class SmallTable:
     def merge(self, target_bytes: int = TARGET) -> StagedCommit | None:
         """A whole merge, or a whole renewal if nothing has piled up."""
         resolution = self.compute_merge(target_bytes) or (self.compute_renewal() if target_bytes else None)
-        return None if resolution is None else self.commit(RowDelta((), resolution=resolution))
+        return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
 
     def begin_rewrite(self, rows: Rows) -> Rewrite:
         """Another engine begins to rewrite all data files; `rows` are what a reader sees now."""

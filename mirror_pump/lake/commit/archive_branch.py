@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from pyiceberg.manifest import ManifestContent
@@ -114,37 +115,15 @@ class ArchiveBranch:
         """Stages S. Each file is `written`'s as soon as it is there."""
         metadata = table.metadata
         number = int(metadata["last-sequence-number"]) + 1
-        snapshot_id = new_snapshot_id(metadata)
-        directory = metadata_directory(metadata)
-        writer = ManifestWriter(metadata, directory, snapshot_id, number)
-        manifests, live, hiding = self._content(table, line, writer, number, written)
-        former = archive_snapshot(metadata)
         seam_at = seam_location(metadata, number)
+        former = archive_snapshot(metadata)
         if former is None or SEAM_METADATA not in former["summary"]:
             # The first one. Later the directory is there, or somebody removed it.
             make_directory(seam_directory(metadata), self._storage)
-        tally = FileTally()
-        for content, records, size in live:
-            tally.count(content, records, size)
-        for file in hiding:
-            tally.count(file.content, file.record_count, file.size_bytes)
-        timestamp = max(now_ms, int(metadata["last-updated-ms"]))
-        snapshot = {
-            "sequence-number": number,
-            "snapshot-id": snapshot_id,
-            "timestamp-ms": timestamp,
-            "summary": {
-                "operation": "overwrite",
-                **totals(tally),
-                **(summary or {}),
-                COLD_CUT: str(line.cut if line is not None else EVERYTHING_IN_HEAP),
-                SEAM_METADATA: seam_at,
-            },
-            "manifest-list": writer.list(manifests, former["snapshot-id"] if former else None),
-            "schema-id": metadata["current-schema-id"],
-        }
-        if former:
-            snapshot["parent-snapshot-id"] = former["snapshot-id"]
+        writer = ManifestWriter(metadata, metadata_directory(metadata), new_snapshot_id(metadata), number)
+        manifests, tally = self._content(table, line, writer, number, written)
+        content = _summary(tally, line, summary or {}, seam_at)
+        snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, int(metadata["last-updated-ms"])))
         document = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
         files = [
@@ -156,7 +135,7 @@ class ArchiveBranch:
         return StagedArchive(
             table=LakeTable(document, location, table.storage, table.manifests, table.retention),
             new_location=location,
-            snapshot_id=SnapshotId(snapshot_id),
+            snapshot_id=SnapshotId(writer.snapshot_id),
             sequence_number=SequenceNumber(number),
             seam_location=seam_at,
             files=(*(location for location, _ in files), *written.locations),
@@ -168,11 +147,11 @@ class ArchiveBranch:
 
     def _content(
         self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
-    ) -> tuple[list[Manifest], list[tuple[int, int, int]], list[WrittenFile]]:
-        """S's manifests; content, rows and bytes of each file that they name but for the hiding ones; and these, of
-        which those that are new are `written`'s."""
+    ) -> tuple[list[Manifest], FileTally]:
+        """S's manifests, and what the files come to that they name. Hiding ones that are new are `written`'s."""
+        tally = FileTally()
         if line is None:
-            return [], [], []
+            return [], tally
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._hiding = {}, {}
@@ -185,7 +164,10 @@ class ArchiveBranch:
             for manifest in table.manifests
         }
         kept = writer.without(table.manifests, self._storage, gone)
-        live = [file for path, files in division.files.items() for file in files if file.path not in gone[path]]
+        for path, files in division.files.items():
+            for live in files:
+                if live.path not in gone[path]:
+                    tally.count(live.content, live.records, live.size_bytes)
         self._sides = division.sides
         self._hiding = {path: file for path, file in self._hiding.items() if path in division.sides}
         if division.hidden:
@@ -194,8 +176,42 @@ class ArchiveBranch:
             self._hiding |= dict.fromkeys(division.hidden, file)
         hiding = list({file.path: file for file in self._hiding.values()}.values())
         added = writer.add(ManifestContent.DELETES, [(file, number) for file in hiding])
-        manifests = [*([added] if added is not None else []), *kept]
-        return manifests, [(one.content, one.records, one.size_bytes) for one in live], hiding
+        for file in hiding:
+            tally.count(file.content, file.record_count, file.size_bytes)
+        return [*([added] if added is not None else []), *kept], tally
+
+
+def _snapshot(
+    metadata: Mapping[str, Any],
+    writer: ManifestWriter,
+    manifests: list[Manifest],
+    summary: Mapping[str, str],
+    timestamp: int,
+) -> dict[str, Any]:
+    """S as metadata has it; its manifest list is encoded. `timestamp`: milliseconds since 1970 UTC."""
+    former = archive_snapshot(metadata)
+    snapshot = {
+        "sequence-number": writer.sequence_number,
+        "snapshot-id": writer.snapshot_id,
+        "timestamp-ms": timestamp,
+        "summary": summary,
+        "manifest-list": writer.list(manifests, former["snapshot-id"] if former else None),
+        "schema-id": metadata["current-schema-id"],
+    }
+    if former:
+        snapshot["parent-snapshot-id"] = former["snapshot-id"]
+    return snapshot
+
+
+def _summary(tally: FileTally, line: CutLine | None, extra: Mapping[str, str], seam_at: str) -> dict[str, str]:
+    """S's summary. `seam_at`: the location of its seam metadata."""
+    return {
+        "operation": "overwrite",
+        **totals(tally),
+        **extra,
+        COLD_CUT: str(line.cut if line is not None else EVERYTHING_IN_HEAP),
+        SEAM_METADATA: seam_at,
+    }
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:

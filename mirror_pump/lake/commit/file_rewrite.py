@@ -37,12 +37,13 @@ from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile, followed
+from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.manifest_entries import StoredEntry
 from mirror_pump.lake.format.manifest_list import Manifest
 from mirror_pump.lake.format.manifests import entries_of
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 
 class FileRewriteSuperseded(LakeError):
@@ -88,6 +89,21 @@ class FileRewrite:
             return False
         seen = self.seen.get(manifest.path)
         return seen is None or not seen.isdisjoint(self.removed)
+
+    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+        """Writes the deletes that came since it was computed, by the new places of the rows. Raises LakeError, and
+        Superseded if it does not fit the table any more."""
+        moved = deletes_moved(self, present.manifests, present.location, present.storage)
+        written.own(*(file.path for file in moved))
+        return Replaced(
+            lambda entry: entry.path in self.removed,
+            self.concerns,
+            data=tuple((merged.file, merged.sequence_number) for merged in self.merged if merged.file is not None),
+            positions=(*self.added, *moved),
+            rewritten_bytes=self.size_bytes + sum(file.size_bytes for file in moved),
+            only_rewrites=bool(self.merged) and not self.drops_rows,
+            converted_to=self.sequence_number if self.complete else None,
+        )
 
 
 def check(resolution: FileRewrite, manifests: Sequence[Manifest], storage: StorageOptions) -> tuple[str, ...]:

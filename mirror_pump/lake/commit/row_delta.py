@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import needed_manifests, needed_snapshots, placeholder_number
-from mirror_pump.lake.commit.file_rewrite import FileRewrite, deletes_moved
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import with_schema
-from mirror_pump.lake.contents.cutline import CutLine, Division, divide
-from mirror_pump.lake.contents.file_listing import Listing, LiveFile, live_data_files, live_equality_deletes
+from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
 from mirror_pump.lake.format.manifest_list import Manifest, read_list
 from mirror_pump.lake.format.manifests import ManifestWriter, Removal
@@ -38,7 +38,6 @@ from mirror_pump.lake.format.metadata import (
     with_branch,
     with_snapshot,
 )
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.format.snapshot_summary import (
     REPLACE,
@@ -69,27 +68,49 @@ class BackdatedFile:
     sequence_number: int
 
 
+Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite
+"""What may go in the snapshot of a commit; at most one of them."""
+
+
 @dataclass(frozen=True)
 class RowDelta:
-    """What one commit does to one table, in order."""
+    """What one commit does to one table, in order. ValueError for what cannot be one commit."""
 
     segments: tuple[SegmentFiles, ...]
     backdated: tuple[BackdatedFile, ...] = ()
-    replace: bool = False
-    """First remove every file that the table has (TRUNCATE, or a copy that begins again), in the same snapshot."""
-    keep_below: CutLine | None = None
-    """What `replace` leaves: the rows below T, with every file that they or their deletes are in."""
-    remove_backdated: int | None = None
-    """First remove the data files of this data sequence number: a copy begins again, its former chunks go."""
+    replaces: Replacement | None = None
+    """Files of before that go first, in the same snapshot."""
     positions: tuple[WrittenFile, ...] = ()
     """Position deletes, of rows of older files and of the segments' own: each of them goes, whatever the order."""
-    resolution: FileRewrite | None = None
-    """Files in place of others; no row changes by it. One that merges data files comes without segments."""
     schema: LakeSchema | None = None
     """The table's columns from this snapshot on; None leaves them. Files of the delta may have the former columns:
     readers go by field ID."""
     summary: Mapping[str, str] = field(default_factory=dict)
-    """Added to the snapshot's summary: F, for instance."""
+    """Added to the snapshot's summary: the frontier, for instance."""
+
+    def __post_init__(self) -> None:
+        rewrite = self.replaces
+        if isinstance(rewrite, FileRewrite) and (
+            self.backdated or (rewrite.merged and (self.segments or self.positions))
+        ):
+            # Position deletes among the segments' files could name rows that a merge moves.
+            raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
+
+
+@dataclass(frozen=True)
+class _Added:
+    """Files that a commit brings, with their data sequence numbers."""
+
+    data: list[tuple[WrittenFile, int]]
+    deletes: list[tuple[WrittenFile, int]]
+    """Equality deletes."""
+    positions: list[tuple[WrittenFile, int]]
+
+    def tally(self) -> FileTally:
+        tally = FileTally()
+        for file, _ in (*self.data, *self.deletes, *self.positions):
+            tally.count(file.content, file.record_count, file.size_bytes)
+        return tally
 
 
 @dataclass(frozen=True)
@@ -179,8 +200,7 @@ class LakeTable:
             keep |= needed_snapshots(self.metadata, rewrite_since)
         under = self
         if delta.schema is not None:
-            replaced = delta.replace and delta.keep_below is None
-            metadata = with_schema(self.metadata, delta.schema, replaced=replaced)
+            metadata = with_schema(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
             under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
         return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
 
@@ -209,74 +229,91 @@ class LakeTable:
         divided: bool,
     ) -> StagedCommit:
         """Stages the delta. Each file is `written`'s as soon as it is there."""
-        base = int(self.metadata["last-sequence-number"])
-        sequence_number = base + max(len(delta.segments), 1)
-        for backdated in delta.backdated:
-            if backdated.file.content is not FileContent.DATA or backdated.sequence_number > sequence_number:
-                raise ValueError(
-                    f"{backdated.file.path} cannot be born at {backdated.sequence_number} in snapshot {sequence_number}"
-                )
-        data = [(backdated.file, backdated.sequence_number) for backdated in delta.backdated]
-        deletes: list[tuple[WrittenFile, int]] = []
-        for number, segment in enumerate(delta.segments, base + 1):
-            data.extend((file, number) for file in segment.data)
-            deletes.extend((file, number) for file in segment.deletes)
-        _check_contents(data, FileContent.DATA)
-        _check_contents(deletes, FileContent.EQUALITY_DELETES)
-        resolution = delta.resolution
-        if resolution is not None and (
-            delta.replace
-            or delta.backdated
-            or delta.remove_backdated is not None
-            or (resolution.merged and (delta.segments or delta.positions))
-        ):
-            # Position deletes among the segments' files could name rows that a merge moves.
-            raise ValueError("a resolution goes with segments only, and one that merges data files alone")
-        moved = () if resolution is None else deletes_moved(resolution, self.manifests, self.location, self.storage)
-        written.own(*(file.path for file in moved))
-        resolved = resolution.added if resolution is not None else ()
-        division = self._division(delta)
-        parted: tuple[WrittenFile, ...] = ()
-        if division is not None and division.hidden:
-            parted = (write_position_deletes(division.hidden, self.location, self.storage),)
-            written.own(parted[0].path)
-        positions = [(file, sequence_number) for file in (*delta.positions, *resolved, *moved, *parted)]
-        if (placeholder_at := placeholder_number(data, deletes)) is not None:
-            placeholder = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
-            written.own(placeholder.path)
-            data.append((placeholder, placeholder_at))
-        merged = resolution.merged if resolution is not None else ()
-        data.extend((one.file, one.sequence_number) for one in merged if one.file is not None)
+        sequence_number = int(self.metadata["last-sequence-number"]) + max(len(delta.segments), 1)
+        added = _numbered(delta, sequence_number)
+        replaced = self._replaced(delta, added, sequence_number, written)
+        self._place_holder(added, written)
+        added.data.extend(replaced.data)
         snapshot_id = new_snapshot_id(self.metadata)
-        writer = ManifestWriter(self.metadata, metadata_directory(self.metadata), snapshot_id, sequence_number)
-        removal = self._removal(delta, division, writer)
+        directory = metadata_directory(self.metadata)
+        writer = ManifestWriter(self.metadata, directory, snapshot_id, sequence_number)
+        removal = Removal(list(self.manifests), [], FileTally())
+        if delta.replaces is not None:
+            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
+        manifests = self._manifests(writer, added, removal, rewrite_since)
+        timestamp = max(now_ms, int(self.metadata["last-updated-ms"]))
+        summary = self._summary(delta, added, removal, replaced, timestamp)
+        snapshot = self._snapshot(writer, manifests, summary, timestamp)
+        metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
+        if divided:
+            metadata = with_branch(metadata, COLD, snapshot_id)
+        new_location = next_location(self.metadata, old_location)
+        files = [*writer.files, (new_location, orjson.dumps(metadata))]
+        if old_location is not None and not old_location.startswith(f"{directory}/"):
+            # Another engine has just chosen another directory.
+            make_directory(directory, self.storage)
+        write_all(files, self.storage)
+        written.own(*(location for location, _ in files))
+        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention)
+        return _staged(table, snapshot, old_location, written)
+
+    def _replaced(self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles) -> Replaced:
+        """What goes, on this state; the position deletes of the commit and of what goes are added."""
+        replaced = _NOTHING_REPLACED
+        if delta.replaces is not None:
+            replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
+        added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
+        return replaced
+
+    def _place_holder(self, added: _Added, written: StagedFiles) -> None:
+        """Adds the empty data file that the first equality delete needs, if the commit brings none as old
+        (mirror_pump.lake.commit.concurrent_rewrites)."""
+        number = placeholder_number(added.data, added.deletes)
+        if number is not None:
+            file = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
+            written.own(file.path)
+            added.data.append((file, number))
+
+    def _manifests(
+        self, writer: ManifestWriter, added: _Added, removal: Removal, rewrite_since: int | None
+    ) -> tuple[Manifest, ...]:
+        """The manifests of the new snapshot."""
         needed, others = needed_manifests(removal.untouched, rewrite_since)
         carried = [*writer.merge(others, self.storage), *needed, *removal.rewritten]
         new = [
-            writer.add(ManifestContent.DATA, data),
-            writer.add(ManifestContent.DELETES, deletes),
-            writer.add(ManifestContent.DELETES, positions),
+            writer.add(ManifestContent.DATA, added.data),
+            writer.add(ManifestContent.DELETES, added.deletes),
+            writer.add(ManifestContent.DELETES, added.positions),
         ]
-        manifests = (*(one for one in new if one is not None), *carried)
+        return (*(manifest for manifest in new if manifest is not None), *carried)
 
-        added = FileTally()
-        for file, _ in (*data, *deletes, *positions):
-            added.count(file.content, file.record_count, file.size_bytes)
+    def _summary(
+        self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
+    ) -> dict[str, str]:
+        """The new snapshot's summary. `timestamp`: of the snapshot, milliseconds since 1970 UTC."""
+        tally = added.tally()
         parent = current_snapshot(self.metadata)
-        timestamp = max(now_ms, int(self.metadata["last-updated-ms"]))
-        summary = summarise(added, removal.removed, parent["summary"] if parent else None, delta.summary)
-        again = None if resolution is None else resolution.size_bytes + sum(file.size_bytes for file in moved)
+        summary = summarise(tally, removal.removed, parent["summary"] if parent else None, delta.summary)
         counted = snapshot_stats(self.metadata)
-        if delta.replace and division is None:
+        if replaced.empties:
             counted = replace(counted, dangling=0)
-        summary |= counted.after(added, removal.removed, again).to_summary()
-        if merged and not added.delete_files and not (resolution is not None and resolution.drops_rows):
+        summary |= counted.after(tally, removal.removed, replaced.rewritten_bytes).to_summary()
+        if replaced.only_rewrites and not tally.delete_files:
             summary["operation"] = REPLACE
-        resolved_to = resolution.sequence_number if resolution is not None and resolution.complete else None
-        summary |= pending_after(self.metadata, summary, resolved_to, timestamp)
+        return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
+
+    def _snapshot(
+        self,
+        writer: ManifestWriter,
+        manifests: tuple[Manifest, ...],
+        summary: Mapping[str, str],
+        timestamp: int,
+    ) -> dict[str, Any]:
+        """The snapshot as metadata has it; its manifest list is encoded."""
+        parent = current_snapshot(self.metadata)
         snapshot: dict[str, Any] = {
-            "sequence-number": sequence_number,
-            "snapshot-id": snapshot_id,
+            "sequence-number": writer.sequence_number,
+            "snapshot-id": writer.snapshot_id,
             "timestamp-ms": timestamp,
             "summary": summary,
             "manifest-list": writer.list(manifests, parent["snapshot-id"] if parent else None),
@@ -284,56 +321,7 @@ class LakeTable:
         }
         if parent:
             snapshot["parent-snapshot-id"] = parent["snapshot-id"]
-        metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
-        if divided:
-            metadata = with_branch(metadata, COLD, snapshot_id)
-        new_location = next_location(self.metadata, old_location)
-        files = [*writer.files, (new_location, orjson.dumps(metadata))]
-        if old_location is not None and not old_location.startswith(f"{metadata_directory(self.metadata)}/"):
-            # Another engine has just chosen another one.
-            make_directory(metadata_directory(self.metadata), self.storage)
-        write_all(files, self.storage)
-        return StagedCommit(
-            table=LakeTable(metadata, new_location, self.storage, manifests, self.retention),
-            old_location=old_location,
-            new_location=new_location,
-            snapshot_id=SnapshotId(snapshot_id),
-            sequence_number=SequenceNumber(sequence_number),
-            files=(*(location for location, _ in files), *written.locations),
-        )
-
-    def _division(self, delta: RowDelta) -> Division | None:
-        """This state's files divided at T, if the delta replaces what is at or above it."""
-        if not delta.replace or delta.keep_below is None:
-            return None
-        return divide(
-            self.manifests, delta.keep_below, Listing(self.storage, (delta.keep_below.field_id,)), self.storage
-        )
-
-    def _removal(self, delta: RowDelta, division: Division | None, writer: ManifestWriter) -> Removal:
-        """Takes out of this state's manifests what the delta removes."""
-        if division is not None:
-            above = division.above
-            return writer.remove(
-                self.manifests,
-                self.storage,
-                lambda one: one.path in above,
-                lambda manifest: any(file.path in above for file in division.files.get(manifest.path, ())),
-            )
-        born_at = delta.remove_backdated
-        change = delta.resolution
-        if change is not None:
-            return writer.remove(self.manifests, self.storage, lambda one: one.path in change.removed, change.concerns)
-        if delta.replace:
-            return writer.remove(self.manifests, self.storage, lambda _: True, lambda _: True)
-        if born_at is not None:
-            return writer.remove(
-                self.manifests,
-                self.storage,
-                lambda one: one.sequence_number == born_at,
-                lambda manifest: manifest.may_hold_data_of(born_at),
-            )
-        return Removal(list(self.manifests), [], FileTally())
+        return snapshot
 
     @property
     def location(self) -> str:
@@ -436,6 +424,40 @@ class LakeTable:
             counted = [one for one in counted if one.deletes is not FileContent.POSITION_DELETES]
         numbers = [one.rows if rows else one.files for one in counted]
         return sum(added + existing for added, existing, _ in numbers)
+
+
+def _staged(
+    table: LakeTable, snapshot: Mapping[str, Any], old_location: str | None, written: StagedFiles
+) -> StagedCommit:
+    return StagedCommit(
+        table=table,
+        old_location=old_location,
+        new_location=table.metadata_location,
+        snapshot_id=SnapshotId(snapshot["snapshot-id"]),
+        sequence_number=SequenceNumber(snapshot["sequence-number"]),
+        files=written.locations,
+    )
+
+
+_NOTHING_REPLACED = Replaced(lambda _: False, lambda _: False)
+
+
+def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
+    """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. ValueError for a file that
+    is not what it is used as, or not of the past."""
+    for backdated in delta.backdated:
+        if backdated.file.content is not FileContent.DATA or backdated.sequence_number > sequence_number:
+            raise ValueError(
+                f"{backdated.file.path} cannot be born at {backdated.sequence_number} in snapshot {sequence_number}"
+            )
+    added = _Added([(backdated.file, backdated.sequence_number) for backdated in delta.backdated], [], [])
+    first = sequence_number - max(len(delta.segments), 1) + 1
+    for number, segment in enumerate(delta.segments, first):
+        added.data.extend((file, number) for file in segment.data)
+        added.deletes.extend((file, number) for file in segment.deletes)
+    _check_contents(added.data, FileContent.DATA)
+    _check_contents(added.deletes, FileContent.EQUALITY_DELETES)
+    return added
 
 
 def _check_contents(files: Iterable[tuple[WrittenFile, int]], wanted: FileContent) -> None:

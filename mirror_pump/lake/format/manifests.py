@@ -68,8 +68,8 @@ class ManifestWriter:
     def __init__(self, metadata: Mapping[str, Any], directory: str, snapshot_id: int, sequence_number: int) -> None:
         self._metadata = metadata
         self._directory = directory
-        self._snapshot_id = snapshot_id
-        self._sequence_number = sequence_number
+        self.snapshot_id = snapshot_id
+        self.sequence_number = sequence_number
         self.files: list[tuple[str, bytes]] = []
         """Location and content of every file encoded so far; none is written yet."""
 
@@ -79,7 +79,7 @@ class ManifestWriter:
         entries = tuple(
             ManifestEntry(
                 Status.ADDED,
-                self._snapshot_id,
+                self.snapshot_id,
                 sequence,
                 None,
                 file.content,
@@ -156,7 +156,7 @@ class ManifestWriter:
             for entry in present:
                 if doomed(entry):
                     result.removed.count(entry.content, entry.records, entry.size_bytes)
-                    entries.append(replace(entry, status=Status.DELETED, snapshot_id=self._snapshot_id))
+                    entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)
                     entries.append(entry)
@@ -192,11 +192,11 @@ class ManifestWriter:
 
     def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
         """Encodes the manifest list and returns its location."""
-        location = join(self._directory, f"snap-{self._snapshot_id}-{uuid.uuid4().hex}.avro")
+        location = join(self._directory, f"snap-{self.snapshot_id}-{uuid.uuid4().hex}.avro")
         metadata = {
-            "snapshot-id": str(self._snapshot_id),
+            "snapshot-id": str(self.snapshot_id),
             "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
-            "sequence-number": str(self._sequence_number),
+            "sequence-number": str(self.sequence_number),
             "format-version": str(FORMAT_VERSION),
         }
         self.files.append((location, encoded_list(metadata, manifests)))
@@ -236,9 +236,9 @@ class ManifestWriter:
                 length,
                 spec_id,
                 content,
-                self._sequence_number,
+                self.sequence_number,
                 minimum,
-                self._snapshot_id,
+                self.snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
                 entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
@@ -265,9 +265,9 @@ class ManifestWriter:
                 length,
                 spec_id,
                 content,
-                self._sequence_number,
-                min(live, default=self._sequence_number),
-                self._snapshot_id,
+                self.sequence_number,
+                min(live, default=self.sequence_number),
+                self.snapshot_id,
                 (files[order[0]], files[order[1]], files[order[2]]),
                 (rows[order[0]], rows[order[1]], rows[order[2]]),
             )

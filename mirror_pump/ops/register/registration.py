@@ -74,6 +74,7 @@ from mirror_pump.source.retention.retention_plan import (
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
+from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
 _SQL = queries("copy")
@@ -328,7 +329,7 @@ def _new_lake_table(
         name=name,
         columns=description.columns,
         key=description.key,
-        state=TableState.COPYING,
+        state=state_after(None, TableEvent.REGISTERED),
         start_lsn=Lsn(0),
         data_sequence_number=SequenceNumber(0),
         generation=0,

@@ -12,6 +12,7 @@ import pyarrow as pa
 from decoders.text import parse_rows
 from mirror_pump.engine.chunk_copy import ChunkTask, copy_chunk
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened, with_raw_text, without_raw_text
@@ -100,7 +101,8 @@ def laid_over(heap: LakeTable, overlay: CatchUpTable, reader: PgConnection, stor
         keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
     grown = with_raw_text(schema, beside)
-    delta = RowDelta((SegmentFiles(data, deletes),), replace=overlay.truncated, schema=grown)
+    replaces = EveryFile() if overlay.truncated else None
+    delta = RowDelta((SegmentFiles(data, deletes),), replaces=replaces, schema=grown)
     return heap.stage(delta, _now_ms()).table
 
 

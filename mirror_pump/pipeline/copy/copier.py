@@ -30,10 +30,10 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     ThreadFailed,
 )
-from mirror_pump.pipeline.flow.requests import CopiedChunk
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.heap.block_reader import Chunk, plan_chunks

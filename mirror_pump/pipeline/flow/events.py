@@ -11,8 +11,10 @@ from mirror_pump.engine.segment_tasks import SegmentResult
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd
-from mirror_pump.pipeline.flow.requests import CopiedChunk, DeltaFold, TierAdvance
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class AdvanceWanted:
     """A sealed partition's rows are to become the lake's: the cut-line moves to its upper bound."""
 
     table: MirroredTable
-    advance: TierAdvance
+    advance: AdvanceCutline
     answer: Future[str | None]
     """None: the cut-line has moved. Else why not, in words; to be asked for again later. Cancelled when the session
     ends first."""
@@ -146,7 +148,7 @@ class FoldReady:
     """Correction rows of a table are written, to be published."""
 
     table: MirroredTable
-    fold: DeltaFold
+    fold: FoldCorrections
     written_since: float
     """time.time() before its files were begun, seconds."""
     answer: Future[bool]

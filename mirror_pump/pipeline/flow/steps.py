@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import Protocol, Self
 
-from mirror_pump.pipeline.flow.batches import Failure
+from mirror_pump.pipeline.operations.table_changes import Failure
 
 
 class Level(Enum):

@@ -41,11 +41,11 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import IndexRead
-from mirror_pump.pipeline.flow.requests import SegmentChange
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
+from mirror_pump.pipeline.operations.segments import SegmentChange
 
 _LOOK_INTERVAL = 1.0
 """Seconds between decisions about which tables have an index."""

@@ -17,7 +17,7 @@ from mirror_pump.lake.commit.presence import (
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.batches import Failure
+from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.source.connect import PgConnection
 from sql import queries
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.concurrent_rewrites import needed_snapshots
@@ -13,8 +12,8 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.metadata import archive_snapshot
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState, Tier
-from mirror_pump.pipeline.flow.requests import DeltaFold, TableDelta
-from mirror_pump.pipeline.publish.registrations import Registration
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.table_changes import TableChange
 
 
 class ArchiveBranches:
@@ -46,20 +45,12 @@ class ArchiveBranches:
             self._branches[table_id].forget()
 
 
-def line_of(table: MirroredTable, tier: Tier | None, cut: int | None = None) -> CutLine | None:
-    """The cut-line as the catalog has it, or `cut`, for the columns that `table` has; None if nothing is below it."""
-    if tier is None:
-        return None
-    # A publish may rename the column.
-    column = table.tier.column if table.tier is not None else tier.column
-    return CutLine.of(replace(table, tier=replace(tier, column=column)), cut)
-
-
-def archive_refresh_due(delta: TableDelta, tier: Tier | None, published: int, known: LakeTable) -> bool:
-    """Whether a publish has to make the published snapshot anew; `published` is the published snapshot of before."""
+def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, asked: bool) -> bool:
+    """Whether a publish has to make the archive branch anew; `published` is its snapshot that readers pin, `asked`: an
+    operation needs it."""
     if tier is None:
         return False
-    if delta.advance is not None or delta.fold is not None or delta.refresh_archive:
+    if asked:
         return True
     head = archive_snapshot(known.metadata)
     # The table has its retention only since a moment ago, or somebody dropped the branch.
@@ -76,26 +67,17 @@ def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
     )
 
 
-def may_fold(delta: TableDelta, fold: DeltaFold, row: Registration) -> bool:
-    """Whether corrections may come in now: the cut-line only grows, so what was below it is. A fold that was written
-    before a column was filled comes too late: its file lacks the value."""
-    written = {column.field_id for column in delta.table.columns}
-    return (
-        row.readers_see_commits and row.tier is not None and fold.cut <= row.tier.cut and row.initial_fields <= written
-    )
-
-
 def completes_fill(row: Registration, *, goes_live: bool) -> bool:
-    """Whether a publish ends a fill of a table with rows below the cut-line: the published snapshot shows the old
-    content until then."""
+    """Whether a publish ends a fill of a table with rows below the cut-line: the archive branch shows the old content
+    until then."""
     return goes_live and row.state is TableState.FILLING and row.tier is not None and row.tier.moved
 
 
-def would_lose(delta: TableDelta, partitions: str) -> str:
+def would_lose(table: MirroredTable, change: TableChange | None, partitions: str) -> str:
     """Why a table that has to be copied again is set aside instead; `partitions` are those that it has not any more."""
-    why = delta.change.reason if delta.change is not None else "its heap was rewritten"
+    why = change.reason if change is not None else "its heap was rewritten"
     return (
-        f"{delta.table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
+        f"{table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
         " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are:"
         " unregister the table with --keep-lake"
     )

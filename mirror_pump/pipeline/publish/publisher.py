@@ -37,29 +37,22 @@ from mirror_pump.model import (
     TableId,
     TableState,
 )
-from mirror_pump.pipeline.flow.batches import Failure
-from mirror_pump.pipeline.flow.requests import PublishRequest, TierAdvance
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
-from mirror_pump.pipeline.publish.catalog_changes import rename, store_change
-from mirror_pump.pipeline.publish.registrations import Registration, registration_of
-from mirror_pump.pipeline.publish.staging import (
-    AdvanceRefused,
-    Staged,
-    StagedDelta,
-    Stager,
-    lake_table_gone,
-    starts_copy,
-    with_due_tables,
-)
+from mirror_pump.pipeline.operations.catalog_changes import rename
+from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.operations.registrations import Registration, registration_of
+from mirror_pump.pipeline.operations.requests import PublishRequest
+from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.pipeline.publish.staging import Staged, StagedDelta, Stager, lake_table_gone, with_due_tables
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
-from mirror_pump.source.stream.publication import record_published, refuse_changed
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.stream.publication import refuse_changed
+from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
-_FOLD_SQL = queries("fold")
 
 _MADE_HERE = object()
 
@@ -185,19 +178,7 @@ class Publisher:
             self._stager.discard(staged)
             raise
         request = replace(request, failures=(*request.failures, *staged.failures))
-        try:
-            landed = self._transaction(request, staged, registered)
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            try:
-                landed = self._resolve(error, request)
-            except ConnectionLost:
-                self._stager.discard(staged)
-                raise
-        except BaseException:
-            # Of everything else that is raised after COMMIT was sent nobody knows what became of it.
-            if not self.may_have_landed:
-                self._stager.discard(staged)
-            raise
+        landed = self._land(request, staged)
         committed = self._stager.landed(staged, landed.live)
         return LandedPublish(
             frontier=self._applied,
@@ -211,6 +192,22 @@ class Publisher:
             snapshots=len(committed),
             seal=_MADE_HERE,
         )
+
+    def _land(self, request: PublishRequest, staged: Staged) -> _Landed:
+        """Commits what is staged. If it raises, and the publish certainly did not happen, nothing of it is left."""
+        try:
+            return self._transaction(request, staged)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            try:
+                return self._resolve(error, request)
+            except ConnectionLost:
+                self._stager.discard(staged)
+                raise
+        except BaseException:
+            # Of everything else that is raised after COMMIT was sent nobody knows what became of it.
+            if not self.may_have_landed:
+                self._stager.discard(staged)
+            raise
 
     def _left_to_the_lake(self, table_id: TableId) -> str | None:
         """Which of the table's rows only the lake has; None if there are none."""
@@ -234,38 +231,18 @@ class Publisher:
         rows = self._execute(_SQL["registrations"], {"table_ids": list(table_ids)})
         return {TableId(row[0]): registration_of(row[1:], pin_in_hand=pin_in_hand) for row in rows}
 
-    def _transaction(
-        self,
-        request: PublishRequest,
-        staged: Staged,
-        registered: dict[TableId, Registration],
-    ) -> _Landed:
+    def _transaction(self, request: PublishRequest, staged: Staged) -> _Landed:
         """All of it in one transaction. CommitConflict: nothing was done."""
         self._publish_id = random.getrandbits(63)
         connection = self._open()
         with connection.transaction(), connection.cursor() as cursor:
-            cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
-            slot = cursor.fetchone()
-            if slot is None or slot[0] != self._epoch:
-                raise NotLeader(
-                    f"another pump has taken over slot {self._slot} (epoch {slot and slot[0]}, ours is {self._epoch})",
-                    "Stop one of the two; nothing of this batch was published by this one.",
-                )
-            applied = Lsn(slot[1])
+            applied = self._lock_slot(cursor)
             self._applied = Lsn(max(applied, request.frontier or 0))
-            for part in staged.accepted:
-                self._apply(cursor, part, registered[part.delta.table.table_id], request.written_since)
-            failures = tuple(failure for failure in request.failures if _set_aside(cursor, failure))
-            cursor.execute(
-                _SQL["advance"],
-                {
-                    "slot": self._slot,
-                    "frontier": self._applied,
-                    "publish_id": self._publish_id,
-                    "commit_time": request.commit_time_us / 1e6,
-                },
-            )
-            rename(cursor, [one.delta for one in staged.accepted])
+            for accepted in staged.accepted:
+                self._apply(cursor, accepted, request.written_since)
+            failures = tuple(failure for failure in request.failures if _fail(cursor, failure))
+            self._advance_frontier(cursor, request.commit_time_us)
+            rename(cursor, staged.names)
             filling = self._fill_next(cursor)
             self._swap_in(cursor, staged)
             live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
@@ -275,27 +252,52 @@ class Publisher:
             self.may_have_landed = True
         return _Landed(live, failures, filling)
 
-    def _apply(
-        self,
-        cursor: psycopg.Cursor[tuple[Any, ...]],
-        accepted: StagedDelta,
-        row: Registration,
-        written_since: float,
-    ) -> None:
-        """One table's part of the transaction: pointer, the published snapshot, chunks, registration row."""
-        delta, staged, archive = accepted.delta, accepted.staged, accepted.archive
-        table = delta.table
-        if delta.advance is not None:
-            self._advance(cursor, table, delta.advance)
-        again = starts_copy(delta, row)
+    def _lock_slot(self, cursor: Cursor) -> Lsn:
+        """The present F, which nobody else moves until the transaction ends. NotLeader if another pump leads."""
+        cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
+        slot = cursor.fetchone()
+        if slot is None or slot[0] != self._epoch:
+            raise NotLeader(
+                f"another pump has taken over slot {self._slot} (epoch {slot and slot[0]}, ours is {self._epoch})",
+                "Stop one of the two; nothing of this batch was published by this one.",
+            )
+        return Lsn(slot[1])
+
+    def _advance_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
+        cursor.execute(
+            _SQL["advance"],
+            {
+                "slot": self._slot,
+                "frontier": self._applied,
+                "publish_id": self._publish_id,
+                "commit_time": commit_time_us / 1e6,
+            },
+        )
+
+    def _apply(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
+        """One table's part of the transaction: its operations around the registration's row and the lake's pointer."""
+        operations = accepted.delta.operations
+        recording = accepted.recording(self._slot, self._applied)
+        for operation in operations:
+            operation.lock(cursor, recording)
+        self._touch(cursor, accepted, written_since)
+        for operation in operations:
+            operation.describe(cursor, recording)
+        self._move_pointer(cursor, accepted)
+        for operation in operations:
+            operation.complete(cursor, recording)
+
+    def _touch(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
+        """Checks that the registration is the one that was staged on, and locks it. CommitConflict if it is not."""
+        row, plan, table = accepted.registration, accepted.plan, accepted.delta.table
         cursor.execute(
             _SQL["touch_table"],
             {
                 "table_id": table.table_id,
                 "start_lsn": row.start_lsn,
                 "generation": row.generation,
-                "again": again,
-                "not_live_before": delta.not_live_before,
+                "again": plan.starts_copy,
+                "not_live_before": plan.not_live_before,
                 "written_since": written_since,
                 "read_at": row.read_at,
                 "born_sequence": accepted.data_sequence_number,
@@ -304,13 +306,13 @@ class Publisher:
         )
         if cursor.rowcount != 1:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
-        if delta.change is not None:
-            store_change(cursor, delta.change, accepted.dropped_rows)
-        if delta.republished:
-            record_published(cursor, self._slot, [table.table_id])
-        if staged is not None and (row.staged or ((delta.copies or delta.fills) and row.state is TableState.LIVE)):
-            # Readers stay at the published snapshot, and at the frontier that was promised with it, until copy or fill
-            # is complete (swap_in).
+
+    def _move_pointer(self, cursor: Cursor, accepted: StagedDelta) -> None:
+        """The lake table is what was staged, or, while readers are to stay where they are, will be once its copy or
+        fill is complete (_swap_in). CommitConflict if another engine committed."""
+        row, table, staged = accepted.registration, accepted.delta.table, accepted.staged
+        leaves_readers = row.state is TableState.LIVE and accepted.plan.state is not TableState.LIVE
+        if staged is not None and (row.staged or leaves_readers):
             cursor.execute(
                 _SQL["stage_snapshot"],
                 {
@@ -324,50 +326,26 @@ class Publisher:
             new = accepted.table.metadata_location
             if not swap_pointer(cursor, row.namespace, row.lake_table, row.metadata_location, new):
                 raise CommitConflict(f"another writer committed to {table.name} in the lake")
-            if archive is not None:
-                self._publish_cold(cursor, table, archive)
+            if accepted.archive is not None:
+                self._publish_archive(cursor, table, accepted.archive)
             elif staged is not None and row.tier is None:
                 self._publish_snapshot(cursor, table, staged.snapshot_id, lake_props(staged))
-        if delta.fold is not None and archive is not None:
-            cursor.execute(
-                _SQL["mark_folded"],
-                {
-                    "table_id": table.table_id,
-                    "sequence": archive.sequence_number,
-                    "pks": [pk for pk, _ in delta.fold.versions],
-                    "versions": [version for _, version in delta.fold.versions],
-                },
-            )
-            cursor.execute(
-                _FOLD_SQL["journal"],
-                {
-                    "table_id": table.table_id,
-                    "snapshot_id": archive.snapshot_id,
-                    "details": Jsonb({"operation": "fold", "kind": "fold", "rows": len(delta.fold.versions)}),
-                },
-            )
-        if again:
-            cursor.execute(_SQL["forget_chunks"], {"table_id": table.table_id})
-        elif delta.chunks:
-            for chunk in delta.chunks:
-                cursor.execute(
-                    _SQL["chunk_done"],
-                    {
-                        "table_id": table.table_id,
-                        "generation": chunk.generation,
-                        "chunk_no": chunk.chunk_no,
-                        "rows": chunk.rows,
-                    },
-                )
-            cursor.execute(_SQL["copy_progress"], {"table_id": table.table_id, "generation": row.generation})
 
-    def _fill_next(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[TableId, ...]:
+    def _fill_next(self, cursor: Cursor) -> tuple[TableId, ...]:
         """Tables whose copy from the cut-line on is complete, and whose files are filled now."""
-        cursor.execute(_SQL["fill_next"], {"slot": self._slot, "frontier": self._applied})
+        cursor.execute(
+            _SQL["fill_next"],
+            {
+                "slot": self._slot,
+                "frontier": self._applied,
+                "former": states_before(TableEvent.COPIED_TO_FILL),
+                "state": state_by(TableEvent.COPIED_TO_FILL).value,
+            },
+        )
         return tuple(TableId(row[0]) for row in cursor.fetchall())
 
-    def _swap_in(self, cursor: psycopg.Cursor[tuple[Any, ...]], staged: Staged) -> None:
-        """What was copied again or filled becomes what readers see, with its published snapshot if that was made anew.
+    def _swap_in(self, cursor: Cursor, staged: Staged) -> None:
+        """What was copied again or filled becomes what readers see, with its archive branch if that was made anew.
         CommitConflict: another engine committed meanwhile."""
         swaps = staged.swaps
         cursor.execute(
@@ -383,14 +361,22 @@ class Publisher:
         )
         if any(not swapped for (swapped,) in cursor.fetchall()):
             raise CommitConflict("another writer committed to a table in the lake that was copied again")
-        for one in staged.accepted:
-            if one.archive is not None and one.delta.table.table_id in swaps:
-                self._publish_cold(cursor, one.delta.table, one.archive)
+        for accepted in staged.accepted:
+            if accepted.archive is not None and accepted.delta.table.table_id in swaps:
+                self._publish_archive(cursor, accepted.delta.table, accepted.archive)
 
-    def _go_live(self, cursor: psycopg.Cursor[tuple[Any, ...]], expected: Collection[TableId]) -> tuple[TableId, ...]:
+    def _go_live(self, cursor: Cursor, expected: Collection[TableId]) -> tuple[TableId, ...]:
         """CommitConflict if other tables go live than those whose snapshots say so: a copy was completed, or given
         up, since these were staged."""
-        cursor.execute(_SQL["go_live"], {"slot": self._slot, "frontier": self._applied})
+        cursor.execute(
+            _SQL["go_live"],
+            {
+                "slot": self._slot,
+                "frontier": self._applied,
+                "former": states_before(TableEvent.COMPLETED),
+                "state": state_by(TableEvent.COMPLETED).value,
+            },
+        )
         live = tuple(TableId(row[0]) for row in cursor.fetchall())
         if set(live) != set(expected):
             raise CommitConflict("the copy of a table was completed or given up while this was being published")
@@ -401,16 +387,14 @@ class Publisher:
         mode = accepted.encoded.mode if accepted.encoded is not None else None
         return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
 
-    def _publish_cold(
-        self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, archive: StagedArchive
-    ) -> None:
-        """The published snapshot that was made anew becomes the one that readers pin."""
+    def _publish_archive(self, cursor: Cursor, table: MirroredTable, archive: StagedArchive) -> None:
+        """The archive snapshot that was made anew becomes the one that readers pin."""
         props = {"metadata_location": archive.seam_location, "snapshot_id": str(archive.snapshot_id)}
         self._publish_snapshot(cursor, table, archive.snapshot_id, props)
 
     def _publish_snapshot(
         self,
-        cursor: psycopg.Cursor[tuple[Any, ...]],
+        cursor: Cursor,
         table: MirroredTable,
         snapshot_id: SnapshotId,
         props: Mapping[str, object],
@@ -419,30 +403,6 @@ class Publisher:
             _SQL["publish_snapshot"],
             {"table_id": table.table_id, "snapshot_id": snapshot_id, "props": Jsonb(dict(props))},
         )
-
-    def _advance(self, cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable, advance: TierAdvance) -> None:
-        """The heap's part of moving the cut-line, under the partition's lock. AdvanceRefused: not now."""
-        try:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-            cursor.execute(
-                _SQL["advance_cutline"],
-                {
-                    "table_id": table.table_id,
-                    "partition_id": advance.partition_id,
-                    "cut": advance.cut,
-                    "frontier": self._applied,
-                },
-            )
-            row = cursor.fetchone()
-            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-            raise AdvanceRefused("the partition is locked by others") from error
-        except (psycopg.OperationalError, psycopg.InterfaceError):
-            raise
-        except psycopg.Error as error:
-            raise AdvanceRefused(str(error)) from error
-        if row is None or row[0] is not None:
-            raise AdvanceRefused(str(row[0] if row else "the table is not registered any more"))
 
     def _resolve(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
         """The connection broke. Before COMMIT was sent, the publish failed; after that, ask the database.
@@ -487,12 +447,17 @@ class Publisher:
             raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
 
 
-def _set_aside(cursor: psycopg.Cursor[tuple[Any, ...]], failure: Failure) -> bool:
+def _fail(cursor: Cursor, failure: Failure) -> bool:
     """False if the registration that failed is no more."""
     table = failure.table
-    where = {"table_id": table.table_id, "start_lsn": table.start_lsn}
-    said = {"error": failure.error, "state": failure.state.value}
-    return cursor.execute(_SQL["fail"], where | said).rowcount == 1
+    parameters = {
+        "table_id": table.table_id,
+        "start_lsn": table.start_lsn,
+        "error": failure.error,
+        "former": states_before(failure.event),
+        "state": state_by(failure.event).value,
+    }
+    return cursor.execute(_SQL["fail"], parameters).rowcount == 1
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:

@@ -4,6 +4,18 @@ It builds on the state that the catalog names, and moves no pointer: what was st
 `mirror_pump.pipeline.publish.publisher` commits it. A table's part that does not fit the table's present state is
 left out
 instead of holding up the others'.
+
+What a table's operations come to is a `TablePlan`, worked out without I/O (mirror_pump.pipeline.operations); this
+module writes plans.
+
+Which F a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = F holds the table's rows at F, and at each F that
+is published until the next snapshot. Of a live table that is the protocol's own promise. A table under copy had none of
+its snapshots' rows at any F: a chunk shows the heap as it was when it was read, which may be later than the F of its
+publish, and other chunks are missing. Its snapshots are marked as copying. It goes live in the publish whose F has
+passed the end of WAL noted after the last chunk: by then each change that a chunk may have seen in part, or may have
+missed, has come by the stream, so after that publish's own delta the rows are those at F, and were it for no earlier
+published F. Hence that publish, and no other, makes the first snapshot with an F; where it brings the table no change,
+an empty one.
 """
 
 from __future__ import annotations
@@ -15,27 +27,29 @@ from dataclasses import dataclass, field, replace
 from mirror_pump.errors import FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
-from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles, StagedCommit
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
-from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
-from mirror_pump.pipeline.flow.batches import Failure
-from mirror_pump.pipeline.flow.requests import PublishRequest, TableDelta
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
+from mirror_pump.pipeline.operations.combinations import TableOperation
+from mirror_pump.pipeline.operations.cut_lines import line_of
+from mirror_pump.pipeline.operations.operation import Recording, TablePlan
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
+from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.archive_refresh import (
     ArchiveBranches,
     archive_refresh_due,
     completes_fill,
     deletes_converted_meanwhile,
-    line_of,
-    may_fold,
     would_lose,
 )
-from mirror_pump.pipeline.publish.registrations import Registration
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
@@ -48,25 +62,39 @@ FILLING_PROPERTY = "mirror-pump.filling"
 """Snapshot summary key, `true`: rows from before a column was added may still lack its value."""
 
 
-class AdvanceRefused(Exception):
-    """The cut-line cannot move now; the text says why. Nothing was done."""
-
-
 @dataclass(frozen=True)
 class StagedDelta:
     """One table's part of a publish under way."""
 
     delta: TableDelta
-    encoded: EncodedDeletes | None
-    staged: StagedCommit | None
+    """With the operations that are published."""
+    plan: TablePlan
+    """What these come to."""
+    registration: Registration
+    """What it was staged on."""
+    base_sequence: int
+    """The lake table's last sequence number before it."""
+    encoded: EncodedDeletes | None = None
+    staged: StagedCommit | None = None
     """None if nothing of main changes."""
     archive: StagedArchive | None = None
     """The published snapshot made anew, on top of `staged`."""
     data_sequence_number: SequenceNumber | None = None
     """Where files are born that are copied from here on, if it is not where they were."""
-    dropped_rows: tuple[DroppedRows, ...] = ()
     goes_live: bool = False
     """The table goes live with this publish, and `staged` says at which frontier."""
+
+    def recording(self, slot: str, frontier: Lsn) -> Recording:
+        """What its operations are told in the publish transaction."""
+        return Recording(
+            table=self.delta.table,
+            registration=self.registration,
+            state=self.plan.state,
+            slot=slot,
+            frontier=frontier,
+            base_sequence=self.base_sequence,
+            archive=self.archive,
+        )
 
     @property
     def table(self) -> LakeTable | None:
@@ -94,6 +122,12 @@ class Staged:
     """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
     swaps: dict[TableId, Swap] = field(default_factory=dict)
     """Of tables that were copied again and go live."""
+
+    @property
+    def names(self) -> dict[TableId, TableName]:
+        """What tables are called from here on that may have been renamed."""
+        tables = [accepted.delta.table for accepted in self.accepted if accepted.delta.change is not None]
+        return {table.table_id: table.name for table in tables}
 
     @property
     def going_live(self) -> frozenset[TableId]:
@@ -152,20 +186,10 @@ class Stager:
     ) -> Staged:
         """Writes what the request asks for; `due` are tables that go live with it, each of which has a delta.
 
-        Which frontier a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = the frontier holds the table's
-        rows at the frontier, and at each frontier that is published until the next snapshot. Of a live table that is
-        the protocol's own promise. A table under copy had none of its snapshots' rows at any frontier: a chunk shows
-        the heap as it was when it was read, which may be later than the frontier of its publish, and other chunks are
-        missing. Its snapshots are marked as copying. It goes live in the publish whose frontier has passed the end of
-        WAL noted after the last chunk: by then each change that a chunk may have seen in part, or may have missed, has
-        come by the stream, so after that publish's own delta the rows are those at the frontier, and were it for no
-        earlier published frontier. Hence that publish, and no other, makes the first snapshot with a frontier; where
-        it brings the table no change, an empty one.
-
         Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises, nothing of it is left.
         """
         staged = Staged()
-        live_at = {(one.table.table_id, one.table.start_lsn): one.frontier for one in due}
+        live_at = {(table.table.table_id, table.table.start_lsn): table.frontier for table in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         missing = self._missing_in_heads(request, registered)
         try:
@@ -226,9 +250,7 @@ class Stager:
         for one in staged.accepted:
             if one.table is not None and one.encoded is not None:
                 committed[one.delta.table.table_id] = one.table
-                resolution = one.delta.resolution
-                merged = resolution.merged if resolution is not None else ()
-                self._indexes.landed(one.delta.table, one.encoded, one.table, merged)
+                self._indexes.landed(one.delta.table, one.encoded, one.table, one.plan.merged)
         self._tables |= committed
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
@@ -262,163 +284,171 @@ class Stager:
     ) -> None:
         """One table's part, without what does not fit its state. `live`: the frontier at which the table is due to go
         live; `missing`: a file that is gone on which it would build."""
-        current = _of_generation(delta, row.generation)
-        if current.resolution is not None and not row.files_may_be_rewritten:
-            current = _without_resolution(current, staged.refused)
-        if current.fold is not None and not may_fold(current, current.fold, row):
-            current = replace(current, fold=None)
-            staged.refused.append(current.table.table_id)
-        if live is not None and _waits_longer(current, row, live):
-            live = None
-        known = replace(current.table, start_lsn=row.start_lsn)
-        if (reason := self._would_lose(current, row)) is not None:
+        fitting, refused = fitted(delta, row)
+        staged.refused += refused
+        known = replace(fitting.table, start_lsn=row.start_lsn)
+        if (reason := self._would_lose(fitting, row)) is not None:
             staged.failures.append(Failure(known, reason))
             return
         try:
             if missing is not None:
                 raise missing
             try:
-                one = self._stage(current, row, frontier, live)
+                accepted = self._stage(fitting, row, frontier, live)
             except FileRewriteSuperseded:
-                one = self._stage(_without_resolution(current, staged.refused), row, frontier, live)
+                staged.refused.append(fitting.table.table_id)
+                accepted = self._stage(fitting.without(RewriteFiles), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
         except FileMissing as error:
             staged.failures.append(self._missing.failure(known, error))
         else:
-            staged.accepted.append(one)
+            staged.accepted.append(accepted)
 
     def _would_lose(self, delta: TableDelta, row: Registration) -> str | None:
         """Why the table must not be copied again, if it is to be: rows that were not deleted would go."""
-        if row.tier is None or not (delta.copies or delta.restart_copy):
+        if row.tier is None or not any(operation.reads_heap_again for operation in delta.operations):
             return None
         left = self._left_to_the_lake(delta.table.table_id)
-        return None if left is None else would_lose(delta, left)
+        return None if left is None else would_lose(delta.table, delta.change, left)
 
     def _stage(self, delta: TableDelta, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedDelta:
-        backdated = tuple(
-            BackdatedFile(chunk.file, row.data_sequence_number) for chunk in delta.chunks if chunk.file is not None
+        """Writes one table's part. Nothing of it is left if it raises."""
+        known = self._base(delta.table.table_id, row)
+        plan = planned(delta, row)
+        if live is not None and plan.waits_longer(live):
+            live = None
+        schema = _schema_of(delta.table, plan, known)
+        commits = plan.writes_snapshot or schema is not None or live is not None
+        # Readers keep the archive branch that they have until a copy or a fill that begins here is complete.
+        shown = row.readers_see_commits and plan.state is TableState.LIVE
+        renewing = shown and archive_refresh_due(row.tier, row.snapshot_id, known, asked=plan.archive_due)
+        accepted = StagedDelta(delta, plan, row, int(known.metadata["last-sequence-number"]))
+        if not (commits or renewing):
+            return accepted
+        # Keys of rows that went with their partition may be in the table twice until these are gone.
+        if plan.forgets_index or row.rows_dropped:
+            self._indexes.forget(delta.table.table_id)
+        summary = _frontier_summary(plan, known, frontier, live)
+        with StagedFiles(self._storage) as written:
+            encoded = self._encoded(delta.table, plan, known, row, written)
+            staged = None
+            if commits:
+                staged = _committed(known, _row_delta(plan, encoded, schema, summary), row)
+                written.own(*staged.files)
+            base = staged.table if staged is not None else known
+            converted = staged is not None and shown and deletes_converted_meanwhile(row.tier, base)
+            archive = None
+            if renewing or converted or completes_fill(row, goes_live=live is not None):
+                archive = self._stage_archive(delta.table, plan, row, base, summary)
+        number = SequenceNumber(accepted.base_sequence + 1) if plan.keeps_below else None
+        return replace(
+            accepted,
+            encoded=encoded,
+            staged=staged,
+            archive=archive,
+            data_sequence_number=number,
+            goes_live=live is not None,
         )
-        known = self.known(delta.table.table_id, row.metadata_location)
+
+    def _base(self, table_id: TableId, row: Registration) -> LakeTable:
+        """What the table's part builds on. ForeignTable if the mirror cannot write to it."""
+        known = self.known(table_id, row.metadata_location)
         if known.partitioned:
             # Deletes would be written into a partition, and reach the rows of no other.
             raise ForeignTable(
                 "another engine partitioned the lake table",
                 "unregister and register it; it must have no partition field",
             )
-        known = replace(known, retention=row.retention)
-        schema = _schema_of(delta, known)
-        emptied = delta.truncate or delta.copies
-        segments = delta.segments if delta.fold is None else (*delta.segments, delta.fold.segment)
-        work = (
-            segments
-            or backdated
-            or emptied
-            or delta.restart_copy
-            or delta.resolution
-            or schema
-            or live is not None
-            or delta.fills
+        return replace(known, retention=row.retention)
+
+    def _encoded(
+        self, table: MirroredTable, plan: TablePlan, known: LakeTable, row: Registration, written: StagedFiles
+    ) -> EncodedDeletes:
+        """The plan's segments, with their deletes as files, which are `written`'s."""
+        encoded = self._indexes.encode(
+            table,
+            known,
+            plan.segments,
+            emptied=plan.empties and not plan.keeps_below,
+            positions_allowed=row.files_may_be_rewritten,
         )
-        # Readers go on with the published snapshot that they have until a copy or a fill that begins here is complete.
-        shown = row.readers_see_commits and not (delta.copies or delta.fills)
-        renewing = shown and archive_refresh_due(delta, row.tier, row.snapshot_id, known)
-        if delta.advance is not None and not row.readers_see_commits:
-            raise AdvanceRefused("the table is being copied or filled")
-        if not (work or renewing):
-            return StagedDelta(delta, None, None)
-        keep_below = line_of(delta.table, row.tier) if emptied else None
-        # Keys of rows that went with their partition may be in the table twice until these are gone.
-        if delta.restart_copy or delta.copies or keep_below is not None or delta.dropped or row.rows_dropped:
-            self._indexes.forget(delta.table.table_id)
-        summary = _frontier_summary(delta, row, known, frontier, live)
-        with StagedFiles(self._storage) as written:
-            encoded = self._indexes.encode(
-                delta.table,
-                known,
-                segments,
-                emptied=emptied and keep_below is None,
-                positions_allowed=row.files_may_be_rewritten,
-            )
-            written.own(*encoded.written)
-            staged, data_sequence_number = None, None
-            if work:
-                change = RowDelta(
-                    segments=encoded.segments,
-                    backdated=backdated,
-                    replace=emptied,
-                    keep_below=keep_below,
-                    remove_backdated=row.data_sequence_number if delta.restart_copy else None,
-                    positions=encoded.positions,
-                    resolution=delta.resolution,
-                    schema=schema,
-                    summary=summary,
-                )
-                staged, data_sequence_number = _staged_on(known, change, row)
-                written.own(*staged.files)
-            base = staged.table if staged is not None else known
-            archive = None
-            if (
-                renewing
-                or completes_fill(row, goes_live=live is not None)
-                or (staged is not None and shown and deletes_converted_meanwhile(row.tier, base))
-            ):
-                archive = self._stage_archive(delta, row, base, summary)
-        last = int(known.metadata["last-sequence-number"])
-        gone = tuple(DroppedRows(last + segments_before, bounds) for segments_before, bounds in delta.dropped)
-        return StagedDelta(delta, encoded, staged, archive, data_sequence_number, gone, goes_live=live is not None)
+        written.own(*encoded.written)
+        return encoded
 
     def _stage_archive(
-        self, delta: TableDelta, row: Registration, base: LakeTable, summary: Mapping[str, str]
+        self, table: MirroredTable, plan: TablePlan, row: Registration, base: LakeTable, summary: Mapping[str, str]
     ) -> StagedArchive:
-        """The published snapshot made anew on top of `base`."""
-        cut = delta.advance.cut if delta.advance is not None else None
+        """The archive branch made anew on top of `base`."""
         try:
-            line = line_of(delta.table, row.tier, cut)
+            line = line_of(table, row.tier, plan.cut)
         except TableError as error:
             raise AdvanceRefused(str(error)) from error
         kept = row.kept(base.metadata)
-        return self._archive.stage(delta.table.table_id, base, line, kept, row.rewrite_since, summary)
+        return self._archive.stage(table.table_id, base, line, kept, row.rewrite_since, summary)
 
 
-def _staged_on(known: LakeTable, change: RowDelta, row: Registration) -> tuple[StagedCommit, SequenceNumber | None]:
-    """The commit, and where files are born that are copied from here on, if it is not where they were."""
-    data_sequence_number: SequenceNumber | None = None
-    if change.keep_below is not None:
-        # Deletes from before stay, for rows below the cut-line, and must not reach what is copied now: it is born
-        # after them, at a number that no other file has, and before what the stream brings.
-        data_sequence_number = SequenceNumber(int(known.metadata["last-sequence-number"]) + 1)
-        change = replace(change, segments=(SegmentFiles((), ()), *change.segments))
-    staged = known.stage(
+def planned(delta: TableDelta, row: Registration) -> TablePlan:
+    """What the operations come to for the table as it is registered. AdvanceRefused if T cannot move now."""
+    plan = TablePlan(row.state)
+    for operation in delta.operations:
+        plan = operation.stage(plan, delta.table, row)
+    return plan
+
+
+def fitted(delta: TableDelta, row: Registration) -> tuple[TableDelta, list[TableId]]:
+    """The delta without operations that do not apply to the registration any more; and the table, if one of these was
+    left out that somebody waits for."""
+    superseded = tuple(kind for operation in delta.operations for kind in operation.supersedes)
+    kept: list[TableOperation] = []
+    refused = []
+    for operation in delta.operations:
+        fitting = None if isinstance(operation, superseded) else operation.fitting(delta.table, row)
+        if fitting is not None:
+            kept.append(fitting)
+        elif operation.reports_refusal:
+            refused.append(delta.table.table_id)
+    return replace(delta, operations=tuple(kept)), refused
+
+
+def _row_delta(
+    plan: TablePlan,
+    encoded: EncodedDeletes,
+    schema: LakeSchema | None,
+    summary: Mapping[str, str],
+) -> RowDelta:
+    """The plan as the lake takes it."""
+    segments = encoded.segments
+    if plan.keeps_below:
+        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them, at
+        # the first number behind the base, which no other file has, and before what the stream brings.
+        segments = (SegmentFiles((), ()), *segments)
+    return RowDelta(
+        segments=segments,
+        backdated=plan.backdated,
+        replaces=plan.replaces,
+        positions=encoded.positions,
+        schema=schema,
+        summary=summary,
+    )
+
+
+def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedCommit:
+    return known.stage(
         change,
         now_ms=time.time_ns() // 1_000_000,
         keep=row.kept(known.metadata),
         rewrite_since=row.rewrite_since,
     )
-    return staged, data_sequence_number
 
 
-def starts_copy(delta: TableDelta, row: Registration) -> bool:
-    """Whether the delta makes a copy begin, or begin again."""
-    return delta.restart_copy or delta.copies or (delta.truncate and row.state is TableState.COPYING)
-
-
-def _waits_longer(delta: TableDelta, row: Registration, live: Lsn) -> bool:
-    """Whether the delta itself keeps the table from going live at this frontier."""
-    return (
-        starts_copy(delta, row) or delta.fills or (delta.not_live_before is not None and delta.not_live_before > live)
-    )
-
-
-def _frontier_summary(
-    delta: TableDelta, row: Registration, known: LakeTable, frontier: Lsn | None, live: Lsn | None
-) -> dict[str, str]:
-    """What the snapshot says of the frontier (see Stager.stage)."""
+def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None) -> dict[str, str]:
+    """What the snapshot says of the frontier (see the module's invariant)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
-    if delta.copies or row.state in (TableState.WAITING, TableState.COPYING):
+    if plan.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
-    if delta.fills or row.state is TableState.FILLING:
+    if plan.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
     if frontier is not None:
         return {FRONTIER_PROPERTY: format_lsn(frontier)}
@@ -436,32 +466,15 @@ def _refuse_swept(delta: TableDelta, row: Registration, request: PublishRequest)
         )
 
 
-def _schema_of(delta: TableDelta, known: LakeTable) -> LakeSchema | None:
-    """The lake table's columns from this delta on, with the sidecars that it had and those that the delta's files are
-    the first to have; None if nothing changes."""
-    needed = delta.sidecars.union(*(chunk.sidecars for chunk in delta.chunks))
-    if delta.change is None and not needed:
+def _schema_of(table: MirroredTable, plan: TablePlan, known: LakeTable) -> LakeSchema | None:
+    """The lake table's columns from this publish on, with the sidecars that it had and those that the new files are the
+    first to have; None if nothing changes."""
+    needed = plan.raw_text_columns
+    if not plan.changes_columns and not needed:
         return None
     present = known.schema
-    if delta.change is None and needed <= raw_text_fields(present):
+    if not plan.changes_columns and needed <= raw_text_fields(present):
         return None
-    own = without_raw_text(present) if delta.change is None else LakeSchema.of_table(delta.table)
+    own = LakeSchema.of_table(table) if plan.changes_columns else without_raw_text(present)
     schema = with_raw_text(own, needed | raw_text_fields(present))
     return None if schema.fields == present.fields else schema
-
-
-def _without_resolution(delta: TableDelta, refused: list[TableId]) -> TableDelta:
-    refused.append(delta.table.table_id)
-    return replace(delta, resolution=None)
-
-
-def _of_generation(delta: TableDelta, generation: int) -> TableDelta:
-    """Without chunks that were read for a copy that has started again since."""
-    stale = delta.table.generation != generation
-    # What was read before a TRUNCATE, or for a copy that starts again, is not part of the table.
-    again = delta.truncate or delta.restart_copy or delta.copies
-    return replace(
-        delta,
-        chunks=tuple(chunk for chunk in delta.chunks if chunk.generation == generation and not again),
-        restart_copy=delta.restart_copy and not stale,
-    )

@@ -37,12 +37,13 @@ from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted, LakeFileMissing
-from mirror_pump.pipeline.flow.requests import DeltaFold, SegmentChange
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.upkeep.jobs import outcome
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection
@@ -222,7 +223,7 @@ def write_fold(
     corrections: Sequence[Correction],
     packing: KeyPacking | None,
     storage: StorageOptions,
-) -> DeltaFold:
+) -> FoldCorrections:
     """Writes the files of a fold of these corrections, which are in the order of their versions.
 
     Raises LakeError, and ValueError for a value that its column cannot have.
@@ -254,9 +255,9 @@ def write_fold(
                 rows=(row_keys(brought, schema, packing),) if rows else (),
                 may_be_absent=True,
             )
-            return DeltaFold(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
+            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
         deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-        return DeltaFold(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
+        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:

@@ -34,10 +34,10 @@ from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted, LakeFileMissing
-from mirror_pump.pipeline.flow.requests import TierAdvance
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.pipeline.retention.partition_premake import Premaker
@@ -298,7 +298,7 @@ class PartitionShedding:
             self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
             return ""
         answer: Future[str | None] = Future()
-        advance = TierAdvance(partition.partition_id, partition.hi)
+        advance = AdvanceCutline(partition.partition_id, partition.hi)
         self._inbox.put(AdvanceWanted(table, advance, answer))
         try:
             refused = outcome(answer, self._thread.stopping)

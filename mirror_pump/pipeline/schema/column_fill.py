@@ -3,7 +3,7 @@
 `ALTER TABLE ... ADD COLUMN ... DEFAULT` with a constant changes no row in Postgres: each row from before shows the
 value that the command left in the catalog. In the lake such a row would read as NULL, since its file lacks the column.
 So from the publish of the command on, the table is `filling`: what is committed builds on metadata that readers do not
-see (mirror_pump.pipeline.publish.catalog_changes), and tasks write each file that lacks a column again, with the
+see (mirror_pump.pipeline.operations.catalog_changes), and tasks write each file that lacks a column again, with the
 value in every row.
 Once no such file is left, one publish shows the whole.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mirror_pump.model import Lsn, TableState
-from mirror_pump.pipeline.flow.batches import TableChange
-from mirror_pump.pipeline.flow.requests import PublishRequest, TableDelta
 from mirror_pump.pipeline.flow.steps import Observer, Step, tell_of_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.operations.copy_again import CopyAgain
+from mirror_pump.pipeline.operations.record_publication import RecordPublication
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -54,7 +56,7 @@ def copy_altered(
             incomplete = table.table_id in missing
             reason = f"{_NOT_WHOLE}: {how_to_publish(publication, table.name)}" if incomplete else _REASON
             change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
-            deltas.append(TableDelta(waiting, change=change, republished=True))
+            deltas.append(TableDelta(waiting, (CopyAgain(change), RecordPublication())))
     if not deltas:
         return
     landed = publisher.publish(PublishRequest(deltas=tuple(deltas)))

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from mirror_pump.errors import about
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.events import CopyFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
@@ -23,6 +23,7 @@ from mirror_pump.source.relations.change_notes import (
     watch_partitions,
 )
 from mirror_pump.source.stream.publication import refuse_changed
+from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
 _SQL = queries("pump")
@@ -72,7 +73,15 @@ class Watcher:
                 began = time.monotonic()
                 # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
                 refuse_changed(connection.cursor(), self._slot)
-                connection.execute(_SQL["failed_and_dropped"], {"slot": self._slot, "error": DROPPED})
+                connection.execute(
+                    _SQL["failed_and_dropped"],
+                    {
+                        "slot": self._slot,
+                        "error": DROPPED,
+                        "former": TableState.FAILED.value,
+                        "state": state_after(TableState.FAILED, TableEvent.DROPPED).value,
+                    },
+                )
                 note_changes(connection, self._slot, self._settled(connection), partial(self._set_aside, connection))
                 watch_partitions(connection)
                 self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty
 
 import psycopg
@@ -20,7 +20,6 @@ from mirror_pump.engine.segment_tasks import SegmentResult
 from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.batches import Failure, TableChange
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
     ArchiveBranchOutdated,
@@ -41,13 +40,19 @@ from mirror_pump.pipeline.flow.events import (
     StopRequested,
     ThreadFailed,
 )
-from mirror_pump.pipeline.flow.requests import CopiedChunk, PublishRequest, TableDelta
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step, tell_of_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
+from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
+from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.operations.restart_copy import RestartCopy
+from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.publisher import LandedPublish
-from mirror_pump.pipeline.publish.staging import AdvanceRefused
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
 from mirror_pump.pipeline.session.services import retain_live, start_services
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles, files_of
@@ -201,8 +206,7 @@ class PumpSession:
                         answer.cancel()
                     case FoldReady(fold=fold, answer=answer):
                         answer.cancel()
-                        files = fold.segment.files
-                        self._left += [file.path for file in (*files.data, *files.deletes)]
+                        self._left += fold.files
                     case ChunkCopied(chunk=chunk) if chunk.file is not None:
                         self._left.append(chunk.file.path)
                     case FileRewriteReady(resolution=resolution):
@@ -257,7 +261,7 @@ class PumpSession:
                 # An empty table has nothing to publish: the frontier has to move for it to go live.
                 self._look_around()
             case CopyInvalid(table):
-                landed = self._publish(PublishRequest(deltas=(TableDelta(table, restart_copy=True),)))
+                landed = self._publish(PublishRequest(deltas=(TableDelta(table, (RestartCopy(),)),)))
                 copy = table.table_id, table.start_lsn, table.generation
                 if table.table_id in landed.tables and copy not in self._invalid_copies:
                     self._invalid_copies.add(copy)
@@ -278,7 +282,7 @@ class PumpSession:
             case FoldReady():
                 self._fold(work)
             case ArchiveBranchOutdated(table):
-                self._publish(PublishRequest(deltas=(TableDelta(table, refresh_archive=True),)))
+                self._publish(PublishRequest(deltas=(TableDelta(table, (RefreshArchive(),)),)))
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._totals.isolated_transaction = Lsn(error.transaction)
@@ -309,7 +313,7 @@ class PumpSession:
             self._tell(change)
         if changes:
             self._parts.watcher.wake()
-        if changes or any(delta.truncate for delta in applied.deltas):
+        if changes or any(delta.get(Truncate) is not None for delta in applied.deltas):
             self._parts.copier.wake()
         self._demand.reached(landed.frontier)
         self._publish_idle()
@@ -348,7 +352,7 @@ class PumpSession:
 
     def _publish_exchange(self, work: FileRewriteReady) -> None:
         table_id = work.table.table_id
-        delta = TableDelta(work.table, resolution=work.resolution)
+        delta = TableDelta(work.table, (RewriteFiles(work.resolution),))
         landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
@@ -364,7 +368,7 @@ class PumpSession:
         if not work.answer.set_running_or_notify_cancel():
             return
         try:
-            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, advance=work.advance),)))
+            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, (work.advance,)),)))
         except AdvanceRefused as refusal:
             work.answer.set_result(str(refusal))
             return
@@ -395,7 +399,7 @@ class PumpSession:
         """Publish corrections of rows below the cut-line."""
         if not work.answer.set_running_or_notify_cancel():
             return
-        delta = TableDelta(work.table, fold=work.fold, sidecars=work.fold.sidecars)
+        delta = TableDelta(work.table, (work.fold,))
         try:
             landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         except BaseException as error:
@@ -436,7 +440,7 @@ class PumpSession:
                 # The table was registered anew meanwhile: the delta of its former life counts for nothing any more.
                 delta = TableDelta(newest)
             chunks = tuple(chunk for table, chunk in copied if table.start_lsn == delta.table.start_lsn)
-            by_table[table_id] = replace(delta, chunks=chunks)
+            by_table[table_id] = delta.adding(AddChunks(chunks)) if chunks else delta
         return tuple(by_table.values())
 
     def _publish(self, request: PublishRequest) -> LandedPublish:

@@ -26,7 +26,8 @@ from decoders.messages import (
 from mirror_pump.errors import about
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.batches import BatchEnd, Failure, Segment, TableChange, Truncation
+from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Truncation
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, rows_of
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
 

@@ -17,9 +17,14 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.flow.batches import BatchEnd, Failure, TableChange
-from mirror_pump.pipeline.flow.requests import SegmentChange, TableDelta
+from mirror_pump.pipeline.flow.batches import BatchEnd
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
+from mirror_pump.pipeline.operations.apply_stream import ApplyStream
+from mirror_pump.pipeline.operations.combinations import TableOperation, schema_operation
+from mirror_pump.pipeline.operations.requests import TableDelta
+from mirror_pump.pipeline.operations.segments import SegmentChange
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.stream.schema_projection import adapted
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import VersionedFile
@@ -138,18 +143,17 @@ class BatchApplier:
                 for number, rows in completed.rows.items():
                     changes[number], more = self._with_rows(table, changes[number], rows)
                     beside |= more
-        return TableDelta(
-            table,
-            segments=tuple(changes[number] for number in sorted(changes) if not changes[number].empty),
-            truncate=truncated_before is not None,
-            not_live_before=heap_read_at,
-            sidecars=beside,
-            change=change,
-            dropped=tuple(
-                (sum(number < before and not change.empty for number, change in changes.items()), bounds)
-                for before, bounds in (change.dropped if change is not None else ())
-            ),
-        )
+        segments = tuple(changes[number] for number in sorted(changes) if not changes[number].empty)
+        operations: list[TableOperation] = [ApplyStream(segments, beside, heap_read_at)]
+        if truncated_before is not None:
+            operations.append(Truncate())
+        if change is not None:
+            dropped = [
+                (sum(number < before and not segment.empty for number, segment in changes.items()), bounds)
+                for before, bounds in change.dropped
+            ]
+            operations.append(schema_operation(change, dropped))
+        return TableDelta(table, tuple(operations))
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
         """The files in which rows' previous versions may be. While the table is being copied, where a row may be

@@ -17,7 +17,7 @@ from functools import partial
 
 from mirror_pump.engine.segment_tasks import SegmentResult
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.pipeline.flow.requests import PublishRequest
+from mirror_pump.pipeline.operations.requests import PublishRequest
 
 
 class UnpublishedFiles:
@@ -58,12 +58,4 @@ def _remove(storage: StorageOptions, result: Future[SegmentResult]) -> None:
 
 def files_of(request: PublishRequest) -> list[str]:
     """URIs of the files that tasks wrote for a publish."""
-    found: list[str] = []
-    for delta in request.deltas:
-        folded = () if delta.fold is None else (delta.fold.segment,)
-        for change in (*delta.segments, *folded):
-            found += [file.path for file in (*change.files.data, *change.files.deletes)]
-        found += [chunk.file.path for chunk in delta.chunks if chunk.file is not None]
-        if delta.resolution is not None:
-            found += [file.path for file in delta.resolution.written]
-    return found
+    return [file for delta in request.deltas for operation in delta.operations for file in operation.files]

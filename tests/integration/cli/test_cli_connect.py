@@ -18,6 +18,7 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.java import find_java_home
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch
 from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
@@ -37,7 +38,7 @@ def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTabl
     assert result.exit_code == 0, result.stderr
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
     table.commit(RowDelta((table.segment({1: "a part of the copy"}),), summary={COPYING_PROPERTY: "true"}))
-    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replace=True, summary=at("0/A")))
+    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replaces=EveryFile(), summary=at("0/A")))
     return table
 
 

@@ -14,6 +14,7 @@ from pyiceberg.table import StaticTable
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.lake.commit.replacement import FilesAbove
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.metadata import COLD, archive_snapshot, seam_locations
@@ -165,7 +166,7 @@ def test_what_is_replaced_spares_the_rows_below_t(tmp_path: Path) -> None:
     small.commit(RowDelta((small.segment(dict.fromkeys(range(60, 100), "c"), range(60, 100)),)))
     branch = ArchiveBranch(STORAGE)
     before = _seam(_advance(small, branch, _line(50)))
-    small.commit(RowDelta((small.segment({70: "d", 500: "d"}, [70, 500]),), replace=True, keep_below=_line(50)))
+    small.commit(RowDelta((small.segment({70: "d", 500: "d"}, [70, 500]),), replaces=FilesAbove(_line(50))))
     assert small.duckdb() == {**before, 70: "d", 500: "d"}
     assert _seam(_advance(small, branch, _line(50))) == before
     small.resolve()

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from mirror_pump.lake.commit.catalog import delete_pointer, ensure_namespace, insert_pointer, load_pointer, swap_pointer
+from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
@@ -98,7 +99,9 @@ def test_replace_removes_everything_before_it_and_nothing_after(table: SmallTabl
     table.commit(RowDelta((table.segment({1: "a", 2: "b"}),)))
     table.commit(RowDelta((table.segment({1: "c"}, [1]),)))
     before = table.table
-    staged = table.commit(RowDelta((table.segment({2: "again", 3: "new"}), table.segment({}, [3])), replace=True))
+    staged = table.commit(
+        RowDelta((table.segment({2: "again", 3: "new"}), table.segment({}, [3])), replaces=EveryFile())
+    )
     _agree(table, lake, {2: "again"})
     summary = table.table.metadata["snapshots"][-1]["summary"]
     assert summary["operation"] == "overwrite"
@@ -127,7 +130,7 @@ def test_a_copy_that_begins_again_removes_its_former_chunks_only(table: SmallTab
         RowDelta(
             (table.segment({99: "s"}, [50]),),
             backdated=(BackdatedFile(table.data({50: "2", 51: "2"}), s0),),
-            remove_backdated=s0,
+            replaces=CopiedFiles(s0),
         )
     )
     expected: Rows = {**dict.fromkeys(range(12), "stream"), 99: "s", 51: "2"}
@@ -143,7 +146,7 @@ def test_a_copy_that_begins_again_removes_its_former_chunks_only(table: SmallTab
 
 def test_replace_with_nothing_is_a_truncate(table: SmallTable, lake: SparkSession) -> None:
     table.commit(RowDelta((table.segment({1: "a"}),)))
-    table.commit(RowDelta((), replace=True))
+    table.commit(RowDelta((), replaces=EveryFile()))
     _agree(table, lake, {})
     assert table.table.metadata["snapshots"][-1]["summary"]["operation"] == "delete"
     assert table.table.data_files == table.table.records == 0
@@ -261,7 +264,7 @@ def test_spark_writes_after_our_commits(table: SmallTable, lake: SparkSession) -
     table.reload()
     table.commit(RowDelta((table.segment({}, [1, 9]),)))
     _agree(table, lake, {2: "b"})
-    table.commit(RowDelta((table.segment({5: "e"}),), replace=True))
+    table.commit(RowDelta((table.segment({5: "e"}),), replaces=EveryFile()))
     _agree(table, lake, {5: "e"})
 
 

@@ -16,6 +16,7 @@ from mirror_pump.engine.delete_conversion import convert_deletes
 from mirror_pump.engine.lookup import LookupTask, find_rows, rows_of
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, swap_pointer
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
@@ -70,7 +71,9 @@ class _Table:
 
     def commit(self, *segments: SegmentFiles, schema: LakeSchema | None = None, replace: bool = False) -> StagedCommit:
         self._now += 1000
-        staged = self.table.stage(RowDelta(segments, schema=schema, replace=replace), self._now)
+        staged = self.table.stage(
+            RowDelta(segments, schema=schema, replaces=EveryFile() if replace else None), self._now
+        )
         self.table = self._land(staged)
         return staged
 
@@ -79,7 +82,7 @@ class _Table:
         assert plan is not None
         self._now += 1000
         resolution = file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
-        self.table = self._land(self.table.stage(RowDelta((), resolution=resolution), self._now))
+        self.table = self._land(self.table.stage(RowDelta((), replaces=resolution), self._now))
 
     def rows(self, lake: SparkSession) -> list[tuple[Any, ...]]:
         """Names and rows, on which Spark and DuckDB have to agree."""

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from mirror_pump.engine import merge_plan
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
 from mirror_pump.lake.format.snapshot_summary import live_rows
 from mirror_pump.testing.lake import duckdb_connection
@@ -145,14 +146,14 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
             fresh: Rows = {key: f"c{next(versions)}" for key in sorted(commit.copied - set(model.copied)) if copying}
             backdated = (BackdatedFile(table.data(fresh), born_at),) if fresh else ()
             model.copied |= fresh
-            table.commit(RowDelta(tuple(segments), backdated, commit.replace))
+            table.commit(RowDelta(tuple(segments), backdated, EveryFile() if commit.replace else None))
             if rewrite is not None and commit.end_rewrite:
                 table.end_rewrite(rewrite)
                 rewrite = None
             for job, when in (("merge", commit.merge), ("resolve", commit.resolve)):
                 if waiting[job] is not None and when is not When.SLOWLY:
                     with contextlib.suppress(FileRewriteSuperseded):
-                        table.commit(RowDelta((), resolution=waiting[job]))
+                        table.commit(RowDelta((), replaces=waiting[job]))
                     waiting[job] = None
         _check(table, model.rows, duckdb)
         if not copying:

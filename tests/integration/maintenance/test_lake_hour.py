@@ -49,7 +49,7 @@ def test_a_commit_per_second(warehouse: str) -> None:
         # Of one table one job is in hand at a time.
         if merge is not None:
             if number >= lands_at:
-                table.commit(RowDelta((), resolution=merge))
+                table.commit(RowDelta((), replaces=merge))
                 merge = None
         elif number % RESOLVED_EVERY == 0:
             table.resolve()
@@ -59,7 +59,7 @@ def test_a_commit_per_second(warehouse: str) -> None:
         if number % 97 == 0:
             table.reload()
     if merge is not None:
-        table.commit(RowDelta((), resolution=merge))
+        table.commit(RowDelta((), replaces=merge))
     table.resolve()
     classes = 1 + size_class(3 * KEYS)
     # Seven wait in each class; then what has come since the deletes before it were resolved, and while a job is done.

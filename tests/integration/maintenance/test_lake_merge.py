@@ -11,6 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.format.snapshot_summary import live_rows
@@ -99,7 +100,7 @@ def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTab
     table.resolve()
     # An equality delete that is pending when the merge lands, and one that comes after.
     table.commit(RowDelta((table.segment({50: "x"}, [50]),)))
-    staged = table.commit(RowDelta((), resolution=resolution))
+    staged = table.commit(RowDelta((), replaces=resolution))
     table.commit(RowDelta((table.segment({60: "y"}, [60]),)))
     expected |= {7: "new", 10: "new", 50: "x", 60: "y"}
     for key in (0, 90, 30):
@@ -122,24 +123,24 @@ def test_a_merge_goes_alone(file_table: SmallTable) -> None:
     fill(file_table)
     resolution = file_table.compute_merge()
     with pytest.raises(ValueError, match="alone"):
-        file_table.table.stage(RowDelta((file_table.segment({1: "x"}),), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((file_table.segment({1: "x"}),), replaces=resolution), file_table.now_ms)
 
 
 def test_a_truncate_between_throws_the_merge_away(file_table: SmallTable) -> None:
     fill(file_table)
     resolution = file_table.compute_merge()
-    file_table.commit(RowDelta((file_table.segment({1: "new"}),), replace=True))
+    file_table.commit(RowDelta((file_table.segment({1: "new"}),), replaces=EveryFile()))
     with pytest.raises(FileRewriteSuperseded, match="not part of the table any more"):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
     assert file_table.duckdb() == {1: "new"}
 
 
 def test_a_merge_is_published_once(file_table: SmallTable) -> None:
     expected = fill(file_table)
     resolution = file_table.compute_merge()
-    file_table.commit(RowDelta((), resolution=resolution))
+    file_table.commit(RowDelta((), replaces=resolution))
     with pytest.raises(FileRewriteSuperseded):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
     assert file_table.scanned() == expected
 
 
@@ -149,7 +150,7 @@ def test_a_copied_file_that_lands_between_throws_the_merge_away(file_table: Smal
     resolution = file_table.compute_merge()
     file_table.commit(RowDelta((), backdated=(BackdatedFile(file_table.data({100: "copied"}), s0),)))
     with pytest.raises(FileRewriteSuperseded, match="has come since"):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
 
 
 def test_deletes_that_are_taken_back_throw_the_merge_away(file_table: SmallTable) -> None:
@@ -171,7 +172,7 @@ def test_a_foreign_rewrite_between_throws_the_merge_away(table: SmallTable, lake
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
     table.reload()
     with pytest.raises(FileRewriteSuperseded):
-        table.table.stage(RowDelta((), resolution=resolution), table.now_ms)
+        table.table.stage(RowDelta((), replaces=resolution), table.now_ms)
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
 
@@ -238,7 +239,7 @@ def test_a_rewrite_that_began_before_a_merge_cannot_land_after_it(
     if deletes_between:
         table.commit(RowDelta((table.segment({}, [10]),)))
         del expected[10]
-    table.commit(RowDelta((), resolution=resolution))
+    table.commit(RowDelta((), replaces=resolution))
     rewrite = began.newRewrite().validateFromSnapshot(start.snapshotId())
     rewrite.rewriteFiles(replaced, added, start.sequenceNumber())
     with pytest.raises(Py4JJavaError, match="Missing required files to delete"):
@@ -340,7 +341,7 @@ def test_a_file_of_which_many_rows_are_dead_is_written_anew(
     table.resolve()
     rows |= {399: "new"}
     del rows[200]
-    table.commit(RowDelta((), resolution=resolution))
+    table.commit(RowDelta((), replaces=resolution))
     new = max(table.table.live_data_files(), key=lambda file: file.records)
     assert (new.records, new.sequence_number) == (360, old.sequence_number)
     assert table.duckdb() == table.spark(lake) == table.scanned() == rows
@@ -375,10 +376,10 @@ def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable, monkey
     assert [len(one.sources) for one in renewal.merged] == [1]
     assert [len(one.sources) > 1 for one in small.merged] == [True]
     assert not {*renewal.merged[0].sources} & {*small.merged[0].sources}
-    file_table.commit(RowDelta((), resolution=small))
+    file_table.commit(RowDelta((), replaces=small))
     again = file_table.compute_renewal()
     assert again is not None
-    file_table.commit(RowDelta((), resolution=again))
+    file_table.commit(RowDelta((), replaces=again))
     assert file_table.table.records == len(rows)
     assert file_table.duckdb() == file_table.scanned() == rows
 
@@ -492,4 +493,4 @@ def test_position_deletes_that_cannot_be_read_throw_the_merge_away(file_table: S
     (damaged,) = [one.file_path for one in new if one.content == 1]
     write_bytes(damaged, b"no Parquet", STORAGE)
     with pytest.raises(FileRewriteSuperseded, match="cannot be read"):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)

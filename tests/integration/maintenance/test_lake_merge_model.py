@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mirror_pump.engine import merge_plan
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.format.snapshot_summary import live_rows
 from mirror_pump.testing.lake import duckdb_connection
@@ -141,7 +142,7 @@ class Player:
                     self.rewritten = True
                 self.rewrite = None
             case Act.TRUNCATE:
-                table.commit(RowDelta((), replace=True))
+                table.commit(RowDelta((), replaces=EveryFile()))
                 self.rows = {}
             case Act.RELOAD:
                 table.reload()
@@ -149,7 +150,7 @@ class Player:
     def _land(self, resolution: FileRewrite | None) -> None:
         if resolution is not None:
             with contextlib.suppress(FileRewriteSuperseded):
-                self.table.commit(RowDelta((), resolution=resolution))
+                self.table.commit(RowDelta((), replaces=resolution))
 
     def _hide(self, keys: set[int]) -> None:
         """Deletes the live rows of these keys by position; their places come from a resolve that is thrown away."""
@@ -162,7 +163,7 @@ class Player:
             self.rows.pop(key, None)
         if found is not None and found.added:
             self.table.commit(
-                RowDelta((), resolution=FileRewrite(found.added, frozenset(), frozenset(), {}, 0, complete=False))
+                RowDelta((), replaces=FileRewrite(found.added, frozenset(), frozenset(), {}, 0, complete=False))
             )
 
 

@@ -8,6 +8,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
+from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
@@ -87,7 +88,7 @@ def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:
     file_table.commit(RowDelta((file_table.segment({1: "x", 9: "x"}, [1]), file_table.segment({}, [4]))))
     pending_from = file_table.now_ms
     file_table.commit(RowDelta((file_table.segment({8: "x"}),)))
-    file_table.commit(RowDelta((), resolution=resolution))
+    file_table.commit(RowDelta((), replaces=resolution))
     expected |= {1: "x", 8: "x", 9: "x"}
     del expected[4]
     assert file_table.duckdb() == expected
@@ -101,9 +102,9 @@ def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:
 def test_a_truncate_between_throws_the_resolution_away(file_table: SmallTable) -> None:
     fill(file_table)
     resolution = file_table.compute()
-    file_table.commit(RowDelta((file_table.segment({1: "new"}),), replace=True))
+    file_table.commit(RowDelta((file_table.segment({1: "new"}),), replaces=EveryFile()))
     with pytest.raises(FileRewriteSuperseded, match="not part of the table any more"):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
     assert file_table.duckdb() == {1: "new"}
 
 
@@ -113,7 +114,7 @@ def test_a_foreign_rewrite_between_throws_the_resolution_away(table: SmallTable,
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
     table.reload()
     with pytest.raises(FileRewriteSuperseded):
-        table.table.stage(RowDelta((), resolution=resolution), table.now_ms)
+        table.table.stage(RowDelta((), replaces=resolution), table.now_ms)
     table.commit(RowDelta((table.segment({2: "after"}, [2]),)))
     table.resolve()
     expected |= {2: "after"}
@@ -154,7 +155,7 @@ def test_a_copied_file_that_lands_between_throws_the_resolution_away(file_table:
     resolution = file_table.compute()
     file_table.commit(RowDelta((), backdated=(BackdatedFile(file_table.data({1: "copied", 10: "copied"}), s0),)))
     with pytest.raises(FileRewriteSuperseded, match="has come since"):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
     file_table.resolve()
     assert file_table.duckdb() == file_table.scanned() == expected | {10: "copied"}
 
@@ -162,7 +163,7 @@ def test_a_copied_file_that_lands_between_throws_the_resolution_away(file_table:
 def test_a_resolution_is_published_once(file_table: SmallTable) -> None:
     expected = fill(file_table)
     resolution = file_table.compute()
-    file_table.commit(RowDelta((), resolution=resolution))
+    file_table.commit(RowDelta((), replaces=resolution))
     with pytest.raises(FileRewriteSuperseded):
-        file_table.table.stage(RowDelta((), resolution=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
     assert file_table.scanned() == expected

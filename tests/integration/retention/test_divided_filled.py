@@ -13,8 +13,8 @@ from pyiceberg.table import StaticTable
 
 from mirror_pump.engine.file_merge import merge_files
 from mirror_pump.ops.reads.query import Query, open_query
-from mirror_pump.pipeline.flow.requests import DeltaFold
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
@@ -236,7 +236,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
     divided = Divided.create(mirror)
     written, over = threading.Event(), threading.Event()
 
-    def held(*arguments: Any) -> DeltaFold:
+    def held(*arguments: Any) -> FoldCorrections:
         fold = write_fold(*arguments)
         written.set()
         assert over.wait(60)

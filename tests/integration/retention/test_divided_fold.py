@@ -11,8 +11,8 @@ import pytest
 
 from mirror_pump.lake.format import metadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.pipeline.flow.requests import DeltaFold
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -229,7 +229,7 @@ def test_a_fold_that_nobody_took_leaves_no_file(
     armed, busy, written = threading.Event(), threading.Event(), threading.Event()
     paths: list[Path] = []
 
-    def held(*arguments: Any) -> DeltaFold:
+    def held(*arguments: Any) -> FoldCorrections:
         assert busy.wait(30)
         fold = write_fold(*arguments)
         files = fold.segment.files

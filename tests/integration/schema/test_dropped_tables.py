@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import TableError
-from mirror_pump.model import TRANSITIONS, TableState
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
@@ -201,9 +200,3 @@ def test_rows_that_were_shed_before_the_drop_stay_readable(
     mirror.catch_up()
     mirror.assert_equal("public.events")
     threads.close()
-
-
-def test_the_transitions_name_every_state() -> None:
-    assert TRANSITIONS.keys() == set(TableState)
-    assert not TRANSITIONS[TableState.DROPPED]
-    assert all(TableState.DROPPED in after for state, after in TRANSITIONS.items() if state is not TableState.DROPPED)

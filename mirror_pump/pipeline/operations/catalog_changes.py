@@ -11,17 +11,17 @@ else's to change): they concerned files that are gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
+from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.catalog import ensure_namespace
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
-from mirror_pump.model import TableId, TableName
-from mirror_pump.pipeline.flow.batches import TableChange
-from mirror_pump.pipeline.flow.requests import TableDelta
+from mirror_pump.model import MirroredTable, TableId, TableName, TableState
+from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
 from sql import queries
 
@@ -29,9 +29,16 @@ _SQL = queries("change")
 
 
 def store_change(
-    cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange, dropped_rows: Sequence[DroppedRows]
+    cursor: psycopg.Cursor[tuple[Any, ...]],
+    change: TableChange,
+    former: TableState,
+    state: TableState,
+    dropped_rows: Sequence[DroppedRows],
 ) -> None:
-    """Make the catalog describe the table as it is now."""
+    """Make the catalog describe the table as it is now, in the state that it comes to.
+
+    CommitConflict if its state is not the `former` one any more.
+    """
     table = change.table
     cursor.execute(
         _SQL["store"],
@@ -44,36 +51,42 @@ def store_change(
             "shape": table.shape or None,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
+            "former": former.value,
+            "state": state.value,
             "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
             "fills": change.fills and not change.copy_again,
-            "copied_as": table.state.value,
             "error": change.reason if change.waits_for_owner else None,
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),
         },
     )
+    if cursor.rowcount != 1:
+        raise CommitConflict(f"the state of {table.name} changed while it was being published")
+    _complete_corrections(cursor, table)
+
+
+def _complete_corrections(cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable) -> None:
+    """Give corrections from before columns were added what rows from before have there, of tables with heap retention.
+
+    The ALTER TABLE did that itself, but one under REPEATABLE READ does not see corrections that are younger than its
+    snapshot.
+    """
     added = [column for column in table.columns if column.initial is not None]
-    if table.tier is not None and added:
-        # An ALTER TABLE under REPEATABLE READ does not see corrections that are younger than its snapshot.
-        told = [
-            {
-                "attnum": column.attnum,
-                "type": column.type_oid,
-                "modifier": column.type_modifier,
-                "text": column.initial,
-            }
-            for column in added
-        ]
-        cursor.execute(_SQL["complete_corrections"], {"table_id": table.table_id, "columns": Jsonb(told)})
+    if table.tier is None or not added:
+        return
+    values = [
+        {"attnum": column.attnum, "type": column.type_oid, "modifier": column.type_modifier, "text": column.initial}
+        for column in added
+    ]
+    cursor.execute(_SQL["complete_corrections"], {"table_id": table.table_id, "columns": Jsonb(values)})
 
 
-def rename(cursor: psycopg.Cursor[tuple[Any, ...]], deltas: Sequence[TableDelta]) -> None:
-    """Give the tables of these deltas that were renamed or moved their names, in the catalog and in the lake.
+def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, TableName]) -> None:
+    """Give tables that were renamed or moved the names that they have in Postgres, in the catalog and in the lake.
 
     All at once, through names that nobody has, so that tables may swap names. A table whose new name another registered
     table still has (one that was dropped, say) keeps its old one until it is renamed again.
     """
-    wanted = {delta.table.table_id: delta.table.name for delta in deltas if delta.change is not None}
     if not wanted:
         return
     cursor.execute(_SQL["names"])

@@ -1,0 +1,60 @@
+"""The cut-line moves up to the upper bound of a sealed partition: its rows are the lake's and the delta's from then on.
+
+Lake: the archive branch is made anew at the new cut-line. Catalog: `modak.advance`, under the partition's lock, which
+has to come before the registration's row: whoever writes corrections takes them in that order. What stands in the way
+is no error of the publish: nothing of it happens then (AdvanceRefused), and it is asked for again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.source.connect import LOCK_TIMEOUT
+from sql import queries
+
+_SQL = queries("publish")
+
+
+class AdvanceRefused(Exception):
+    """The cut-line cannot move now; the text says why. Nothing was done."""
+
+
+@dataclass(frozen=True)
+class AdvanceCutline(Operation):
+    partition_id: str
+    """modak.partitions.partition_id."""
+    cut: int
+    """The new cut-line, a tier value."""
+
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
+        """AdvanceRefused unless readers see what is committed."""
+        if not registration.readers_see_commits:
+            raise AdvanceRefused("the table is being copied")
+        return replace(plan, archive_due=True, cut=self.cut)
+
+    def lock(self, cursor: Cursor, recording: Recording) -> None:
+        """Moves the cut-line in the heap. AdvanceRefused: not now."""
+        parameters = {
+            "table_id": recording.table.table_id,
+            "partition_id": self.partition_id,
+            "cut": self.cut,
+            "frontier": recording.frontier,
+        }
+        try:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+            cursor.execute(_SQL["advance_cutline"], parameters)
+            row = cursor.fetchone()
+            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            raise AdvanceRefused("the partition is locked by others") from error
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            raise
+        except psycopg.Error as error:
+            raise AdvanceRefused(str(error)) from error
+        if row is None or row[0] is not None:
+            raise AdvanceRefused(str(row[0] if row else "the table is not registered any more"))

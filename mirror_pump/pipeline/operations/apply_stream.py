@@ -1,0 +1,36 @@
+"""Changes of the stream.
+
+Lake: each segment takes a data sequence number of its own, in stream order, so that its deletes reach every row of
+before and no row of after. Catalog: nothing of its own; the frontier moves for all tables of the publish at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mirror_pump.model import Lsn, MirroredTable
+from mirror_pump.pipeline.operations.operation import Operation, TablePlan
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.segments import SegmentChange
+
+
+@dataclass(frozen=True)
+class ApplyStream(Operation):
+    segments: tuple[SegmentChange, ...] = ()
+    """In stream order."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns whose raw text is in the segments' files."""
+    not_live_before: Lsn | None = None
+    """The table may not go live before the frontier reaches this: a value was read from the heap at that position."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(location for segment in self.segments for location in segment.locations)
+
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
+        return replace(
+            plan,
+            segments=(*plan.segments, *self.segments),
+            raw_text_columns=plan.raw_text_columns | self.raw_text_columns,
+            not_live_before=self.not_live_before,
+        )

@@ -1,0 +1,27 @@
+"""The table has other columns, another key or another name, and every row in the lake is right under them.
+
+Lake: the new schema, on the same field IDs; no file is touched, since readers find columns by ID. Catalog: the table's
+description; all renames of a publish are made at once, behind the last table
+(mirror_pump.pipeline.operations.catalog_changes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.operations.catalog_changes import store_change
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.table_changes import TableChange
+
+
+@dataclass(frozen=True)
+class ChangeColumns(Operation):
+    change: TableChange
+
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
+        return replace(plan, changes_columns=True)
+
+    def describe(self, cursor: Cursor, recording: Recording) -> None:
+        store_change(cursor, self.change, recording.registration.state, recording.state, ())

@@ -1,0 +1,43 @@
+"""TRUNCATE: everything that exists before the stream changes of the same publish goes.
+
+Lake: every file is removed in the snapshot that brings the segments behind the TRUNCATE. Of a table with heap retention
+the rows below the cut-line stay, since the heap's TRUNCATE did not concern them. Catalog: a copy that is under way
+begins again, because a chunk that was read before would bring back rows that are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
+from mirror_pump.model import MirroredTable, TableState
+from mirror_pump.pipeline.operations.add_chunks import AddChunks, forget_chunks
+from mirror_pump.pipeline.operations.cut_lines import line_of
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.table_life import TableEvent
+
+
+@dataclass(frozen=True)
+class Truncate(Operation):
+    supersedes = (AddChunks,)
+
+    def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
+        plan = emptied(plan, table, registration)
+        if registration.state is TableState.COPYING:
+            plan = replace(plan.after(TableEvent.COPY_RESTARTED), starts_copy=True)
+        return plan
+
+    def complete(self, cursor: Cursor, recording: Recording) -> None:
+        if recording.registration.state is TableState.COPYING:
+            forget_chunks(cursor, recording.table)
+
+
+def emptied(plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
+    """The plan, with every row gone that the heap is to say anew. TableError if the tier key is mirrored as something
+    that does not order as it does."""
+    line = line_of(table, registration.tier)
+    if line is None:
+        return replace(plan, replaces=EveryFile())
+    # Rows below stay, and their keys may be in the table twice until the others are gone.
+    return replace(plan, replaces=FilesAbove(line), forgets_index=True)
