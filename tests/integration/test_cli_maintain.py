@@ -76,7 +76,7 @@ def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path
         assert program.run("maintain", "--no-wait") == "public.t: requested\n"
         await_true(lambda: not mirror.database.rows("SELECT FROM modak.maintenance_requests"), 60, "it is claimed")
         threaded.stop(pump, timeout=60)
-        await_true(lambda: not is_served(connection, slot), 10, "the maintainer ended with the pump")
+        await_true(lambda: not is_served(connection, slot), 30, "the maintainer ended with the pump")
         pump = threaded.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
         await_true(lambda: is_served(connection, slot), 60, "a maintainer serves")
         threaded.kill(pump)

@@ -138,7 +138,7 @@ def test_two_programs_at_once_migrate_once(database: Database) -> None:
     start = threading.Barrier(4)
 
     def run() -> None:
-        start.wait(10)
+        start.wait(60)
         applied.append(_migrate(database))
 
     threads = [threading.Thread(target=run) for _ in range(4)]
