@@ -67,11 +67,11 @@ $(CHDB): requirements/bench.txt | $(READY)
 		&& touch $@ || echo 'make bench goes on without ClickHouse' >&2
 
 bench: $(READY) $(CHDB)
-	$(BIN)/python tests/benchmarks/run.py $(ARGS)
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
-	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 wheel: $(READY)
 	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
