@@ -21,7 +21,7 @@ from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.sampling import Peak
 from benchmarks.scene import Mirror
 from mirror_pump.model import Lsn, format_lsn
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 LEAST_COMMITS = 10
 _TIMEOUT = 900.0

@@ -16,7 +16,7 @@ from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
 from benchmarks.reading import current, current_snapshot, metadata
 from benchmarks.scene import Mirror
 from benchmarks.writing import write_one_by_one
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 400_000
 """Of a table of its own, if `read` has not left a larger one: enough for each transaction's delete to find a row."""

@@ -16,7 +16,7 @@ from benchmarks.outcome import Line, Options, Outcome, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.scene import Mirror
 from benchmarks.writing import FRONTIER, steady_writer
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 1_000_000
 SECONDS = 60

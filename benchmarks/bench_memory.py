@@ -6,7 +6,7 @@ from benchmarks.outcome import Line, Options, Outcome
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.sampling import Peak
 from benchmarks.scene import Mirror
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 LARGE, SMALL = 2_000_000, 200_000
 _TIMEOUT = 900.0

@@ -26,7 +26,7 @@ from benchmarks.reading import (
 )
 from benchmarks.scene import Mirror
 from benchmarks.writing import steady_writer, write_one_by_one
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 COMMITS = 500
 _MAINTAIN_SECONDS = 900.0

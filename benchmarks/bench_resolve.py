@@ -21,7 +21,7 @@ from benchmarks.sampling import PUMP_ROLES
 from benchmarks.scene import Mirror
 from benchmarks.writing import steady_writer
 from mirror_pump.config import Settings
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.lake import duckdb_connection
 
 ROWS = 50_000_000

@@ -20,9 +20,9 @@ from benchmarks.outcome import Line, Options, Outcome, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
 from benchmarks.scene import Mirror
 from mirror_pump.config import load_settings
-from mirror_pump.ops.profile import complete
-from mirror_pump.ops.query import Query, open_query
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 1_000_000
 _BEFORE = 10.0

@@ -10,7 +10,7 @@ from benchmarks.outcome import Line, Options, Outcome, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.scene import Mirror
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 10_000_000
 _TIMEOUT = 1800.0

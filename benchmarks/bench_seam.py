@@ -26,7 +26,7 @@ from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.reading import Reader
 from benchmarks.scene import Mirror
 from benchmarks.seam_process import SCAN, SUMS
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 10_000_000
 CORRECTIONS = 10_000

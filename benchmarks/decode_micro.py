@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from decoders.columns import ColumnType
 from decoders.segment import RelationShape, TableChanges, decode_segment
-from tests.unit.decoders.encoder import BEGIN, COMMIT, UNCHANGED, Cell, delete, insert, segment, update
+from tests.support.pgoutput_encoder import BEGIN, COMMIT, UNCHANGED, Cell, delete, insert, segment, update
 
 ROWS_BEFORE = 4_000_000
 TRANSACTION = 100

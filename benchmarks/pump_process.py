@@ -17,10 +17,10 @@ import orjson
 
 from mirror_pump.config import Settings
 from mirror_pump.model import Lsn
-from mirror_pump.ops.profile import complete
-from mirror_pump.pipeline.pump import Pump
-from mirror_pump.pipeline.registration import register
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.ops.register.registration import register
+from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.session.pump import Pump
 
 TABLE = "public.acct"
 

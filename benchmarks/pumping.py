@@ -16,7 +16,7 @@ import orjson
 
 from benchmarks.sampling import Sampler, parent_of
 from benchmarks.scene import ROOT, Mirror
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 
 START_SECONDS = 120.0
 """Longest wait for the pump's first step."""

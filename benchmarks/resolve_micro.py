@@ -19,11 +19,11 @@ import pyarrow as pa
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.resolve_plan import listing_for, plan_resolve, resolution_of
-from mirror_pump.engine.resolving import resolve_files
-from mirror_pump.lake.commit import LakeTable, RowDelta, SegmentFiles
-from mirror_pump.lake.files import WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.schema import LakeField, LakeSchema
+from mirror_pump.engine.conversion_plan import file_rewrite_of, listing_for, plan_conversion
+from mirror_pump.engine.delete_conversion import convert_deletes
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.testing.lake import duckdb_connection
 
@@ -72,10 +72,10 @@ def main() -> None:
                 segment = SegmentFiles((data(location, updated, number + 1),), (deletes(location, updated),))
                 table = table.stage(RowDelta((segment,)), table.metadata["last-updated-ms"] + 1000).table
             began, used = time.perf_counter(), time.process_time()
-            plan = plan_resolve(table, listing)
+            plan = plan_conversion(table, listing)
             assert plan is not None
-            results = [resolve_files(task) for task in plan.tasks]
-            resolution = resolution_of(plan, results)
+            results = [convert_deletes(task) for task in plan.tasks]
+            resolution = file_rewrite_of(plan, results)
             computed = time.perf_counter()
             table = table.stage(RowDelta((), resolution=resolution), table.metadata["last-updated-ms"]).table
             seconds.append(time.perf_counter() - began)

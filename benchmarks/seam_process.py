@@ -77,9 +77,9 @@ def _spark(request: dict[str, Any]) -> tuple[str, Read]:
 def _duckdb(request: dict[str, Any]) -> tuple[str, Read]:
     """What `mirror-pump sql` does, without the start of its process: a DuckDB for each query."""
     from mirror_pump.config import load_settings
-    from mirror_pump.ops.profile import complete
-    from mirror_pump.ops.query import Query, open_query
-    from mirror_pump.ops.reading import ReadMode
+    from mirror_pump.ops.reads.query import Query, open_query
+    from mirror_pump.ops.reads.table_reads import ReadMode
+    from mirror_pump.ops.setup.stored_settings import complete
 
     settings = complete(load_settings({"dsn": request["dsn"]}))
 

@@ -1,6 +1,7 @@
 """`make soak`: faults for as long as one likes. Stops at the first thing that does not hold, naming its seed.
 
-Rounds of the property test (tests/acceptance/machine.py) with a fresh seed each, in turn with tasks in threads, which
+Rounds of the property test (tests/support/mirror_state_machine.py) with a fresh seed each, in turn with tasks in
+threads, which
 makes many mirrors, and in Spark, which makes them real; between them the larger tests of copies, kills and verify.
 """
 
@@ -24,14 +25,14 @@ sys.path.insert(0, str(ROOT))
 from mirror_pump.engine.runner import SparkTaskRunner  # noqa: E402 - the checkout has to be found first
 from mirror_pump.engine.session import SparkSettings, spark_session  # noqa: E402
 from mirror_pump.testing.postgres import EmbeddedPostgres  # noqa: E402
-from tests.acceptance.machine import MirrorMachine  # noqa: E402
+from tests.support.mirror_state_machine import MirrorMachine  # noqa: E402
 
 LARGER = (
     "tests/acceptance/test_kills.py",
     "tests/acceptance/test_verify.py",
-    "tests/integration/test_pipeline_copy.py",
-    "tests/integration/test_pipeline_failures.py",
-    "tests/integration/test_pipeline_publish.py",
+    "tests/integration/copy/test_pipeline_copy.py",
+    "tests/integration/stream/test_pipeline_failures.py",
+    "tests/integration/publish/test_pipeline_publish.py",
 )
 """Run with SOAK set: larger tables, more runs."""
 

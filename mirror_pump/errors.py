@@ -44,7 +44,7 @@ class ConnectionLost(SourceError):
     """Postgres went away. Retried with back-off; fatal only when retries are used up."""
 
 
-class RowNotSent(ConnectionLost):
+class UnsendableRow(ConnectionLost):
     """A row that the server cannot print ended the stream, and would each time: its transaction is passed over, and
     what it may have changed is copied again."""
 

@@ -163,7 +163,7 @@ class MirroredTable:
     state: TableState
     start_lsn: Lsn
     """L0: only transactions that end after it concern the table."""
-    born_sequence: SequenceNumber
+    data_sequence_number: SequenceNumber
     """s0: the sequence number that copied files are born at."""
     generation: int
     """Counts restarts of the initial copy; a chunk read for an older generation is thrown away."""
@@ -177,12 +177,13 @@ class MirroredTable:
     """The lowest field ID that no column ever had; 0: one above the highest in use."""
     shape: str = ""
     """What the table is like as of F (modak.mirror_shape(), JSON); empty for one that was registered without."""
-    stalled: bool = False
+    awaiting_description: bool = False
     """It has to be copied again, and cannot be before the stream says what it is like: until then it is not applied."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
     dropped_rows: tuple[str, ...] = ()
-    """Rows that went with their partitions, and may still be in the lake (mirror_pump.lake.dropped_rows), as JSON."""
+    """Rows that went with their partitions, and may still be in the lake (mirror_pump.lake.contents.dropped_rows), as
+    JSON."""
     tier: Tier | None = None
     """Heap retention; None: a plain mirror, all of whose rows are in the heap."""
 

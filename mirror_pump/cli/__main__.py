@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _say(text: str, error: BaseException | None = None) -> None:
-    """As mirror_pump.cli.output.remark, which may be what cannot be loaded."""
+    """As mirror_pump.cli.terminal.output.remark, which may be what cannot be loaded."""
     import json
     import traceback
 

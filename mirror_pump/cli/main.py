@@ -25,12 +25,12 @@ from mirror_pump.cli.commands import (
     verify,
     wait,
 )
-from mirror_pump.cli.output import remark, say
+from mirror_pump.cli.terminal.output import remark, say
 from mirror_pump.config import ENV_PREFIX
 from mirror_pump.telemetry import configure_logging
 
 
-class Program(TyperGroup):
+class CommandGroup(TyperGroup):
     """Says what is wrong with a command line as everything else is said: where log lines are JSON, in one."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -55,7 +55,7 @@ class Program(TyperGroup):
 
 app = typer.Typer(
     name="mirror-pump",
-    cls=Program,
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

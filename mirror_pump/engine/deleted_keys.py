@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.lake.packed_keys import MULTIPLIER, as_numbers
+from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.parquet as pq
 
-from mirror_pump.lake.columns import column_names
-from mirror_pump.lake.packed_keys import KeyPacking, PackedKeys
-from mirror_pump.lake.position_deletes import Positions, read_position_deletes
-from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.format.columns import column_names
+from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions, open_input
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mirror_pump.lake.columns import column_names, names_by_id, plain
-from mirror_pump.lake.schema import LakeSchema
+from mirror_pump.lake.format.columns import column_names, names_by_id, plain
+from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, discard, join, open_input, open_output
 
 

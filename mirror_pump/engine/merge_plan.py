@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
-from mirror_pump.engine.merging import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
-from mirror_pump.engine.resolving import OrderedFile
+from mirror_pump.engine.delete_conversion import OrderedFile
+from mirror_pump.engine.file_merge import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.files import FileContent
-from mirror_pump.lake.listing import Listing, LiveFile, listed, paths_of
-from mirror_pump.lake.merging import MergedFile
-from mirror_pump.lake.resolution import Resolution
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.merged_files import MergedFile
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
+from mirror_pump.lake.format.data_files import FileContent
 
 FANOUT = 8
 """This many files of one size class become one: a row is rewritten once per power of eight, and each class has seven
@@ -57,7 +57,7 @@ def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePl
 
     `target_bytes`: data files of this size and more are left alone; 0 leaves all alone. Only Parquet files of the
     current partition spec, an unpartitioned one, are merged, whoever wrote them. Reads the manifests that the listing
-    (`mirror_pump.engine.resolve_plan.listing_for`) does not know yet. Raises LakeError.
+    (`mirror_pump.engine.conversion_plan.listing_for`) does not know yet. Raises LakeError.
     """
     present = _present(table, listing)
     if present is None:
@@ -66,7 +66,7 @@ def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePl
     return _plan(table, present, small, pile=True)
 
 
-def plan_renewal(table: LakeTable, listing: Listing) -> MergePlan | None:
+def plan_rewrite(table: LakeTable, listing: Listing) -> MergePlan | None:
     """The most worn data file, whatever its size, to be written anew without its dead rows; None if none is worn.
     Otherwise as `plan_merge`."""
     present = _present(table, listing)
@@ -178,12 +178,14 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
     )
 
 
-def merge_resolution(plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None) -> Resolution:
+def merged_file_rewrite(
+    plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
+) -> FileRewrite:
     """The change that the plan's tasks came to. `merged` have no source in common."""
     relied_on = set() if plan.data is None else set(plan.data.positions)
     if positions is not None:
         relied_on.update(positions.data)
-    return Resolution(
+    return FileRewrite(
         added=() if positions is None else positions.files,
         removed=plan.removed,
         relied_on=frozenset(relied_on),
@@ -198,7 +200,8 @@ def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) 
     """The data files to make one of, oldest first; none if no size class is full.
 
     `pending`: the sequence numbers of all equality deletes, ascending. None of them is between two of the chosen files'
-    numbers, nor equal to one (mirror_pump.lake.merging says why). Merged are the files of the largest class of which
+    numbers, nor equal to one (mirror_pump.lake.commit.merged_files says why). Merged are the files of the largest
+    class of which
     there are `FANOUT`, and all of smaller classes, oldest first, until there is a target's worth of bytes: so a row is
     rewritten once per class, and once more each time that most of the rows beside it have died.
     """

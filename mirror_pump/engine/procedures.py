@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from mirror_pump.engine.rewrite import Rewrite
+from mirror_pump.engine.rewrite_request import Rewrite
 from mirror_pump.engine.session import CATALOG
 from mirror_pump.errors import CommitConflict, LakeError, TaskFailed
 from mirror_pump.model import TableName

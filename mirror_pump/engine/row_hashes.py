@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.lake.columns import plain
-from mirror_pump.lake.packed_keys import MULTIPLIER, as_numbers
+from mirror_pump.lake.format.columns import plain
+from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 

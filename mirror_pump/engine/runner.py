@@ -126,7 +126,7 @@ class SparkTaskRunner:
 
 
 def _import_tasks(items: Iterator[int]) -> Iterator[str]:
-    import mirror_pump.engine.tasks
+    import mirror_pump.engine.segment_tasks
 
     for _ in items:
-        yield mirror_pump.engine.tasks.__name__
+        yield mirror_pump.engine.segment_tasks.__name__

@@ -18,7 +18,7 @@ import signal
 import sys
 from pathlib import PurePath
 
-TASKS = ("mirror_pump.engine.tasks", "mirror_pump.engine.copying", "mirror_pump.engine.lookup")
+TASKS = ("mirror_pump.engine.segment_tasks", "mirror_pump.engine.chunk_copy", "mirror_pump.engine.lookup")
 """Modules whose functions run in workers."""
 
 

@@ -28,11 +28,11 @@ from decoders.columns import Kind
 from mirror_pump.config import Settings
 from mirror_pump.engine.session import libpq_access
 from mirror_pump.model import Column
-from mirror_pump.ops.reading import OutputColumn, TableRead, narrowed
+from mirror_pump.ops.reads.table_reads import OutputColumn, TableRead, narrowed
 from mirror_pump.quoting import identifier, literal, spark_identifier
+from mirror_pump.source.catalog.consistent_snapshot import LOCK_SECONDS, READER_SETTINGS
 from mirror_pump.source.connect import PINNED_FOR_VALUES, PINNED_SETTINGS
-from mirror_pump.source.heap import HeapSide, odd_row, plain_array, read_heap
-from mirror_pump.source.seam import LOCK_SECONDS, READER_SETTINGS
+from mirror_pump.source.heap.heap_side import HeapSide, needs_exact_reader, plain_array, read_heap
 from mirror_pump.spark.types import spark_type
 
 _FETCH_ROWS = 10_000
@@ -49,7 +49,7 @@ def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partiti
     if not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns):
         return _copied(spark, settings, read, "")
     plain = _by_jdbc(spark, settings, read, partitions)
-    return plain.unionAll(_copied(spark, settings, read, odd_row(heap.table))) if heap.odd else plain
+    return plain.unionAll(_copied(spark, settings, read, needs_exact_reader(heap.table))) if heap.odd else plain
 
 
 _TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
@@ -75,7 +75,7 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
     own = {column.name: column for column in heap.table.columns}
     listed = ", ".join(f"{_travelling(own[one.name])} AS {identifier(one.name)}" for one in read.columns if not one.raw)
     # Where the snapshot has no odd row, nobody needs to look for one again.
-    plain = f"{odd_row(heap.table)} IS NOT TRUE" if heap.odd else ""
+    plain = f"{needs_exact_reader(heap.table)} IS NOT TRUE" if heap.odd else ""
     conditions = [one for one in (heap.condition, plain, _same_table(heap)) if one]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     frame = spark.read.jdbc(

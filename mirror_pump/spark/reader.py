@@ -1,4 +1,5 @@
-"""Reads a mirrored table into Spark: the lake by Iceberg, the heap by JDBC, as mirror_pump/ops/reading.py says.
+"""Reads a mirrored table into Spark: the lake by Iceberg, the heap by JDBC, as mirror_pump/ops/reads/table_reads.py
+says.
 
 The DataFrame is lazy, so what it needs is held until it is released: the pins, and the one snapshot of the database in
 which every partition of the heap's side is read.
@@ -20,13 +21,13 @@ from mirror_pump.engine.session import CATALOG
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TierKind, parse_lsn
-from mirror_pump.ops.hybrid import Split, hybrid_reads
-from mirror_pump.ops.profile import complete
-from mirror_pump.ops.query import Query, plain_reads
-from mirror_pump.ops.reading import LakeSide, Point, ReadMode, TableRead
+from mirror_pump.ops.reads.hybrid_reads import Split, hybrid_reads
+from mirror_pump.ops.reads.query import Query, plain_reads
+from mirror_pump.ops.reads.table_reads import LakeSide, Point, ReadMode, TableRead
+from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.quoting import spark_identifier
+from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, mirrored_ids
 from mirror_pump.source.connect import connect
-from mirror_pump.source.seam import Moment, mirrored_ids
 from mirror_pump.spark.heap import heap_frame, local_frame
 from mirror_pump.spark.types import spark_type
 
@@ -44,7 +45,7 @@ class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
     read: TableRead
     """What is read, and as of which state."""
     _release: Callable[[], None]
-    _moments: tuple[Moment, ...]
+    _moments: tuple[ConsistentSnapshot, ...]
 
     def release(self) -> None:
         """Lets go of the pins and of the snapshot."""
@@ -97,10 +98,10 @@ def read(
     context = spark.sparkContext
     with connect(given.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
         ids = mirrored_ids(connection, [table])
-    moments: list[Moment] = []
+    moments: list[ConsistentSnapshot] = []
     with ExitStack() as stack:
 
-        def enter(moment: Moment) -> Moment:
+        def enter(moment: ConsistentSnapshot) -> ConsistentSnapshot:
             moments.append(stack.enter_context(moment))
             return moment
 

@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 
 from mirror_pump.model import format_lsn
-from mirror_pump.testing.demo_report import Check, Figures, print_queries, print_summary
+from mirror_pump.testing.demo_report import Check, DemoFigures, print_queries, print_summary
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program, ProgramFailed
@@ -72,7 +72,7 @@ class Demo:
         self.seconds = seconds
         self.scale = scale
         self.console = console
-        self.figures = Figures()
+        self.figures = DemoFigures()
         self.warehouse = f"file://{directory / 'lake'}"
 
     def run(self) -> None:

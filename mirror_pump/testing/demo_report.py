@@ -30,7 +30,7 @@ class Check:
 
 
 @dataclass
-class Figures:
+class DemoFigures:
     """What the summary shows."""
 
     copied_rows: int = 0
@@ -47,7 +47,7 @@ class Figures:
     status: dict[str, Any] = field(default_factory=dict)
 
 
-def print_summary(console: Console, figures: Figures, seconds: int) -> None:
+def print_summary(console: Console, figures: DemoFigures, seconds: int) -> None:
     """Two tables: the mirrored tables, and what happened to them in how long."""
     tables = Table(title="the mirror", title_justify="left", title_style="bold", box=None, header_style="dim")
     tables.add_column("table", no_wrap=True)

@@ -9,7 +9,7 @@ import duckdb
 import psycopg
 
 from mirror_pump.engine.session import jdbc_catalog
-from mirror_pump.ops.duck import open_duckdb
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import Lsn, format_lsn
-from mirror_pump.ops.initialise import initialise
-from mirror_pump.ops.wait import wait_for
-from mirror_pump.pipeline.pump import Pump, PumpResult
-from mirror_pump.pipeline.registration import register
-from mirror_pump.pipeline.steps import Step
-from mirror_pump.pipeline.unregistration import unregister
-from mirror_pump.source.choices import NO_CHOICES, Choices
-from mirror_pump.source.retainable import RetentionWish
+from mirror_pump.ops.register.registration import register
+from mirror_pump.ops.register.unregistration import unregister
+from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.session.pump import Pump, PumpResult
+from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices
+from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.lake import metadata_location, read_duckdb
 
@@ -176,7 +176,9 @@ class Mirror:
         """A pump that runs until all that is committed now is published and every copy is complete."""
         return self.start(steps, once=True).join(120)
 
-    def register(self, *tables: str, choices: Choices = NO_CHOICES, retention: RetentionWish | None = None) -> None:
+    def register(
+        self, *tables: str, choices: ColumnChoices = NO_CHOICES, retention: RetentionWish | None = None
+    ) -> None:
         """Registers tables without waiting for their copies; raises the first refusal."""
         outcomes = register(
             self.settings, tables, wait=False, on_progress=lambda _: None, choices=choices, retention=retention

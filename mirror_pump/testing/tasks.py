@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from mirror_pump.engine.copying import copy_chunk
+from mirror_pump.engine.chunk_copy import copy_chunk
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import LakeError
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.ops import compare_duckdb, compare_spark
-from mirror_pump.ops.comparison_engines import Engine
-from mirror_pump.ops.verify import verify
+from mirror_pump.ops.verify import compare_duckdb, compare_spark
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.verification import verify
 from mirror_pump.source.connect import connect
-from mirror_pump.source.leader import is_led
+from mirror_pump.source.stream.leader import is_led
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
@@ -37,7 +37,7 @@ def assert_verified(database: Database) -> int:
 def spark_report(settings: Settings, spark: SparkSession) -> dict[str, Any]:
     """What `mirror-pump verify --json` prints: all of it is as there, but that its Spark is not started for it."""
     runner = SparkTaskRunner(spark, 2)
-    return verify(settings, engine=Engine(runner, partial(compare_spark.compare, spark))).to_json()
+    return verify(settings, engine=ComparisonEngine(runner, partial(compare_spark.compare, spark))).to_json()
 
 
 def _mirrors(database: Database) -> list[tuple[str, str, str]]:
@@ -61,7 +61,7 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
         with connect(database.dsn, autocommit=True) as connection:
             led = is_led(connection, slot)
         with nullcontext() if led else Mirror(database, settings, tasks).pumping(), duckdb_connection() as duckdb:
-            report = verify(settings, engine=Engine(tasks, partial(compare_duckdb.compare, duckdb)))
+            report = verify(settings, engine=ComparisonEngine(tasks, partial(compare_duckdb.compare, duckdb)))
     finally:
         tasks.close()
     # A copy that goes on now is nobody's: only what can be compared counts.

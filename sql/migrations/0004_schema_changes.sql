@@ -1,5 +1,5 @@
--- How schema changes get into the stream at their exact place (mirror_pump/source/shape.py), and where a table that is
--- copied again keeps its new content until that is complete (mirror_pump/pipeline/publish.py).
+-- How schema changes get into the stream at their exact place (mirror_pump/source/relations/change_notes.py), and where a table that is
+-- copied again keeps its new content until that is complete (mirror_pump/pipeline/publish/publisher.py).
 
 ALTER TABLE modak.mirror_tables
     ADD COLUMN shape jsonb,

@@ -1,5 +1,5 @@
 -- Heap retention: partitions that leave the heap, corrections of rows that it no longer holds, and pins of readers
--- (mirror_pump/pipeline/retention.py, docs/retention.md).
+-- (mirror_pump/pipeline/retention/partition_shedding.py, docs/retention.md).
 
 ALTER TABLE modak.partitions
     ADD COLUMN relation_id bigint,

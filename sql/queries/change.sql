@@ -1,4 +1,4 @@
--- Schema changes in the publish transaction (mirror_pump/pipeline/changing.py).
+-- Schema changes in the publish transaction (mirror_pump/pipeline/publish/catalog_changes.py).
 
 -- name: store
 WITH seam AS (

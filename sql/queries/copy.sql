@@ -1,4 +1,4 @@
--- Planning and following initial copies (mirror_pump/pipeline/copy.py, registration.py).
+-- Planning and following initial copies (mirror_pump/pipeline/copy/copier.py, registration.py).
 
 -- name: unfinished
 -- Tables whose copy is not complete, and whether their chunks are planned.

@@ -1,4 +1,4 @@
--- Corrections of rows below T: read to be folded into the lake, and cleared afterwards (mirror_pump/source/corrections.py).
+-- Corrections of rows below T: read to be folded into the lake, and cleared afterwards (mirror_pump/source/retention/corrections.py).
 
 -- name: backlog
 -- Tables that T has passed rows of and that readers see: corrections that are not folded (as many as it takes to be due),

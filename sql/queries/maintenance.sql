@@ -1,4 +1,4 @@
--- What maintenance reads and writes in the catalog (mirror_pump/source/maintenance.py, pipeline/republish.py).
+-- What maintenance reads and writes in the catalog (mirror_pump/source/catalog/maintenance.py, pipeline/publish/republication.py).
 
 -- name: tables
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.state, m.start_lsn, t.maintenance_policy,
@@ -87,7 +87,7 @@ SELECT phase, details FROM modak.op_log
  ORDER BY updated_at LIMIT 1;
 
 -- name: rewriting
--- Tables that a rewrite of data files is running on; see Rewriting in mirror_pump/source/maintenance.py.
+-- Tables that a rewrite of data files is running on; see Rewriting in mirror_pump/source/catalog/maintenance.py.
 SELECT o.table_id, min((o.details ->> 'since_sequence')::bigint)
   FROM modak.op_log o
  WHERE o.table_id = ANY (%(table_ids)s) AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'

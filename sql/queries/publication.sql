@@ -1,4 +1,4 @@
--- What the mirror's publication is like, against what is recorded of it (mirror_pump/source/publication.py).
+-- What the mirror's publication is like, against what is recorded of it (mirror_pump/source/stream/publication.py).
 
 -- name: changed
 -- Whether it may have left out changes since that was recorded, or does so now. Tables that wait to be described are

@@ -1,4 +1,4 @@
--- The statements of the publish transaction (mirror_pump/pipeline/publish.py), in the order in which they run.
+-- The statements of the publish transaction (mirror_pump/pipeline/publish/publisher.py), in the order in which they run.
 
 -- name: pin_in_hand
 -- Whether a transaction may hold a pin that nobody sees yet. Asked first: else it might commit in between, and be missed.
@@ -49,7 +49,7 @@ SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
 SELECT leader_epoch, applied_lsn, publish_id FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 
 -- name: touch_table
--- A sweep (mirror_pump/ops/sweep.py) may have taken files that waited too long for this: data files as old as the last
+-- A sweep (mirror_pump/ops/maintenance/sweep.py) may have taken files that waited too long for this: data files as old as the last
 -- sweep says, and metadata files that were staged over 20 minutes ago.
 UPDATE modak.mirror_tables
    SET generation = generation + CASE WHEN %(again)s THEN 1 ELSE 0 END,
@@ -153,7 +153,7 @@ shown AS (
 SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 
 -- name: go_live
--- All that are due; each must have a snapshot in the lake that says so (mirror_pump/pipeline/staging.py).
+-- All that are due; each must have a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
 WITH live AS (
     UPDATE modak.mirror_tables SET state = 'live', dropped_rows = NULL, updated_at = now()
      WHERE slot_name = %(slot)s AND state IN ('copying', 'filling') AND live_after_lsn <= %(frontier)s

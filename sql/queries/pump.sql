@@ -1,4 +1,4 @@
--- What the pump reads from the catalog (mirror_pump/pipeline/session.py, registration.py).
+-- What the pump reads from the catalog (mirror_pump/pipeline/session/session.py, registration.py).
 
 -- name: slot
 SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at

@@ -1,4 +1,4 @@
--- Heap retention (mirror_pump/source/retention.py, pipeline/retention.py, and the publish that moves T).
+-- Heap retention (mirror_pump/source/retention/partitions.py, pipeline/retention/partition_shedding.py, and the publish that moves T).
 
 -- name: tables
 SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)

@@ -1,4 +1,4 @@
--- A reader's side of the seam protocol (mirror_pump/source/seam.py).
+-- A reader's side of the seam protocol (mirror_pump/source/catalog/consistent_snapshot.py).
 
 -- name: resolve
 -- The mirrored table that each name is, as Postgres reads names; NULL for one that is none.

@@ -1,4 +1,4 @@
--- Following schema changes (mirror_pump/source/shape.py).
+-- Following schema changes (mirror_pump/source/relations/change_notes.py).
 
 -- name: triggers
 SELECT evtname, evtenabled::text FROM pg_event_trigger

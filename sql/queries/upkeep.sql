@@ -1,4 +1,4 @@
--- What the upkeep of tables asks the catalog (mirror_pump/pipeline/upkeep.py).
+-- What the upkeep of tables asks the catalog (mirror_pump/pipeline/upkeep/upkeep_threads.py).
 
 -- name: mirrored
 -- Tables whose files may have to be exchanged now or later, with their present Iceberg metadata.
@@ -13,7 +13,7 @@ SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, 
 
 -- name: free_to_change
 -- The table's present Iceberg metadata, if its files may be exchanged at all. Never while it is copied: a chunk that
--- lands later is born at s0 and needs the deletes. Not under a rewrite either (mirror_pump/source/maintenance.py).
+-- lands later is born at s0 and needs the deletes. Not under a rewrite either (mirror_pump/source/catalog/maintenance.py).
 SELECT i.metadata_location
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
@@ -41,6 +41,6 @@ UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '
    AND columns = %(columns)s AND coalesce(dropped_rows, '[]') = %(dropped_rows)s;
 
 -- name: not_fillable
--- Has the next session copy the table again (mirror_pump/pipeline/publishing.py).
+-- Has the next session copy the table again (mirror_pump/pipeline/schema/publication_changes.py).
 UPDATE modak.mirror_tables SET published = 'its files cannot be filled'
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling';

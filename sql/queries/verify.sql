@@ -1,4 +1,4 @@
--- What `verify` reads (mirror_pump/ops/verify.py).
+-- What `verify` reads (mirror_pump/ops/verify/verification.py).
 
 -- name: live
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s ORDER BY table_id;

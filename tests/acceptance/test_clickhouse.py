@@ -14,7 +14,7 @@ from benchmarks.engines import CHDB
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.integration.divided_support import Divided, delete, upsert
+from tests.support.cutline_tables import Divided, delete, upsert
 
 
 @pytest.mark.soak

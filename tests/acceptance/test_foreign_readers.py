@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.acceptance.foreign_reader import HISTORY, ForeignReader, Judge
-from tests.acceptance.late_writes import STREAM, LateStream
-from tests.integration.maintenance_support import Maintained, maintaining
+from tests.support.foreign_reader import HISTORY, ForeignReader, Judge
+from tests.support.late_writes import STREAM, LateStream
+from tests.support.maintenance import Maintained, maintaining
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

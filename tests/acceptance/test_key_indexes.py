@@ -14,19 +14,19 @@ from pyspark.sql import SparkSession
 
 from mirror_pump.engine.index_keys import read_keys
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.lake.commit import LakeTable
-from mirror_pump.lake.files import FileContent
-from mirror_pump.lake.listing import Listing
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.ops.status import StatusReader
-from mirror_pump.ops.status_report import DeleteMode
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.ops.status.status_report import DeleteMode
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.acceptance.indexes import check_indexes
 from tests.acceptance.test_resolve import KEYS, await_resolved, pending, scanned
+from tests.support.key_index_checks import check_indexes
 
 REWRITE = "CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))"
 

@@ -16,23 +16,23 @@ from pyiceberg.table import StaticTable
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_true, normalised
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.acceptance.indexes import check_indexes
-from tests.acceptance.run_and_die import forked
+from tests.support.key_index_checks import check_indexes
+from tests.support.run_and_die import forked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FORKS = multiprocessing.get_context("forkserver")
 # Once for all pumps: importing this takes a second of CPU, most of what such a pump uses in its life.
-_FORKS.set_forkserver_preload(["mirror_pump.pipeline.pump", "mirror_pump.testing.tasks"])
+_FORKS.set_forkserver_preload(["mirror_pump.pipeline.session.pump", "mirror_pump.testing.tasks"])
 
 STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED)
 COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)

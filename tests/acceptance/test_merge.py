@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.format.snapshot_summary import snapshot_stats
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.summary import ledger
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
@@ -58,7 +58,7 @@ def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse:
         mirror.assert_equal("public.t")
     assert steps.count(Step.MERGED)
     assert not steps.count(Step.MERGE_FAILED)
-    written = ledger(table_of(mirror).metadata)
+    written = snapshot_stats(table_of(mirror).metadata)
     assert written.written > 0
     assert written.rewritten > 0
     mirror.assert_equal("public.t")

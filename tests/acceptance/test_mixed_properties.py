@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import CommitConflict, ConnectionLost
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -30,8 +30,8 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.acceptance.bounds import SOAK_SECONDS, printed_seed
-from tests.acceptance.mixed_workload import MixedWriter, Palette, create_tables, lake_state
+from tests.support.error_bounds import SOAK_SECONDS, printed_seed
+from tests.support.mixed_workload import MixedWriter, Palette, create_tables, lake_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,7 +211,7 @@ class World:
         settings = self.mirror.settings
         options = {"storage_fsync": False, **self._options()}
         command = [
-            sys.executable, "-m", "tests.acceptance.run_and_die", settings.dsn, settings.require_warehouse(),
+            sys.executable, "-m", "tests.support.run_and_die", settings.dsn, settings.require_warehouse(),
             settings.slot, self.chance.choice(_STEPS), str(self.chance.randint(1, 3)), "threads",
             *(f"{name}={value}" for name, value in options.items()),
         ]  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from tests.acceptance.machine import MirrorMachine
+from tests.support.mirror_state_machine import MirrorMachine
 
 SECONDS = 15.0
 """New rounds begin until then: some 8 mirrors on two idle cores. `make soak` goes on for as long as it is told."""

@@ -3,7 +3,7 @@
 The table with retention has a model, a plain table that gets the same changes in the same transactions. A seam read is
 compared with the model in the very snapshot that it was read in. Plain tables are read in a way that a state in part
 would show: amounts move between them, and their sum stays. A second table with retention takes a stream of inserts, and
-late writes where partitions are on their way out (tests/acceptance/late_writes.py). The pump is killed at random steps,
+late writes where partitions are on their way out (tests/support/late_writes.py). The pump is killed at random steps,
 and maintenance compacts and expires what it may, at once.
 """
 
@@ -27,20 +27,20 @@ import mirror_pump.spark
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
-from mirror_pump.ops.duck import open_duckdb
-from mirror_pump.ops.query import Query, open_query, plain_reads
-from mirror_pump.ops.reading import ReadMode
-from mirror_pump.ops.retaining import resume
-from mirror_pump.ops.views import create_view, fill_heaps
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.ops.reads.query import Query, open_query, plain_reads
+from mirror_pump.ops.reads.table_reads import ReadMode
+from mirror_pump.ops.reads.views import create_view, fill_heaps
+from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.acceptance.late_writes import STREAM, LateStream
-from tests.acceptance.mortal import dying_pump
-from tests.integration.maintenance_support import Maintained, maintaining
-from tests.integration.pipeline_support import runner, writing
-from tests.integration.retention_support import COLUMNS, WIDTH, Shedding
+from tests.support.crashing_pump import dying_pump
+from tests.support.late_writes import STREAM, LateStream
+from tests.support.maintenance import Maintained, maintaining
+from tests.support.pipeline import runner, writing
+from tests.support.retention import COLUMNS, WIDTH, Shedding
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

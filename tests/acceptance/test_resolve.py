@@ -9,9 +9,9 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from mirror_pump.engine.runner import SparkTaskRunner
-from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, normalised

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.acceptance.bounds import SOAK_SECONDS, printed_seed
-from tests.acceptance.ddl_workload import DDL, SCHEMA, TABLES, Writer, comparable
+from tests.support.ddl_workload import DDL, SCHEMA, TABLES, Writer, comparable
+from tests.support.error_bounds import SOAK_SECONDS, printed_seed
 
 _TRANSACTIONS = 60
 """Of each round."""

@@ -19,20 +19,20 @@ import pytest
 from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolation
 from psycopg.types.json import Jsonb
 
-from mirror_pump.lake.metadata import COLD_CUT, current_snapshot, read_metadata
-from mirror_pump.ops.retaining import look, resume
-from mirror_pump.ops.status import StatusReader
-from mirror_pump.pipeline.steps import Step
+from mirror_pump.lake.format.metadata import COLD_CUT, current_snapshot, read_metadata
+from mirror_pump.ops.retain.retention import look, resume
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.acceptance.seam_scene import HANDLES, PIN, RELEASE, STORAGE, Scene, by_pyiceberg, canonical, repeatable
-from tests.acceptance.seam_scene import scene as running_scene
-from tests.integration.maintenance_support import Maintained, age
-from tests.integration.pipeline_support import writing
-from tests.integration.retention_support import WIDTH, Row, at_once, run
+from tests.support.maintenance import Maintained, age
+from tests.support.pipeline import writing
+from tests.support.retention import WIDTH, Row, at_once, run
+from tests.support.seam_scene import HANDLES, PIN, RELEASE, STORAGE, Scene, by_pyiceberg, canonical, repeatable
+from tests.support.seam_scene import scene as running_scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from mirror_pump.lake.commit import LakeTable
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -23,8 +23,8 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import spark_report
-from tests.acceptance.bounds import SOAK_SECONDS, printed_seed
-from tests.integration.type_oracle import (
+from tests.support.error_bounds import SOAK_SECONDS, printed_seed
+from tests.support.type_oracle import (
     CASES,
     KEYS,
     Held,

@@ -21,22 +21,22 @@ from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
-from mirror_pump.engine.copying import copy_chunk
+from mirror_pump.engine.chunk_copy import copy_chunk
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import TableId
-from mirror_pump.ops import compare_duckdb
-from mirror_pump.ops import verify as verifying
-from mirror_pump.ops.catchup import await_copies
-from mirror_pump.ops.comparison_engines import Engine
-from mirror_pump.ops.verify import verify
-from mirror_pump.source.copyread import Chunk
+from mirror_pump.ops.verify import compare_duckdb
+from mirror_pump.ops.verify import verification as verifying
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.frontier_catch_up import await_copies
+from mirror_pump.ops.verify.verification import verify
+from mirror_pump.source.heap.block_reader import Chunk
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, spark_report
-from tests.integration.pipeline_support import change_rows, runner, writing
+from tests.support.pipeline import change_rows, runner, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,7 +138,7 @@ def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
     monkeypatch.setattr(verifying, "await_copies", await_them)
     runner = Interrupted(ThreadTaskRunner(), alter)
     with Mirror(partitioned.database, partitioned.settings, gate).pumping(), duckdb_connection() as duckdb:
-        report = verify(partitioned.settings, engine=Engine(runner, partial(compare_duckdb.compare, duckdb)))
+        report = verify(partitioned.settings, engine=ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb)))
     assert states == ["copying"]
     assert {table.table: (table.equal, table.comparison and table.comparison.heap_rows) for table in report.tables} == {
         "public.p": (True, 200),
@@ -167,7 +167,9 @@ def test_a_table_whose_partitions_change_while_it_is_read_is_compared_again(part
                     database.execute(left.pop(0))
 
             runner = Interrupted(threads, disturb)
-            report = verify(partitioned.settings, engine=Engine(runner, partial(compare_duckdb.compare, duckdb)))
+            report = verify(
+                partitioned.settings, engine=ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
+            )
             assert not left, f"not reached: {statements}"
             found = {table.table: table.comparison for table in report.tables}
             assert report.equal, (statements, report.to_json())
@@ -187,7 +189,7 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
     runner = Interrupted(ThreadTaskRunner(), rewrite)
     monkeypatch.setattr(verifying, "FIRST_PAUSE", 0.0)
     with partitioned.pumping(), duckdb_connection() as duckdb:
-        engine = Engine(runner, partial(compare_duckdb.compare, duckdb))
+        engine = ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
         monkeypatch.setattr(verifying, "verify", partial(verify, engine=engine))
         settings = partitioned.settings
         slot = ("--slot", settings.slot, "--publication", settings.publication)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mirror_pump.source.catalog_schema import migrate
+from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "catalog-schema.md"

@@ -10,7 +10,7 @@ import pytest
 
 import sql
 from mirror_pump.errors import SourceError
-from mirror_pump.source.catalog_schema import installed_version, latest_version, migrate, require_current
+from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate, require_current
 from mirror_pump.testing.database import Database
 
 # Everything that a schema consists of here, one line each, without OIDs. Names of constraints and indexes count:

@@ -7,7 +7,7 @@ import importlib.metadata
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,46 @@ _BELOW = {
     # For users' own Spark programs.
     "spark": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     "testing": {"cli", "spark", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+}
+
+# Rooms inside a layer -> the rooms of the same layer that they may import. A module directly in the layer's package is
+# below all rooms, but in `cli`, where main.py is the top. Layers without rooms are not named.
+_ROOMS = {
+    "source": {
+        "stream": set[str](),
+        "heap": set[str](),
+        "relations": {"stream"},
+        "catalog": {"stream", "relations"},
+        "retention": {"relations"},
+    },
+    "lake": {
+        "format": set[str](),
+        "contents": {"format"},
+        "key_index": {"format"},
+        "commit": {"format", "contents", "key_index"},
+    },
+    "pipeline": {
+        "flow": set[str](),
+        "copy": {"flow"},
+        "upkeep": {"flow"},
+        "key_index": {"flow", "upkeep"},
+        "publish": {"flow", "key_index"},
+        "schema": {"flow", "upkeep", "key_index", "publish"},
+        "stream": {"flow", "publish", "schema"},
+        "retention": {"flow", "upkeep", "key_index"},
+        "session": {"flow", "copy", "upkeep", "key_index", "publish", "schema", "stream", "retention"},
+    },
+    "ops": {
+        "setup": set[str](),
+        "maintenance": set[str](),
+        "duckdb": set[str](),
+        "status": {"setup", "maintenance"},
+        "retain": {"maintenance"},
+        "register": {"retain"},
+        "verify": {"duckdb", "status"},
+        "reads": {"setup", "duckdb", "status", "verify"},
+    },
+    "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }
 
 _DECODERS_NEED = {"numpy", "pyarrow"}
@@ -98,7 +138,25 @@ def _violations(graph: dict[str, set[str]]) -> list[str]:
             below = _layer(name)
             if below != layer and below not in _BELOW[layer]:
                 wrong.append(f"{module} ({layer}) imports {name} ({below})")
+            elif below == layer in _ROOMS and (reason := _room_violation(module, name, _ROOMS[layer])):
+                wrong.append(reason)
     return wrong
+
+
+def _room(module: str, rooms: Collection[str]) -> str | None:
+    """The room that a module is in; None of one directly in its layer's package."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 and parts[2] in rooms else None
+
+
+def _room_violation(module: str, imported: str, rooms: Mapping[str, Collection[str]]) -> str | None:
+    """Why a module must not import another of its own layer; None if it may."""
+    room, other = _room(module, rooms), _room(imported, rooms)
+    if other is None or other == room or module == "mirror_pump.cli.main":
+        return None
+    if room is None:
+        return f"{module} is below all rooms of its layer and imports {imported}"
+    return None if other in rooms[room] else f"{module} (room {room}) imports {imported} (room {other})"
 
 
 def _cycle(graph: dict[str, set[str]]) -> list[str]:
@@ -139,9 +197,10 @@ def test_what_is_imported_is_declared() -> None:
     extras = project["optional-dependencies"]
     demo = {_distribution(text) for text in (*extras["demo"], *extras["sql"])}
     # `sql`, which the extra is for, and `verify`, which does without.
-    optional = ("duck", "interrupt", "query", "results", "views", "compare_duckdb", "comparison_engines")
-    sql = {f"mirror_pump.ops.{name}" for name in optional}
-    sql.add("mirror_pump.cli.shell")
+    reads = {f"mirror_pump.ops.reads.{name}" for name in ("query", "query_results", "views")}
+    verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
+    sql = {"mirror_pump.ops.duckdb.duckdb_connection", "mirror_pump.ops.duckdb.query_interrupt", *reads, *verify}
+    sql.add("mirror_pump.cli.terminal.shell")
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
@@ -161,6 +220,17 @@ def _distribution(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
+def test_every_room_has_its_place() -> None:
+    """A new room fails until somebody says what it may import, and every room says what is in it."""
+    for layer, rooms in _ROOMS.items():
+        packages = {path.parent.name: path for path in (_ROOT / "mirror_pump" / layer).glob("*/__init__.py")}
+        assert packages.keys() == rooms.keys(), layer
+        for name, path in packages.items():
+            assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), (
+                f"{layer}/{name} does not say what it holds"
+            )
+
+
 def test_no_modules_import_each_other_in_a_ring() -> None:
     assert _cycle(_graph(_ROOT)) == []
 
@@ -169,12 +239,15 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
     ("module", "statement"),
     [
         ("mirror_pump.lake.x", "from mirror_pump.source.connect import connect"),
-        ("mirror_pump.source.x", "def f():\n    import mirror_pump.lake.schema"),
+        ("mirror_pump.source.x", "def f():\n    import mirror_pump.lake.format.schema"),
         ("mirror_pump.engine.x", "from mirror_pump import pipeline"),
         ("mirror_pump.engine.x", "from ..pipeline import apply"),
-        ("mirror_pump.model", "from mirror_pump.lake.schema import LakeSchema"),
+        ("mirror_pump.model", "from mirror_pump.lake.format.schema import LakeSchema"),
         ("mirror_pump.pipeline.x", "from mirror_pump.testing.postgres import EmbeddedPostgres"),
-        ("mirror_pump.ops.x", "if TYPE_CHECKING:\n    from mirror_pump.cli.output import say"),
+        ("mirror_pump.ops.x", "if TYPE_CHECKING:\n    from mirror_pump.cli.terminal.output import say"),
+        ("mirror_pump.pipeline.flow.x", "from mirror_pump.pipeline.session.pump import Pump"),
+        ("mirror_pump.pipeline.retention.x", "from mirror_pump.pipeline.publish import staging"),
+        ("mirror_pump.lake.storage", "from mirror_pump.lake.format.metadata import thin"),
         ("decoders.x", "from mirror_pump.model import Lsn"),
         ("decoders.x", "import psycopg"),
         ("sql", "import mirror_pump.errors"),

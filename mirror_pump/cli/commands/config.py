@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.output import pass_on
+from mirror_pump.cli.terminal.output import pass_on
 
 
 def add(app: typer.Typer) -> None:

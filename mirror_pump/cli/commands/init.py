@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import say
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import say
 from mirror_pump.config import Settings
 
 
@@ -20,7 +20,7 @@ def add(app: typer.Typer) -> None:
         schema and a publication.
         """
         from mirror_pump.model import format_lsn
-        from mirror_pump.ops.initialise import initialise
+        from mirror_pump.ops.setup.initialisation import initialise
 
         mirror = initialise(settings, say)
         say(f"ready: F = {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import one_line, remark, say
-from mirror_pump.cli.stopping import Stopped, StopSignals
+from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import one_line, remark, say
+from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError, about
 
@@ -60,9 +60,9 @@ def add(app: typer.Typer) -> None:
         if serve:
             return _serve(settings)
 
-        from mirror_pump.ops.maintainer import dry_run as rehearse
-        from mirror_pump.ops.maintainer import maintain_tables
-        from mirror_pump.ops.profile import complete
+        from mirror_pump.ops.maintenance.maintainer import dry_run as rehearse
+        from mirror_pump.ops.maintenance.maintainer import maintain_tables
+        from mirror_pump.ops.setup.stored_settings import complete
 
         settings = complete(settings)
         failed = False
@@ -82,16 +82,16 @@ def _serve(settings: Settings) -> int:
     signals = StopSignals()
     try:
         with signals.handled():
-            from mirror_pump.ops.profile import complete_when_up
+            from mirror_pump.ops.setup.stored_settings import complete_when_up
 
             settings = complete_when_up(settings)
 
-            from mirror_pump.ops.maintainer import MaintenanceServer
+            from mirror_pump.ops.maintenance.maintainer import MaintenanceServer
 
             server = MaintenanceServer(settings)
             signals.serve(lambda: True, server.request_stop, " after the operation under way")
             server.run()
-    except Stopped:
+    except StoppedBySignal:
         pass
     remark(f"mirror-pump: {signals.name}: stopped maintaining")
     return signals.exit_code

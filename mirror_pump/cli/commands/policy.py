@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables
-from mirror_pump.cli.options import SLOT, command
-from mirror_pump.cli.output import say, write_json
+from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.options import SLOT, command
+from mirror_pump.cli.terminal.output import say, write_json
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
@@ -43,9 +43,9 @@ def add(app: typer.Typer) -> None:
         if (verb is Verb.SET) is not (value is not None):
             raise UsageError(f"policy {verb.value} takes {'KEY and VALUE' if verb is Verb.SET else 'no VALUE'}")
 
-        from mirror_pump.ops.policies import change, show
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.retaining import RETENTION_KEYS, change_retention, show_retention
+        from mirror_pump.ops.maintenance.policies import change, show
+        from mirror_pump.ops.retain.retention import RETENTION_KEYS, change_retention, show_retention
+        from mirror_pump.ops.setup.stored_settings import complete
         from mirror_pump.policy import parse_value, require_key
 
         # Before the database is asked: a typing error should not wait for it.

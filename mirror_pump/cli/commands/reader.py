@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.options import SLOT, command
-from mirror_pump.cli.output import say
+from mirror_pump.cli.arguments.options import SLOT, command
+from mirror_pump.cli.terminal.output import say
 from mirror_pump.config import Settings
 
 
@@ -30,7 +30,7 @@ def add(app: typer.Typer) -> None:
         It can pin what it reads, and change nothing else of the catalog. The role, and its right to read the lake's
         files, are yours to make. May be repeated; run it again after an upgrade, and for new partitions.
         """
-        from mirror_pump.ops.readers import grant, grants
+        from mirror_pump.ops.reads.reader_roles import grant, grants
 
         if print_only:
             say(grants(settings, role, tables or ()))

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables, other_tables
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import count_text, remark, report_error, say
-from mirror_pump.cli.progress import copy_progress
+from mirror_pump.cli.arguments.completion import mirrored_tables, other_tables
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import count_text, remark, report_error, say
+from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.preview import TablePreview
+    from mirror_pump.ops.register.preview import TablePreview
 
 Tables = Annotated[
     list[str],
@@ -84,11 +84,11 @@ def add(app: typer.Typer) -> None:
         docs/retention.md says how their rows are read and corrected then. What leaves, and when, is said first, and has
         to be confirmed.
         """
-        from mirror_pump.ops.preview import preview
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.registration import register as put_under_mirror
-        from mirror_pump.source.choices import parse_choices
-        from mirror_pump.source.retainable import RetentionWish
+        from mirror_pump.ops.register.preview import preview
+        from mirror_pump.ops.register.registration import register as put_under_mirror
+        from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.source.relations.column_choices import parse_choices
+        from mirror_pump.source.retention.retention_plan import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
         if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
@@ -142,8 +142,8 @@ def add(app: typer.Typer) -> None:
         For a table that has shed partitions one of --drop-lake and --keep-lake has to be given. One table's refusal
         does not stop the others; exit 1 reports it.
         """
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.pipeline.unregistration import unregister as take_out
+        from mirror_pump.ops.register.unregistration import unregister as take_out
+        from mirror_pump.ops.setup.stored_settings import complete
 
         if drop_lake and keep_lake:
             raise UsageError("--drop-lake and --keep-lake exclude each other")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables
-from mirror_pump.cli.options import SLOT, command
-from mirror_pump.cli.output import say, write_json
+from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.options import SLOT, command
+from mirror_pump.cli.terminal.output import say, write_json
 from mirror_pump.config import Settings
 
 
@@ -32,8 +32,8 @@ def add(app: typer.Typer) -> None:
         A table whose proof failed goes on after this only; until then nothing leaves its heap. Steps are taken by a
         running pump.
         """
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.retaining import look, resume
+        from mirror_pump.ops.retain.retention import look, resume
+        from mirror_pump.ops.setup.stored_settings import complete
 
         settings = complete(settings)
         if not dry_run:

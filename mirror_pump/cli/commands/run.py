@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import count_text, remark
-from mirror_pump.cli.stopping import Stopped, StopSignals
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import count_text, remark
+from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
@@ -82,7 +82,7 @@ def add(app: typer.Typer) -> None:
         try:
             with signals.handled():
                 _run(settings, signals, until, once=once, maintain=maintain, standby=not no_standby)
-        except Stopped:
+        except StoppedBySignal:
             remark(f"mirror-pump: {signals.name}: stopped before anything was received; F is what it was")
         return signals.exit_code
 
@@ -91,16 +91,18 @@ def _run(
     settings: Settings, signals: StopSignals, until: Lsn | None, *, once: bool, maintain: bool, standby: bool
 ) -> None:
     from mirror_pump.model import format_lsn
-    from mirror_pump.ops.profile import complete_when_up
+    from mirror_pump.ops.setup.stored_settings import complete_when_up
 
     settings = complete_when_up(settings)
 
     # After the settings: this loads Spark's half of the program, and a wrong DSN should not wait for it.
-    from mirror_pump.cli.steplog import StepLog
-    from mirror_pump.ops.companion import Companion
-    from mirror_pump.pipeline.pump import Pump
+    from mirror_pump.cli.terminal.step_log import StepLog
+    from mirror_pump.ops.maintenance.maintainer_process import MaintainerProcess
+    from mirror_pump.pipeline.session.pump import Pump
 
-    pump = Pump(settings, observer=StepLog(), while_leading=lambda: Companion(settings) if maintain else nullcontext())
+    pump = Pump(
+        settings, observer=StepLog(), while_leading=lambda: MaintainerProcess(settings) if maintain else nullcontext()
+    )
     signals.serve(lambda: pump.at_work, pump.request_stop, "")
     result = pump.run(until=until, once=once, standby=standby)
     remark(

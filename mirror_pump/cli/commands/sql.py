@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
 from mirror_pump.cli.commands.run import lsn_argument
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import pass_on, remark
+from mirror_pump.cli.terminal.output import pass_on, remark
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.query import Query
+    from mirror_pump.ops.reads.query import Query
 
 _STDIN = "-"
 _INTERRUPTED = 130
@@ -99,11 +99,11 @@ def add(app: typer.Typer) -> None:
             raise UsageError("the queries are given twice, as an argument and by --file", "leave one of them out")
         written_as = _format(output_format, output)
 
-        from mirror_pump.ops.duck import require_duckdb
-        from mirror_pump.ops.past import parse_when
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.query import Query
-        from mirror_pump.ops.reading import ReadMode
+        from mirror_pump.ops.duckdb.duckdb_connection import require_duckdb
+        from mirror_pump.ops.reads.query import Query
+        from mirror_pump.ops.reads.table_reads import ReadMode
+        from mirror_pump.ops.reads.time_travel import parse_when
+        from mirror_pump.ops.setup.stored_settings import complete
 
         require_duckdb()
         how = Query(
@@ -116,7 +116,7 @@ def add(app: typer.Typer) -> None:
         if statement is None and file is None and sys.stdin.isatty() and sys.stdout.isatty():
             if output is not None:
                 raise UsageError("--output is for a query, and none is given", "give one")
-            from mirror_pump.cli.shell import run_shell
+            from mirror_pump.cli.terminal.shell import run_shell
 
             run_shell(complete(settings), how, written_as.value)
             return 0
@@ -142,7 +142,7 @@ def _format(wanted: Format | None, output: Path | None) -> Format:
 
 def _statements(text: str | None, file: str | None) -> list[str]:
     """The queries of an argument, a file, or stdin. UsageError if there are none."""
-    from mirror_pump.ops.statements import split
+    from mirror_pump.ops.reads.statements import split
 
     source = file or (_STDIN if text is None else text)
     try:
@@ -163,8 +163,8 @@ def _statements(text: str | None, file: str | None) -> list[str]:
 def _run_all(settings: Settings, how: Query, statements: list[str], written_as: Format, output: Path | None) -> None:
     from dataclasses import replace
 
-    from mirror_pump.ops.profile import complete
-    from mirror_pump.ops.results import run_query
+    from mirror_pump.ops.reads.query_results import run_query
+    from mirror_pump.ops.setup.stored_settings import complete
 
     if output is not None and len(statements) > 1:
         raise UsageError(f"--output takes one result; these are {len(statements)} queries", "give one, or use stdout")

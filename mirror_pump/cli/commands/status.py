@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.durations import seconds_of
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import fitted_stdout, say, write_json
+from mirror_pump.cli.arguments.durations import seconds_of
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import fitted_stdout, say, write_json
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.status import StatusReader
-    from mirror_pump.ops.status_report import MirrorStatus
+    from mirror_pump.ops.status.status_reader import StatusReader
+    from mirror_pump.ops.status.status_report import MirrorStatus
 
 _LAG_PATIENCE = 5.0
 """Seconds for which a lag has to stand before --check tells of it: after a quiet time it is only an upper bound, until
@@ -56,8 +56,8 @@ def add(app: typer.Typer) -> None:
             raise UsageError("--max-lag is for --check", "add --check")
         limit = None if max_lag is None else seconds_of(max_lag, "--max-lag")
 
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.status import StatusReader
+        from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.ops.status.status_reader import StatusReader
 
         with StatusReader(complete(settings)) as reader:
             if check:
@@ -68,7 +68,7 @@ def add(app: typer.Typer) -> None:
             elif watch:
                 _watch(reader, interval)
             else:
-                from mirror_pump.cli.status_view import render
+                from mirror_pump.cli.terminal.status_view import render
 
                 fitted_stdout().print(render(reader.read()))
         return 0
@@ -77,7 +77,7 @@ def add(app: typer.Typer) -> None:
 def _watch(reader: StatusReader, interval: float) -> None:
     from rich.live import Live
 
-    from mirror_pump.cli.status_view import render
+    from mirror_pump.cli.terminal.status_view import render
 
     console, screen = fitted_stdout(), sys.stdout.isatty()
     with Live(render(reader.read()), console=console, auto_refresh=False, screen=screen) as live:
@@ -88,7 +88,7 @@ def _watch(reader: StatusReader, interval: float) -> None:
 
 def _checked(reader: StatusReader, max_lag: float | None) -> MirrorStatus:
     """The status, with an alert for a lag beyond `max_lag` that did not go away while a pump leads."""
-    from mirror_pump.ops.alerts import lag_alert
+    from mirror_pump.ops.status.alerts import lag_alert
 
     deadline = time.monotonic() + _LAG_PATIENCE
     while True:
@@ -103,8 +103,8 @@ def _checked(reader: StatusReader, max_lag: float | None) -> MirrorStatus:
 
 def _report(status: MirrorStatus, *, as_json: bool) -> int:
     """Says what needs attention; the exit code."""
-    from mirror_pump.cli.status_view import lines_of
-    from mirror_pump.ops.status_report import Severity
+    from mirror_pump.cli.terminal.status_view import lines_of
+    from mirror_pump.ops.status.status_report import Severity
 
     if as_json:
         write_json(status.to_json())

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mirror_pump.cli.completion import mirrored_tables
-from mirror_pump.cli.options import SLOT, STORAGE, command
-from mirror_pump.cli.output import count_text, say, write_json
-from mirror_pump.cli.progress import verify_progress
+from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import count_text, say, write_json
+from mirror_pump.cli.terminal.progress import verify_progress
 from mirror_pump.config import Settings
 
 
@@ -35,8 +35,8 @@ def add(app: typer.Typer) -> None:
         Tables of up to 64 MiB are compared by DuckDB within the process (pip install 'mirror-pump[sql]'), larger ones
         by Spark, which takes some ten seconds to start. Both compare the same.
         """
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.verify import verify as compare
+        from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.ops.verify.verification import verify as compare
 
         with verify_progress() as show:
             report = compare(complete(settings), tables or (), observe=show)

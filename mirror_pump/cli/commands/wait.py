@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.arguments.options import SLOT, command
 from mirror_pump.cli.commands.run import lsn_argument
-from mirror_pump.cli.options import SLOT, command
-from mirror_pump.cli.output import report_error, say
+from mirror_pump.cli.terminal.output import report_error, say
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
@@ -34,8 +34,8 @@ def add(app: typer.Typer) -> None:
         target = None if lsn is None else lsn_argument(lsn, "--lsn")
 
         from mirror_pump.model import format_lsn
-        from mirror_pump.ops.profile import complete
-        from mirror_pump.ops.wait import wait_for
+        from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.ops.status.wait_for_frontier import wait_for
 
         result = wait_for(complete(settings), target, timeout)
         if result.error is not None:

@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mirror_pump.cli.arguments.options import command
 from mirror_pump.cli.main import app
-from mirror_pump.cli.options import command
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 
@@ -144,8 +144,8 @@ def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int,
 
 _WITHOUT_A_READER = """
 import io, typer
-from mirror_pump.cli.options import command
-from mirror_pump.cli.output import pass_on, say, write_json
+from mirror_pump.cli.arguments.options import command
+from mirror_pump.cli.terminal.output import pass_on, say, write_json
 from mirror_pump.config import Settings
 program = typer.Typer()
 @command(program, "judge", needs_dsn=False)

@@ -14,7 +14,7 @@ from decoders import segment as segment_module
 from decoders import tuples
 from decoders.columns import ColumnType, Kind
 from decoders.segment import RelationShape, TableChanges, decode_segment
-from tests.unit.decoders.encoder import BEGIN, COMMIT, UNCHANGED, delete, insert, segment, update
+from tests.support.pgoutput_encoder import BEGIN, COMMIT, UNCHANGED, delete, insert, segment, update
 
 LONG, STRING = ColumnType(Kind.LONG), ColumnType(Kind.STRING)
 BIG = "a text that is longer than a view's twelve bytes"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
 from decoders.segment import IncompleteRows, RelationShape, TableChanges, decode_segment
-from tests.unit.decoders import encoder
-from tests.unit.decoders.encoder import UNCHANGED, Cell
+from tests.support import pgoutput_encoder as encoder
+from tests.support.pgoutput_encoder import UNCHANGED, Cell
 
 Key = tuple[str, ...]
 Row = tuple[str | None, ...]

@@ -10,12 +10,12 @@ import pytest
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.engine import row_batches
-from mirror_pump.engine.merging import MergeTask, merge_files
-from mirror_pump.engine.resolving import OrderedFile
+from mirror_pump.engine.delete_conversion import OrderedFile
+from mirror_pump.engine.file_merge import MergeTask, merge_files
 from mirror_pump.engine.row_batches import read_batches
-from mirror_pump.lake import files
-from mirror_pump.lake.files import DataFileWriter, write_data_file
-from mirror_pump.lake.schema import LakeField, LakeSchema
+from mirror_pump.lake.format import data_files as files
+from mirror_pump.lake.format.data_files import DataFileWriter, write_data_file
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 
 STORAGE = StorageOptions(fsync=False)

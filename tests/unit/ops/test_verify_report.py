@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
 from mirror_pump.model import Lsn
-from mirror_pump.ops import profile
-from mirror_pump.ops import verify as verifying
-from mirror_pump.ops.comparison import Comparison
-from mirror_pump.ops.verify import TableReport, VerifyReport
+from mirror_pump.ops.setup import stored_settings as profile
+from mirror_pump.ops.verify import verification as verifying
+from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
 

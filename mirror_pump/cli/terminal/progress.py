@@ -1,0 +1,154 @@
+"""Progress on stderr: of copies, bars on a terminal and a log line now and then elsewhere; of `verify`, bars only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from mirror_pump.cli.terminal.output import count_text, stderr
+from mirror_pump.telemetry import get_logger
+
+_LIVE = "live"
+"""mirror_pump.model.TableState.LIVE, which would load Arrow for --help."""
+
+_DONE = "done"
+"""mirror_pump.ops.verify.verification.Phase.DONE."""
+
+LOG_INTERVAL = 5.0
+"""Seconds between two log lines of one table's progress: readable in a journal, and a sign of life."""
+
+
+class TableCopyProgress(Protocol):
+    """What is shown of one table's copy (mirror_pump.ops.register.registration.CopyProgress)."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def chunks_done(self) -> int: ...
+    @property
+    def chunks_total(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+
+Show = Callable[[Sequence[TableCopyProgress]], None]
+
+
+@contextmanager
+def copy_progress() -> Iterator[Show]:
+    """Yields the function that shows the present state of all copies; it may be called as often as one likes."""
+    if sys.stderr.isatty():
+        with _bars() as show:
+            yield show
+    else:
+        yield _Lines().show
+
+
+@contextmanager
+def _bars() -> Iterator[Show]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[state]:<8}"),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr()) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(tables: Sequence[TableCopyProgress]) -> None:
+            for table in tables:
+                if table.table not in tasks:
+                    tasks[table.table] = progress.add_task(table.table, total=None, state="", rows="0")
+                task = tasks[table.table]
+                if table.state == _LIVE:
+                    # Its chunks are forgotten by now, so their numbers no longer tell of the copy.
+                    progress.update(task, completed=1, total=1, state=table.state)
+                else:
+                    progress.update(
+                        task,
+                        completed=table.chunks_done,
+                        total=table.chunks_total or None,
+                        state=table.state,
+                        rows=count_text(table.rows),
+                    )
+
+        yield show
+
+
+class ComparisonProgress(Protocol):
+    """What is shown of one table's comparison (mirror_pump.ops.verify.verification.TableCopyProgress)."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def small(self) -> bool: ...
+    @property
+    def chunks_done(self) -> int: ...
+    @property
+    def chunks_total(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+
+@contextmanager
+def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
+    """Yields the function that shows how far a table is: on a terminal, if it takes more than a moment."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[phase]:<9}"),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeElapsedColumn(),
+    )
+    # What is left of it would stand in the way of the result.
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(table: ComparisonProgress) -> None:
+            if table.table not in tasks:
+                if table.small:
+                    return
+                tasks[table.table] = progress.add_task(table.table, total=None, phase="", rows="0")
+            task = tasks[table.table]
+            progress.update(task, phase=table.phase, visible=table.phase != _DONE)
+            if table.chunks_total:
+                done, rows = table.chunks_done, count_text(table.rows)
+                progress.update(task, completed=done, total=table.chunks_total, rows=rows)
+
+        yield show
+
+
+class _Lines:
+    """Logs a table when its state changes, and every LOG_INTERVAL while chunks come in."""
+
+    def __init__(self) -> None:
+        self._log = get_logger("register")
+        self._last: dict[str, tuple[str, int, float]] = {}
+
+    def show(self, tables: Sequence[TableCopyProgress]) -> None:
+        now = time.monotonic()
+        for table in tables:
+            state, chunks, at = self._last.get(table.table, ("", -1, 0.0))
+            if table.state != state or (table.chunks_done != chunks and now - at >= LOG_INTERVAL):
+                self._last[table.table] = (table.state, table.chunks_done, now)
+                self._log.info(
+                    "copy",
+                    table=table.table,
+                    state=table.state,
+                    chunks=f"{table.chunks_done}/{table.chunks_total}",
+                    rows=table.rows,
+                )

@@ -1,0 +1,133 @@
+"""Draws a MirrorStatus for people: what needs a person first, then the slot, the leader, and every table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mirror_pump.cli.terminal.output import bytes_text, count_text, one_line, seconds_text
+from mirror_pump.cli.terminal.status_grid import TableGrid
+from mirror_pump.errors import about
+from mirror_pump.model import TableState, format_lsn
+from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
+
+_ALERT_STYLES = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
+_STATE_ORDER = (TableState.FAILED, TableState.COPYING, TableState.FILLING, TableState.LIVE)
+
+
+def render(status: MirrorStatus) -> RenderableType:
+    """The whole status. Fits any width: it is drawn for the one of the console that prints it."""
+    parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
+    parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
+    parts.extend((_frontier(status), _slot(status.slot), *_pumps(status)))
+    if not status.tables:
+        return Group(*parts, Text("no tables: mirror-pump register TABLE"))
+    tables = _in_order(status)
+    parts.extend((_maintenance(status), TableGrid(tables)))
+    parts.extend(
+        Text(f"{table.table}: due: {'; '.join(f'{each.words} ({each.reason})' for each in table.maintenance.due)}")
+        for table in tables
+        if table.maintenance is not None and table.maintenance.due
+    )
+    parts.extend(_retention(table) for table in tables if table.retention is not None)
+    parts.extend(
+        Text(f"{table.table}: generated columns left out: {', '.join(table.generated_left_out)}")
+        for table in tables
+        if table.generated_left_out
+    )
+    return Group(*parts)
+
+
+def lines_of(alert: Alert) -> list[str]:
+    """What is wrong with what, and what to do, without secrets."""
+    message = one_line(alert.message)
+    lines = [f"{alert.severity.value.upper()} {message if alert.table is None else about(alert.table, message)}"]
+    if alert.remedy:
+        lines.append(f"  what to do: {one_line(alert.remedy)}")
+    return lines
+
+
+def _in_order(status: MirrorStatus) -> Sequence[TableStatus]:
+    """Tables that need a person first, then those that are being copied; as they come among themselves."""
+    severities = {alert.table: alert.severity for alert in reversed(status.alerts)}
+
+    def urgency(table: TableStatus) -> tuple[int, int]:
+        severity = severities.get(table.table)
+        return (
+            len(Severity) if severity is None else list(Severity).index(severity),
+            _STATE_ORDER.index(table.state),
+        )
+
+    return sorted(status.tables, key=urgency)
+
+
+def _frontier(status: MirrorStatus) -> Text:
+    text = f"F = {format_lsn(status.frontier)}, {bytes_text(status.lag_bytes)} of WAL behind"
+    if status.lag_seconds is not None:
+        text += f", {seconds_text(status.lag_seconds)}"
+    return Text(text)
+
+
+def _slot(slot: SlotState) -> Text:
+    if not slot.exists:
+        return Text(f"slot {slot.name}: MISSING", style="red")
+    if slot.wal_status == "lost":
+        return Text(f"slot {slot.name}: LOST", style="red")
+    text = f"slot {slot.name}: {'active' if slot.active else 'inactive'}, retains {bytes_text(slot.retained_bytes)}"
+    text += f" of WAL ({slot.wal_status})"
+    held = slot.held_by
+    if held is not None:
+        who = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
+        text += f", from the beginning of a {held.kind} {who} on, open for {seconds_text(held.seconds)}"
+    return Text(text)
+
+
+def _pumps(status: MirrorStatus) -> list[Text]:
+    standbys = [
+        f"process {standby.pid} on {standby.host}" + (f" since {standby.since.isoformat()}" if standby.since else "")
+        for standby in status.standbys
+    ]
+    return [_leader(status.leader), *([Text("standby: " + "; ".join(standbys))] if standbys else [])]
+
+
+def _leader(leader: LeaderStatus | None) -> Text:
+    if leader is None:
+        return Text("leader: none", style="yellow")
+    since = "" if leader.since is None else f" since {leader.since.partition('.')[0].replace('T', ' ')} UTC"
+    who = f"process {leader.pid} on {leader.host}{since}"
+    if leader.retrying:
+        return Text(f"leader: {who}, failing and trying again", style="yellow")
+    if leader.alive:
+        return Text(f"leader: {who}")
+    return Text(f"leader: none ({who} disconnected without releasing leadership)", style="yellow")
+
+
+def _maintenance(status: MirrorStatus) -> Text:
+    """What is due in sum, and whether anybody does it."""
+    due = sum(bool(backlog.due) for backlog in status.backlogs)
+    commits = sum(backlog.commits for backlog in status.backlogs)
+    text = f"maintenance: {f'due for {due} of {len(status.tables)} tables' if due else 'nothing due'}"
+    text += f", {count_text(commits)} commits since the last look; "
+    text += "a maintainer runs" if status.served else "no maintainer runs (run --maintain, or maintain)"
+    return Text(text, style="yellow" if due and not status.served else "")
+
+
+def _retention(table: TableStatus) -> Text:
+    """Old partitions, corrections and pins of one table, on a line."""
+    state = table.retention
+    assert state is not None
+    parts = [f"T = {state.cut}", f"S = {table.snapshot_id}"]
+    if state.partitions:
+        parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
+    parts.append(f"{count_text(state.delta_rows)} corrections")
+    if state.delta_unfolded:
+        parts[-1] += f", {count_text(state.delta_unfolded)} not folded for {seconds_text(state.delta_age)}"
+    if state.pins:
+        parts.append(f"{count_text(state.pins)} pins, the oldest {seconds_text(state.oldest_pin_age)} old")
+    if state.expired_pins:
+        parts.append(f"{count_text(state.expired_pins)} expired")
+    if state.waits_for is not None:
+        parts.append(f"the next partition waits: {one_line(state.waits_for)}")
+    return Text(f"{table.table}: {'; '.join(parts)}")

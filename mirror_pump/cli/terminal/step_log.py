@@ -1,0 +1,125 @@
+"""An observer that turns the pump's steps into log lines and meters."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+from mirror_pump.model import format_lsn
+from mirror_pump.pipeline.flow.steps import Level, Step
+from mirror_pump.telemetry import get_logger, record_merge, record_publish, record_reconnect
+
+SUMMARY_INTERVAL = 10.0
+"""Seconds between two summary lines: a publish a second is too much for a journal, --debug shows each."""
+
+REPEAT_INTERVAL = 3600.0
+"""Seconds after which a warning about something that is tried again and again is given once more."""
+
+_TRIED_AGAIN = frozenset(
+    {Step.RETENTION_REFUSED, Step.FOLD_FAILED, Step.RESOLVE_FAILED, Step.MERGE_FAILED, Step.INDEX_FAILED}
+)
+"""Within seconds or minutes, and they may fail for the same reason for as long as it takes somebody to act."""
+
+_NUMBERS = re.compile(r"[0-9][0-9.:+ -]*")
+
+
+class _Repeats:
+    """Which warnings were given a while ago; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given: dict[tuple[Step, str, str], tuple[float, int]] = {}
+        """When, time.monotonic() in seconds, and how often it has been held back since."""
+
+    def held_back(self, step: Step, table: str, reason: str) -> int | None:
+        """How often this was held back since it was last given; None: hold it back now, too."""
+        # Processes, pins, times and partitions change from try to try, and the reason is still the same.
+        key = step, table, _NUMBERS.sub("#", reason)
+        now = time.monotonic()
+        with self._lock:
+            for former in [former for former, (at, _) in self._given.items() if now - at >= 2 * REPEAT_INTERVAL]:
+                del self._given[former]
+            at, times = self._given.get(key, (None, 0))
+            if at is not None and now - at < REPEAT_INTERVAL:
+                self._given[key] = at, times + 1
+                return None
+            self._given[key] = now, 0
+            return times
+
+
+class StepLog:
+    """Logs each step at its level, publishes also in summary. The steps of a batch come from one thread.
+
+    What is tried again and fails for the same reason is a warning once in `REPEAT_INTERVAL`, a debug line in between.
+    """
+
+    def __init__(self) -> None:
+        self._log = get_logger("pump")
+        self._repeats = _Repeats()
+        self._summary_at = time.monotonic()
+        self._received_at: float | None = None
+        self._staged_at: float | None = None
+        self._batch_changes = 0
+        self._publishes = 0
+        self._changes = 0
+
+    def __call__(self, step: Step, /, **details: object) -> None:
+        shown = {
+            name: format_lsn(value) if name == "frontier" and isinstance(value, int) else value
+            for name, value in details.items()
+        }
+        self._write(step, shown)
+        now = time.monotonic()
+        if step is Step.RECEIVED:
+            self._received_at = now
+            changes = details.get("changes")
+            self._batch_changes = changes if isinstance(changes, int) else 0
+        elif step is Step.STAGED:
+            self._staged_at = now
+        elif step is Step.RETRYING:
+            self._received_at = None
+            self._batch_changes = 0
+            record_reconnect()
+        elif step is Step.MERGED:
+            size = details.get("bytes")
+            record_merge(size if isinstance(size, int) else 0)
+        elif step is Step.PUBLISHED:
+            self._published(now, shown.get("frontier"))
+
+    def _write(self, step: Step, shown: dict[str, object]) -> None:
+        level = step.level
+        if step.remedy and not shown.get("remedy"):
+            shown["remedy"] = step.remedy
+        if step in _TRIED_AGAIN:
+            reason = str(shown.get("reason", shown.get("error")))
+            times = self._repeats.held_back(step, str(shown.get("table")), reason)
+            if times is None:
+                level = Level.DEBUG
+            elif times:
+                shown["times_since_last_told"] = times
+        getattr(self._log, level.value)(step.value, **shown)
+
+    def _published(self, now: float, frontier: object) -> None:
+        record_publish(
+            changes=self._batch_changes,
+            publish_seconds=now - self._staged_at if self._staged_at is not None else 0.0,
+            batch_seconds=now - self._received_at if self._received_at is not None else None,
+        )
+        if self._publishes == 0:
+            # An idle time before is no part of the rate.
+            self._summary_at = self._received_at or now
+        self._publishes += 1
+        self._changes += self._batch_changes
+        self._batch_changes = 0
+        self._received_at = self._staged_at = None
+        if now - self._summary_at >= SUMMARY_INTERVAL:
+            seconds = now - self._summary_at
+            self._log.info(
+                "progress",
+                frontier=frontier,
+                publishes=self._publishes,
+                changes=self._changes,
+                changes_per_second=round(self._changes / seconds),
+            )
+            self._summary_at, self._publishes, self._changes = now, 0, 0

@@ -1,0 +1,175 @@
+"""What runs inside a Spark task: decode a segment and write its files. Plain functions of picklable values.
+
+A task writes files and describes them; it never commits. It may run twice (Spark retries, a restarted batch): each
+run writes files under fresh names, and only those that the driver publishes count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChanges, decode_segment
+from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.index_plan import SegmentKeys
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
+from mirror_pump.model import MirroredTable, TableId
+
+
+@dataclass(frozen=True)
+class SegmentTable:
+    """One table as a segment's task needs it."""
+
+    shape: RelationShape
+    schema: LakeSchema
+    location: str
+    line: CutLine | None = None
+    """T, if rows may be below it: what the stream brings there is not applied
+    (mirror_pump.lake.commit.archive_branch)."""
+    packing: KeyPacking | None = None
+    """How to hand the keys over, for whoever decides how the deletes are written; None: as an equality-delete file."""
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    """A slice of the stream to turn into files."""
+
+    data: bytes
+    """CopyData messages, concatenated."""
+    lengths: bytes
+    """Their lengths, int32 in native byte order."""
+    tables: tuple[SegmentTable, ...]
+    storage: StorageOptions
+    header: int
+    """Bytes before the pgoutput message in each."""
+
+    @property
+    def nbytes(self) -> int:
+        """What travels with the task, bytes."""
+        return len(self.data)
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """What a segment did to one table."""
+
+    table_id: TableId
+    changes: int
+    files: SegmentFiles
+    incomplete: IncompleteRows | None
+    """Rows with unchanged TOAST values that this segment does not hold: the driver completes them."""
+    error: str | None
+    keys: SegmentKeys | None = None
+    """Where the segment's table has a packing: the keys that it deletes, of which no file was written, and the keys of
+    its rows."""
+    sidecars: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a sidecar in the data file."""
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    tables: tuple[TableResult, ...]
+
+
+def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
+    """What tasks need of `table`. While it is copied, every key touched gets a delete: a copied row may exist."""
+    names = tuple(column.name for column in table.columns)
+    shape = RelationShape(
+        relation_id=table.table_id,
+        names=names,
+        types=tuple(column.type for column in table.columns),
+        key=tuple(sorted(names.index(name) for name in table.key)),
+        not_null=tuple(column.name in table.key for column in table.columns),
+        every_key_deletes=not table.state.has_all_rows,
+        left_out=table.excluded_places,
+    )
+    return SegmentTable(shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing)
+
+
+def apply_segment(task: SegmentTask) -> SegmentResult:
+    """Decode the segment, write a data file and, unless keys are handed over, a delete file for each table in it."""
+    tables = {table.shape.relation_id: table for table in task.tables}
+    shapes = {relation_id: table.shape for relation_id, table in tables.items()}
+    lengths = np.frombuffer(task.lengths, np.int32)
+    changes = decode_segment(task.data, lengths, shapes, header=task.header)
+    # Of what a task leaves that fails nobody would learn, and it would take the room that the next try needs.
+    with StagedFiles(task.storage) as written:
+        return SegmentResult(
+            tuple(_write(change, tables[change.relation_id], task.storage, written) for change in changes)
+        )
+
+
+def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
+    """The key of each row."""
+    return packing.pack([rows.column(field.name) for field in schema.key.fields])
+
+
+def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
+    """Each file is `written`'s as soon as it is there."""
+    table_id = TableId(changes.relation_id)
+    if changes.error is not None:
+        return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
+    if table.line is not None:
+        changes = _not_below(changes, table.line)
+    data: tuple[WrittenFile, ...] = ()
+    deletes: tuple[WrittenFile, ...] = ()
+    beside: frozenset[int] = frozenset()
+    if changes.rows.num_rows:
+        rows, schema = changes.rows, table.schema
+        if changes.raw:
+            rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
+            beside = raw_text_fields(schema)
+        data = (write_data_file(rows, schema, table.location, storage),)
+        written.own(data[0].path)
+    if table.packing is not None:
+        keys = SegmentKeys(
+            schema=table.schema,
+            deleted=changes.deleted_keys,
+            packed=table.packing.pack(changes.deleted_keys.columns),
+            packing=table.packing,
+            rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
+        )
+        files = SegmentFiles(data, ())
+        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside, keys=keys)
+    if changes.deleted_keys.num_rows:
+        deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
+        written.own(deletes[0].path)
+    files = SegmentFiles(data, deletes)
+    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=beside)
+
+
+def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:
+    """Without changes of rows below T, whichever way they are: the tier key is part of the key, so that a row which
+    moves across T comes as a deleted key on one side and a row on the other."""
+    if not line.all_above(changes.deleted_keys.column(line.name)):
+        above = pc.invert(line.below(changes.deleted_keys.column(line.name)))
+        changes = replace(changes, deleted_keys=changes.deleted_keys.filter(above))
+    rows, raw, mask = _rows_not_below(changes.rows, changes.raw, line)
+    if mask is not None:
+        changes = replace(changes, rows=rows, raw=raw)
+    incomplete = changes.incomplete
+    if incomplete is None:
+        return changes
+    rows, raw, mask = _rows_not_below(incomplete.rows, incomplete.raw, line)
+    if mask is None:
+        return changes
+    left = IncompleteRows(rows, raw, incomplete.missing.filter(mask), incomplete.lookup_keys.filter(mask))
+    return replace(changes, incomplete=left if rows.num_rows else None)
+
+
+def _rows_not_below(rows: pa.Table, raw: RawTexts, line: CutLine) -> tuple[pa.Table, RawTexts, pa.ChunkedArray | None]:
+    """The rows at or above T, the texts beside them, and which rows those were; None: all."""
+    tier_keys = rows.column(line.name)
+    if line.all_above(tier_keys):
+        return rows, raw, None
+    mask = pc.invert(line.below(tier_keys))
+    texts = {name: column.filter(mask) for name, column in raw.items()}
+    return rows.filter(mask), {name: one for name, one in texts.items() if one.null_count < len(one)}, mask

@@ -1,0 +1,200 @@
+"""The branch `cold` of a table with heap retention: a snapshot S of the rows below T alone, beside `main`.
+
+Readers of the seam take S for what is below T, and some scan it without a filter; so what is at or above T, which they
+read from the heap, must not be in it. No data file is rewritten for that. S consists of
+
+- main's data files that may hold a row below T, each with the data sequence number that it has in main;
+- main's delete files, but for those that concern rows at or above T alone (equality deletes by the key's bounds,
+  position deletes about one data file that is not in S): so of these data files exactly those rows below T are hidden
+  that main hides, since both kinds of deletes go by sequence numbers, places and keys, none of which changes;
+- one more position-delete file, for the rows at or above T of files that have rows on both sides. It hides nothing
+  else. Rows that main hides may be hidden twice.
+
+Invariant: S holds the rows of main that are below T, each once. Main gets changes below T from folds only (what the
+stream brings below T is dropped while it is decoded), so S stays equal to them until the next fold or the next T, and
+with each of these S is made anew in the same publish. In between main's files may be merged, resolved or compacted:
+no row changes by that, and S keeps the files that it names, for they are named by a snapshot of the table's history.
+
+S is the head of a branch, and hence held against every expiry. `cutline.lake_props` names a metadata file of its own
+(the seam metadata), in which S is the current snapshot and the only one, for engines that scan a metadata file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+from pyiceberg.manifest import ManifestContent
+
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.cutline import CutLine, Side, divide
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.manifest_list import Manifest
+from mirror_pump.lake.format.manifests import ManifestWriter
+from mirror_pump.lake.format.metadata import (
+    COLD_CUT,
+    SEAM_METADATA,
+    archive_snapshot,
+    metadata_directory,
+    new_snapshot_id,
+    next_location,
+    seam_location,
+    seam_metadata,
+    with_archive_snapshot,
+)
+from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.format.snapshot_summary import FileTally, totals
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_all
+from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
+
+
+@dataclass(frozen=True)
+class StagedArchive:
+    """A new S whose files are durable and which nobody sees before the catalog names it."""
+
+    table: LakeTable
+    """The table with it; its current snapshot is what it was."""
+    new_location: str
+    """The table's metadata file."""
+    snapshot_id: SnapshotId
+    """S."""
+    sequence_number: SequenceNumber
+    seam_location: str
+    """The metadata file in which S is the current snapshot."""
+    files: tuple[str, ...]
+    """Files written by staging: to be removed if the publish is known to have failed, and only then."""
+
+
+class ArchiveBranch:
+    """Makes S of one table anew, again and again; remembers what it read for that. One thread at a time."""
+
+    def __init__(self, storage: StorageOptions) -> None:
+        self._storage = storage
+        self._line: CutLine | None = None
+        self._listing: Listing | None = None
+        self._sides: Mapping[str, Side] = {}
+        """What is known of data files for this T."""
+        self._hiding: dict[str, WrittenFile] = {}
+        """By URI of a data file, the position-delete file that hides these rows; one may serve several."""
+
+    def stage(
+        self,
+        table: LakeTable,
+        line: CutLine | None,
+        now_ms: int,
+        keep: frozenset[int] = frozenset(),
+        summary: Mapping[str, str] | None = None,
+    ) -> StagedArchive:
+        """Writes S of the table's current snapshot. `line` None: T is below every row, and S is empty.
+
+        Snapshots in `keep` stay in the history. Raises LakeError if the storage fails; whatever it raises, none of the
+        files is left.
+        """
+        try:
+            with StagedFiles(self._storage) as written:
+                return self._written(table, line, now_ms, keep, summary, written)
+        except BaseException:
+            # What it remembers may be one of them.
+            self.forget()
+            raise
+
+    def _written(
+        self,
+        table: LakeTable,
+        line: CutLine | None,
+        now_ms: int,
+        keep: frozenset[int],
+        summary: Mapping[str, str] | None,
+        written: StagedFiles,
+    ) -> StagedArchive:
+        """Stages S. Each file is `written`'s as soon as it is there."""
+        metadata = table.metadata
+        number = int(metadata["last-sequence-number"]) + 1
+        snapshot_id = new_snapshot_id(metadata)
+        directory = metadata_directory(metadata)
+        writer = ManifestWriter(metadata, directory, snapshot_id, number)
+        manifests, live, hiding = self._content(table, line, writer, number, written)
+        former = archive_snapshot(metadata)
+        seam_at = seam_location(metadata, number)
+        tally = FileTally()
+        for content, records, size in live:
+            tally.count(content, records, size)
+        for file in hiding:
+            tally.count(file.content, file.record_count, file.size_bytes)
+        timestamp = max(now_ms, int(metadata["last-updated-ms"]))
+        snapshot = {
+            "sequence-number": number,
+            "snapshot-id": snapshot_id,
+            "timestamp-ms": timestamp,
+            "summary": {
+                "operation": "overwrite",
+                **totals(tally),
+                **(summary or {}),
+                COLD_CUT: str(line.cut if line is not None else EVERYTHING_IN_HEAP),
+                SEAM_METADATA: seam_at,
+            },
+            "manifest-list": writer.list(manifests, former["snapshot-id"] if former else None),
+            "schema-id": metadata["current-schema-id"],
+        }
+        if former:
+            snapshot["parent-snapshot-id"] = former["snapshot-id"]
+        document = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
+        location = next_location(metadata, table.metadata_location)
+        files = [
+            *writer.files,
+            (seam_at, orjson.dumps(seam_metadata(document, snapshot))),
+            (location, orjson.dumps(document)),
+        ]
+        write_all(files, self._storage)
+        return StagedArchive(
+            table=LakeTable(document, location, table.storage, table.manifests, table.retention),
+            new_location=location,
+            snapshot_id=SnapshotId(snapshot_id),
+            sequence_number=SequenceNumber(number),
+            seam_location=seam_at,
+            files=(*(location for location, _ in files), *written.locations),
+        )
+
+    def forget(self) -> None:
+        """Files that were written for an S which certainly was not published are gone."""
+        self._hiding.clear()
+
+    def _content(
+        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
+    ) -> tuple[list[Manifest], list[tuple[int, int, int]], list[WrittenFile]]:
+        """S's manifests; content, rows and bytes of each file that they name but for the hiding ones; and these, of
+        which those that are new are `written`'s."""
+        if line is None:
+            return [], [], []
+        if self._line != line or self._listing is None:
+            self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
+            self._sides, self._hiding = {}, {}
+        # What was read only counts as long as what it led to is there to be used again.
+        known = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in self._hiding}
+        division = divide(table.manifests, line, self._listing, self._storage, known)
+        above = division.above
+        gone = {
+            manifest.path: {file.path for file in division.files.get(manifest.path, ()) if _above(file, line, above)}
+            for manifest in table.manifests
+        }
+        kept = writer.without(table.manifests, self._storage, gone)
+        live = [file for path, files in division.files.items() for file in files if file.path not in gone[path]]
+        self._sides = division.sides
+        self._hiding = {path: file for path, file in self._hiding.items() if path in division.sides}
+        if division.hidden:
+            file = write_position_deletes(division.hidden, table.location, self._storage)
+            written.own(file.path)
+            self._hiding |= dict.fromkeys(division.hidden, file)
+        hiding = list({file.path: file for file in self._hiding.values()}.values())
+        added = writer.add(ManifestContent.DELETES, [(file, number) for file in hiding])
+        manifests = [*([added] if added is not None else []), *kept]
+        return manifests, [(one.content, one.records, one.size_bytes) for one in live], hiding
+
+
+def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:
+    """Whether a file concerns no row below T; `above`: the data files that have none."""
+    if file.content is FileContent.EQUALITY_DELETES:
+        return line.field_id in file.equality_ids and line.side(file) is Side.AT_OR_ABOVE
+    return (file.about if file.content is FileContent.POSITION_DELETES else file.path) in above

@@ -1,0 +1,173 @@
+"""Rows of a partition that is gone, by what its bounds say of the partition key.
+
+Of partitions by RANGE or LIST of one key column whose type compares in the lake as it does in Postgres. A row of the
+table is within the bounds if and only if it was in the partition. Everything else has no bounds here.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from decoders.columns import Kind
+from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.model import MirroredTable
+
+_EPOCH_DAYS = 10_957
+"""From 1970-01-01 to 2000-01-01, where Postgres counts from."""
+_EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
+
+_INTEGERS = {
+    21: ("<h", (Kind.INT,), 0),
+    23: ("<i", (Kind.INT,), 0),
+    20: ("<q", (Kind.LONG,), 0),
+    1082: ("<i", (Kind.DATE,), _EPOCH_DAYS),
+    1114: ("<q", (Kind.TIMESTAMP,), _EPOCH_MICROSECONDS),
+    1184: ("<q", (Kind.TIMESTAMPTZ,), _EPOCH_MICROSECONDS),
+}
+"""By type OID: how a Datum is packed, the lake's type, and what to add for its epoch."""
+_TEXTS = frozenset({25, 1043})
+_DATUM_BYTES = 8
+_ARROW = {Kind.INT: pa.int32(), Kind.DATE: pa.int32()}
+
+_CONST = re.compile(
+    r"\{CONST :consttype (\d+) [^{}\[\]]*?:constisnull (true|false)[^{}\[\]]*?:constvalue (?:<>|\d+ \[ ([-\d ]*)\])\}"
+)
+_RANGE = re.compile(
+    r"\{PARTITIONBOUNDSPEC :strategy r :is_default false .*:lowerdatums \((.*)\) :upperdatums \((.*)\) [^()]*\}",
+    re.DOTALL,
+)
+_LIST = re.compile(
+    r"\{PARTITIONBOUNDSPEC :strategy l :is_default false .*:listdatums \((.*)\) :lowerdatums .*\}", re.DOTALL
+)
+_RANGE_DATUM = re.compile(r"\{PARTITIONRANGEDATUM :kind (-?\d+) :value (<>|\{.*\})[^{}]*\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PartitionBounds:
+    """What one partition held, of a table with one column as its partition key."""
+
+    field_id: int
+    """Of the column."""
+    lower: int | None = None
+    """RANGE: the first value, of the lake's integer form; None: there is no lower bound."""
+    upper: int | None = None
+    """RANGE: the first value beyond; None: there is no upper bound."""
+    values: tuple[int | str, ...] | None = None
+    """LIST: these. None: it is a RANGE."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What mirror_tables.dropped_rows holds."""
+        values = None if self.values is None else list(self.values)
+        return {"field_id": self.field_id, "lower": self.lower, "upper": self.upper, "values": values}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> PartitionBounds:
+        """The inverse of `to_json`."""
+        values = None if stored["values"] is None else tuple(stored["values"])
+        return cls(stored["field_id"], stored["lower"], stored["upper"], values)
+
+    def holds(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        """Which of the values are within the bounds; NULL is not."""
+        if self.values is not None and any(isinstance(value, str) for value in self.values):
+            found = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
+        else:
+            whole = column.cast(_ARROW[Kind.DATE]) if pa.types.is_date32(column.type) else column
+            numbers = whole.cast(pa.int64())
+            if self.values is not None:
+                found = pc.is_in(numbers, value_set=pa.array(self.values, pa.int64()))
+            else:
+                found = pc.is_valid(numbers)
+                if self.lower is not None:
+                    found = pc.and_(found, pc.greater_equal(numbers, pa.scalar(self.lower, pa.int64())))
+                if self.upper is not None:
+                    found = pc.and_(found, pc.less(numbers, pa.scalar(self.upper, pa.int64())))
+        flags = pc.fill_null(found, False)  # noqa: FBT003
+        if isinstance(flags, pa.ChunkedArray):
+            flags = flags.combine_chunks()
+        return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
+
+    def may_concern(self, file: LiveFile, kind: Kind) -> bool:
+        """Whether a row of the file may be within, by the file's own bounds."""
+        if self.values is not None and any(isinstance(value, str) for value in self.values):
+            return True
+        if kind not in (Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+            return True
+        least = file.lower_bounds.get(self.field_id)
+        most = file.upper_bounds.get(self.field_id)
+        if least is None or most is None:
+            return True
+        low, high = int.from_bytes(least, "little", signed=True), int.from_bytes(most, "little", signed=True)
+        if self.values is not None:
+            return any(low <= int(value) <= high for value in self.values)
+        return (self.lower is None or self.lower <= high) and (self.upper is None or low < self.upper)
+
+
+def bounds_of(table: MirroredTable, former: Mapping[str, Any], leaf: int) -> PartitionBounds | None:
+    """Which rows of the table were in a leaf, by the shape that had it; None where that cannot be told exactly."""
+    key = former.get("partition_key")
+    text = next((one.get("bound") for one in former.get("leaves") or () if one["id"] == leaf), None)
+    if not key or len(key) != 1 or not text:
+        return None
+    column = next((column for column in table.columns if column.attnum == key[0]), None)
+    if column is None or column.name not in table.key:
+        return None
+    found = _RANGE.fullmatch(text)
+    if found is not None:
+        lower = _range_value(found[1], column.type_oid, column.type.kind, -1)
+        upper = _range_value(found[2], column.type_oid, column.type.kind, 1)
+        if lower is _UNKNOWN or upper is _UNKNOWN:
+            return None
+        return PartitionBounds(column.field_id, lower, upper)
+    found = _LIST.fullmatch(text)
+    if found is None:
+        return None
+    constants = _CONST.findall(found[1])
+    if len(constants) != found[1].count("{CONST") or not constants:
+        return None
+    values = [_value(one, column.type_oid, column.type.kind) for one in constants]
+    if any(value is _UNKNOWN for value in values):
+        return None
+    return PartitionBounds(column.field_id, values=tuple(values))
+
+
+_UNKNOWN: Any = object()
+
+
+def _range_value(datums: str, type_oid: int, kind: Kind, end: int) -> Any:
+    found = _RANGE_DATUM.fullmatch(datums)
+    if found is None:
+        return _UNKNOWN
+    if int(found[1]) == end:
+        return None
+    constant = _CONST.fullmatch(found[2])
+    if int(found[1]) != 0 or constant is None or type_oid in _TEXTS:
+        return _UNKNOWN
+    return _value(constant.groups(default=""), type_oid, kind)
+
+
+def _value(constant: tuple[str, ...] | Any, type_oid: int, kind: Kind) -> Any:
+    """A constant's value as the lake has it; _UNKNOWN for one that is not of the column's own, simple type."""
+    const_type, is_null, content = int(constant[0]), constant[1] == "true", constant[2]
+    if is_null or const_type != type_oid:
+        return _UNKNOWN
+    datum = bytes(int(one) & 0xFF for one in content.split())
+    if type_oid in _TEXTS and kind is Kind.STRING:
+        # A varlena with a header of four bytes, of the whole length.
+        if len(datum) < 4 or struct.unpack("<I", datum[:4])[0] != len(datum) << 2:
+            return _UNKNOWN
+        return datum[4:].decode()
+    if type_oid not in _INTEGERS or kind not in _INTEGERS[type_oid][1] or len(datum) != _DATUM_BYTES:
+        return _UNKNOWN
+    packing, _, epoch = _INTEGERS[type_oid]
+    (number,) = struct.unpack(packing, datum[: struct.calcsize(packing)])
+    # The outermost values are infinities, or too near the end for the lake's epoch.
+    return number + epoch if abs(number) < 2 ** (8 * struct.calcsize(packing) - 2) else _UNKNOWN

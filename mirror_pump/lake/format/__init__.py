@@ -1,0 +1,1 @@
+"""Iceberg's files: metadata, manifests, data and delete files, schemas and bounds."""

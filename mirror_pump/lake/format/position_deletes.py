@@ -1,0 +1,161 @@
+"""Writes and reads Iceberg position-delete files: which rows of which data files are gone. Runs inside tasks."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.schema import FIELD_ID
+from mirror_pump.lake.storage import StorageOptions, join, open_input, open_output
+
+PATH_ID = 2147483546
+"""Field ID of file_path (Iceberg spec, reserved field IDs)."""
+POSITION_ID = 2147483545
+"""Field ID of pos."""
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+"""Row numbers within a data file, from 0."""
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: str(PATH_ID).encode()}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: str(POSITION_ID).encode()}),
+    ]
+)
+_LONG = struct.Struct("<q")
+
+_ROW_GROUP_ROWS = 512 * 1024
+"""Rows of a row group, at most: readers skip groups by their paths, since a file is sorted by path."""
+
+
+def write_position_deletes(positions: Mapping[str, Positions], location: str, storage: StorageOptions) -> WrittenFile:
+    """Writes one file below `location`/data: by data file URI, exactly as manifests name it, its sorted row numbers.
+
+    The bounds on file_path are whole paths, never truncated: equal ones tell engines that the file concerns one data
+    file (field 143 says so too), and a truncated one would name another. Raises ValueError if there is no position
+    (readers stumble over an empty file), LakeError from the storage.
+    """
+    paths = sorted(path for path, rows in positions.items() if len(rows))
+    if not paths:
+        raise ValueError("a position-delete file needs a position")
+    path = join(location, "data", f"{uuid.uuid4().hex}-positions.parquet")
+    with open_output(path, storage) as sink:
+        with pq.ParquetWriter(
+            sink,
+            _SCHEMA,
+            compression="zstd",
+            use_dictionary=["file_path"],
+            column_encoding={"pos": "DELTA_BINARY_PACKED"},
+            store_schema=False,
+        ) as writer:
+            for table in _row_groups(paths, positions):
+                writer.write_table(table, row_group_size=table.num_rows)
+        size = sink.tell()
+        footer = writer.writer.metadata
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    rows = footer.num_rows
+    return WrittenFile(
+        content=FileContent.POSITION_DELETES,
+        path=path,
+        record_count=rows,
+        size_bytes=size,
+        column_sizes={
+            field: sum(group.column(index).total_compressed_size for group in groups)
+            for index, field in enumerate((PATH_ID, POSITION_ID))
+        },
+        value_counts={PATH_ID: rows, POSITION_ID: rows},
+        null_counts={PATH_ID: 0, POSITION_ID: 0},
+        lower_bounds={
+            PATH_ID: paths[0].encode(),
+            POSITION_ID: _LONG.pack(min(int(positions[one][0]) for one in paths)),
+        },
+        upper_bounds={
+            PATH_ID: paths[-1].encode(),
+            POSITION_ID: _LONG.pack(max(int(positions[one][-1]) for one in paths)),
+        },
+        split_offsets=tuple(
+            int(group.column(0).dictionary_page_offset or group.column(0).data_page_offset) for group in groups
+        ),
+        referenced_data_file=paths[0] if len(paths) == 1 else None,
+    )
+
+
+def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions]) -> Iterator[pa.Table]:
+    """The rows in order (Iceberg spec: sorted by file_path, then pos), cut into row groups."""
+    waiting: list[tuple[str, Positions]] = []
+    rows = 0
+    for path in paths:
+        left = positions[path]
+        while len(left):
+            part, left = left[: _ROW_GROUP_ROWS - rows], left[_ROW_GROUP_ROWS - rows :]
+            waiting.append((path, part))
+            rows += len(part)
+            if rows == _ROW_GROUP_ROWS:
+                yield _table(waiting)
+                waiting, rows = [], 0
+    if waiting:
+        yield _table(waiting)
+
+
+def _table(parts: Sequence[tuple[str, Positions]]) -> pa.Table:
+    numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [len(rows) for _, rows in parts])
+    paths = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array([path for path, _ in parts], pa.string()))
+    return pa.table([paths.dictionary_decode(), pa.array(np.concatenate([rows for _, rows in parts]))], schema=_SCHEMA)
+
+
+def read_position_deletes(
+    files: Sequence[str], wanted: Collection[str], storage: StorageOptions
+) -> dict[str, Positions]:
+    """What position-delete files of any engine say of the `wanted` data files: sorted row numbers, each once.
+
+    Row groups that name none of them are skipped. Memory: a row group, and what is found. Raises LakeError.
+    """
+    found: dict[str, list[Positions]] = {}
+    names = sorted(wanted)
+    for file in files:
+        with open_input(file, storage) as source:
+            parquet = pq.ParquetFile(source, read_dictionary=["file_path"])
+            place = leaf_of(parquet, "file_path")
+            for group in range(parquet.num_row_groups):
+                if _may_name(parquet.metadata.row_group(group).column(place), names):
+                    # Engines may add a column with the deleted row.
+                    table = parquet.read_row_group(group, columns=["file_path", "pos"])
+                    for path, rows in _by_path(table.select(["file_path", "pos"]), wanted):
+                        found.setdefault(path, []).append(rows)
+    return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
+
+
+def leaf_of(parquet: pq.ParquetFile, name: str) -> int:
+    """The place of a column that is no struct or list among the file's leaf columns, which row groups go by."""
+    return next(place for place in range(len(parquet.schema)) if parquet.schema.column(place).path == name)
+
+
+def _may_name(chunk: pq.ColumnChunkMetaData, names: Sequence[str]) -> bool:
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    low, high = statistics.min, statistics.max
+    return any(low <= name <= high for name in names)
+
+
+def _by_path(table: pa.Table, wanted: Collection[str]) -> Iterator[tuple[str, Positions]]:
+    for batch in table.unify_dictionaries().to_batches():
+        encoded = batch.column(0)
+        if not isinstance(encoded, pa.DictionaryArray):
+            encoded = encoded.dictionary_encode()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        rows = batch.column(1).to_numpy()
+        order = np.argsort(codes, kind="stable")
+        names = encoded.dictionary.to_pylist()
+        limits = np.searchsorted(codes[order], np.arange(len(names) + 1))
+        for number, name in enumerate(names):
+            if name in wanted and limits[number] < limits[number + 1]:
+                yield name, rows[order[limits[number] : limits[number + 1]]].astype(np.int64)

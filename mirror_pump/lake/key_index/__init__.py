@@ -1,0 +1,1 @@
+"""The exact map from keys to the places of live rows."""

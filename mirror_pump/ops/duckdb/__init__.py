@@ -1,0 +1,1 @@
+"""DuckDB within this process."""

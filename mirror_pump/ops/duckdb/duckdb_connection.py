@@ -1,0 +1,102 @@
+"""DuckDB within the process, with its extensions from PyPI: nothing is downloaded at run time."""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import TYPE_CHECKING
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import LakeError, UsageError
+from mirror_pump.quoting import literal
+
+if TYPE_CHECKING:
+    import duckdb
+
+_EXTENSIONS = ("avro", "iceberg")
+"""In this order: iceberg reads its manifests by avro."""
+_INSTALL = "pip install 'mirror-pump[sql]', which brings it"
+
+
+def require_duckdb() -> None:
+    """UsageError where the packages of the extra `sql` are not installed."""
+    try:
+        import duckdb  # noqa: F401 - whether it is there
+    except ImportError as error:
+        raise UsageError(f"DuckDB is not installed ({error.name or error})", _INSTALL) from error
+
+
+def open_duckdb() -> duckdb.DuckDBPyConnection:
+    """DuckDB in memory, in time zone UTC. UsageError where the packages of the extra `sql` are not installed.
+
+    It plans without statistics: by them, tables without a row would vanish from the plan that says which columns to
+    bring (mirror_pump.ops.reads.views), and DuckDB 1.5 fails with an internal error at some queries over an Iceberg
+    table
+    that has more rows in delete files than in data files, as rewrites by other engines may leave it.
+    """
+    require_duckdb()
+    import duckdb
+
+    # Names that are not in a query's tables are none of this process's variables either.
+    settings = {"autoinstall_known_extensions": "false", "python_enable_replacements": "false"}
+    connection = duckdb.connect(config=settings)
+    for name in _EXTENSIONS:
+        _load(connection, name)
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET disabled_optimizers = 'statistics_propagation'")
+    return connection
+
+
+def duckdb_message(error: Exception) -> str:
+    """What DuckDB says, on one line."""
+    return " ".join(str(error).split())
+
+
+def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
+    """An extension from its package, which has one file for each version of DuckDB. UsageError if it is not there."""
+    import duckdb
+
+    try:
+        files = importlib.resources.files(f"duckdb_extension_{extension}") / "extensions" / f"v{duckdb.__version__}"
+    except ImportError as error:
+        raise UsageError(f"DuckDB's extension {extension} is not installed", _INSTALL) from error
+    connection.execute(f"LOAD {literal(str(files / f'{extension}.duckdb_extension'))}")
+
+
+def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
+    """Gives DuckDB what it needs to read the warehouse; nothing for files. UsageError if its S3 extensions are not
+    installed, LakeError if it does not take the credentials.
+
+    Without an access key among the settings, DuckDB looks for credentials where AWS's own tools do.
+    """
+    import duckdb
+
+    if not settings.require_warehouse().startswith("s3://"):
+        return
+    properties = settings.storage_properties
+    options = ["TYPE s3"]
+    for key, name in (
+        ("s3.access-key-id", "KEY_ID"),
+        ("s3.secret-access-key", "SECRET"),
+        ("s3.session-token", "SESSION_TOKEN"),
+        ("s3.region", "REGION"),
+    ):
+        if key in properties:
+            options.append(f"{name} {literal(properties[key])}")
+    if "s3.endpoint" in properties:
+        scheme, _, host = properties["s3.endpoint"].rpartition("://")
+        options += [
+            f"ENDPOINT {literal(host)}",
+            "URL_STYLE 'path'",
+            f"USE_SSL {'false' if scheme == 'http' else 'true'}",
+        ]
+    try:
+        _load(connection, "httpfs")
+        if "s3.access-key-id" not in properties:
+            _load(connection, "aws")
+            options.append("PROVIDER credential_chain")
+        connection.execute(f"CREATE SECRET ({', '.join(options)})")
+    except duckdb.Error as error:
+        raise LakeError(
+            f"DuckDB cannot read the lake in S3: {duckdb_message(error)}",
+            "give the storage's access key and secret key, or set them up for AWS's own tools",
+        ) from error

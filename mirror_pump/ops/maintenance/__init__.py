@@ -1,0 +1,1 @@
+"""Maintenance of lake tables: what is due, and doing it."""

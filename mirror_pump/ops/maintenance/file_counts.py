@@ -1,0 +1,96 @@
+"""What a table's present files cost its readers, in figures: counted from its manifests, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.manifest_list import Manifest
+from mirror_pump.lake.format.manifests import stored_of
+from mirror_pump.lake.storage import StorageOptions
+
+
+@dataclass
+class _Counts:
+    """A manifest's live files, added up."""
+
+    sizes: list[int]
+    records: int = 0
+    equality_files: int = 0
+    equality_rows: int = 0
+    position_files: int = 0
+    position_rows: int = 0
+    delete_bytes: int = 0
+
+
+class FileCounter:
+    """Counts tables again and again; reads each manifest once, as manifests never change."""
+
+    def __init__(self, storage: StorageOptions) -> None:
+        self._storage = storage
+        self._counted: dict[str, _Counts] = {}
+
+    def measure(self, table: LakeTable, target_bytes: int) -> TableStats:
+        """The table's figures for a target file size. Raises LakeError if a manifest cannot be read."""
+        live = [manifest for manifest in table.manifests if manifest.live_files]
+        counts = [self._count(manifest) for manifest in live]
+        sizes = [size for one in counts for size in one.sizes]
+        by_class = _by_class(sizes, class_bounds(target_bytes))
+        snapshots = table.metadata["snapshots"]
+        return TableStats(
+            data_files=len(sizes),
+            small_files=sum(by_class),
+            small_by_class=by_class,
+            records=sum(one.records for one in counts),
+            data_bytes=sum(sizes),
+            delete_files=sum(one.equality_files + one.position_files for one in counts),
+            equality_delete_files=sum(one.equality_files for one in counts),
+            equality_delete_rows=sum(one.equality_rows for one in counts),
+            position_delete_files=sum(one.position_files for one in counts),
+            position_delete_rows=sum(one.position_rows for one in counts),
+            delete_bytes=sum(one.delete_bytes for one in counts),
+            manifests=len(live),
+            snapshots=len(snapshots),
+            oldest_snapshot_ms=min((int(one["timestamp-ms"]) for one in snapshots), default=None),
+            metadata_bytes=metadata_length(table),
+            sequence_number=int(table.metadata["last-sequence-number"]),
+        )
+
+    def forget_all_but(self, tables: Sequence[LakeTable]) -> None:
+        """Drops what is remembered of manifests that none of these tables names."""
+        named = {manifest.path for table in tables for manifest in table.manifests}
+        self._counted = {path: counts for path, counts in self._counted.items() if path in named}
+
+    def _count(self, manifest: Manifest) -> _Counts:
+        known = self._counted.get(manifest.path)
+        if known is not None:
+            return known
+        counts = self._counted[manifest.path] = _Counts([])
+        for entry in stored_of(manifest, self._storage):
+            if entry.content == FileContent.DATA:
+                counts.sizes.append(entry.size_bytes)
+                counts.records += entry.records
+                continue
+            counts.delete_bytes += entry.size_bytes
+            if entry.content == FileContent.EQUALITY_DELETES:
+                counts.equality_files += 1
+                counts.equality_rows += entry.records
+            else:
+                counts.position_files += 1
+                counts.position_rows += entry.records
+        return counts
+
+
+def metadata_length(table: LakeTable) -> int:
+    """Bytes of the table's metadata document."""
+    import orjson
+
+    return len(orjson.dumps(dict(table.metadata)))
+
+
+def _by_class(sizes: Sequence[int], bounds: Sequence[int]) -> tuple[int, ...]:
+    below = [sum(size < bound for size in sizes) for bound in bounds]
+    return tuple(count - smaller for count, smaller in zip(below, [*below[1:], 0], strict=True))

@@ -1,0 +1,255 @@
+"""Who maintains: `maintain TABLE` once, or a server that answers requests and pays debt as it becomes due."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
+from mirror_pump.errors import ConnectionLost, LakeError, TableError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import TableId
+from mirror_pump.ops.maintenance.journal import Heartbeat
+from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, described
+from mirror_pump.source.catalog.maintenance import (
+    announce_server,
+    answer_to,
+    file_request,
+    is_served,
+    read_tables,
+    requested,
+    withdraw_requests,
+)
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.telemetry import get_logger
+
+_POLL = 0.5
+"""Seconds between looks at requests, and at the answer to one."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds that a table whose pass failed is left alone for; doubles with each failure in a row."""
+_RECONNECT_PAUSE = 5.0
+
+Start = Callable[[], Procedures]
+
+
+def own_spark(settings: Settings) -> Start:
+    """Starts, at its first call, a Spark of this process with Iceberg's jars, on a bounded share of the machine."""
+    started: list[Procedures] = []
+
+    def start() -> Procedures:
+        if not started:
+            dsn, warehouse = settings.require_dsn(), settings.require_warehouse()
+            master = f"local[{settings.maintain_cores}]" if settings.master == "local[*]" else settings.master
+            log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
+            spark = spark_session(
+                SparkSettings(
+                    master=master,
+                    app_name="mirror-pump-maintain",
+                    driver_memory=f"{settings.maintain_memory // (1 << 20)}m",
+                    log=log,
+                    conf=storage_conf(CATALOG, warehouse, settings.storage_properties),
+                ),
+                jdbc_catalog(CATALOG, dsn, warehouse),
+            )
+            started.append(Procedures(spark))
+        return started[0]
+
+    return start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one table's maintenance."""
+
+    table: str
+    lines: tuple[str, ...]
+    errors: tuple[str, ...] = ()
+
+
+def maintain_tables(
+    settings: Settings, names: Sequence[str], *, wait: bool, start: Start | None = None
+) -> Iterator[Outcome]:
+    """Requests maintenance of the tables, all of the slot's if none is named, and yields what became of each.
+
+    A maintainer that serves does the work, else this process. Without `wait`, requests are filed and that is all.
+    """
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection:
+        tables = choose(connection, settings, names)
+        who = _who()
+        filed = {table_id: file_request(connection, table_id, who) for table_id in tables}
+        if not wait:
+            yield from (Outcome(name, ("requested",)) for name in tables.values())
+            return
+        try:
+            with Heartbeat(settings.require_dsn()) as heartbeat:
+                maintenance = _maintenance(settings, connection, start or own_spark(settings), heartbeat)
+                for table_id, name in tables.items():
+                    yield _answered(connection, settings.slot, maintenance, table_id, name, filed[table_id])
+        except (KeyboardInterrupt, GeneratorExit):
+            # Else the next maintainer to start would do what nobody waits for any more.
+            withdraw_requests(connection, list(tables), who)
+            raise
+
+
+def _answered(
+    connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
+) -> Outcome:
+    """Waits for a server's answer, or does the work here when nobody serves. TableError once the table is not mirrored
+    any more."""
+    while True:
+        answer = answer_to(connection, table_id, since)
+        if answer is not None:
+            phase, details = answer
+            errors = tuple(details.get("errors") or ()) or (
+                (str(details.get("error") or phase),) if phase != "done" else ()
+            )
+            return Outcome(name, _lines(details.get("done") or [], str(details.get("skipped") or "")), errors)
+        if not read_tables(connection, slot, [table_id]):
+            raise TableError(f"{name} is not registered any more")
+        if not is_served(connection, slot):
+            result = maintenance.maintain(table_id, claimed_only=True)
+            if result is not None:
+                return Outcome(name, _lines(result.done, result.skipped), tuple(result.errors))
+        time.sleep(_POLL)
+
+
+def _lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
+    return tuple(done) or ((f"left alone: {skipped}",) if skipped else ("nothing to do",))
+
+
+def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None) -> Iterator[Outcome]:
+    """What maintenance of the tables would do now; changes nothing but modak.lake_stats."""
+    start = start or own_spark(settings)
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection,
+        Heartbeat(settings.require_dsn()) as heartbeat,
+    ):
+        maintenance = _maintenance(settings, connection, start, heartbeat)
+        for table_id, name in choose(connection, settings, names).items():
+            debts = maintenance.look([table_id])
+            if not debts:
+                yield Outcome(name, ("left alone: it is being copied, or cannot be read",))
+                continue
+            try:
+                operations, swept = maintenance.dry_run(debts[0])
+            except LakeError as error:
+                yield Outcome(name, (), (str(error),))
+                continue
+            lines = [f"would run {line}" for line in described(operations)]
+            if swept is not None:
+                lines.append(f"would delete {len(swept.files)} files of {swept.size_bytes} bytes:")
+                lines.extend(f"  {file.location}" for file in swept.files)
+            yield Outcome(name, tuple(lines) or ("nothing to do",))
+
+
+def choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> dict[TableId, str]:
+    """The named tables, or all of the slot's, by ID. TableError for one that is not mirrored."""
+    known = {table.table_id: str(table.name) for table in read_tables(connection, settings.slot)}
+    if not names:
+        return known
+    chosen = {}
+    for name in names:
+        table_id = resolve_name(connection, name)[1]
+        if table_id not in known:
+            raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are.")
+        chosen[table_id] = known[table_id]
+    return chosen
+
+
+def _maintenance(settings: Settings, connection: PgConnection, start: Start, heartbeat: Heartbeat) -> Maintenance:
+    storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
+    return Maintenance(settings.require_dsn(), connection, settings.slot, storage, start, heartbeat)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
+class MaintenanceServer:
+    """Answers requests at once, and looks at every table's debt now and then. Several may run beside each other.
+
+    Work that nobody asked for is followed by a pause in which the machine belongs to others: `maintain_share` of the
+    time is worked at most.
+    """
+
+    def __init__(self, settings: Settings, start: Start | None = None) -> None:
+        self._settings = settings
+        self._start = start or own_spark(settings)
+        self._stopping = threading.Event()
+        self._failures: dict[TableId, tuple[int, float]] = {}
+        self._log = get_logger("maintain")
+
+    def request_stop(self) -> None:
+        """Return from `run` after the operation under way. Safe in a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Serve until a stop is requested. Lost connections are made anew; raises what a person has to mend."""
+        while not self._stopping.is_set():
+            try:
+                with self._maintenance() as (connection, maintenance):
+                    self._serve(connection, maintenance)
+            except ConnectionLost as error:
+                self._log.warning("retrying", error=str(error))
+                self._stopping.wait(_RECONNECT_PAUSE)
+
+    @contextmanager
+    def _maintenance(self) -> Iterator[tuple[PgConnection, Maintenance]]:
+        settings = self._settings
+        dsn = settings.require_dsn()
+        with (
+            connect(dsn, autocommit=True, application_name="mirror-pump-maintain") as connection,
+            Heartbeat(dsn) as heartbeat,
+        ):
+            announce_server(connection, settings.slot)
+            yield connection, _maintenance(settings, connection, self._start, heartbeat)
+
+    def _serve(self, connection: PgConnection, maintenance: Maintenance) -> None:
+        next_look = 0.0
+        while not self._stopping.is_set():
+            for table_id in requested(connection, self._settings.slot):
+                if not self._stopping.is_set():
+                    self._report(table_id, maintenance.maintain(table_id, claimed_only=True))
+            if time.monotonic() >= next_look:
+                began = time.monotonic()
+                worked = self._look(maintenance)
+                seconds = time.monotonic() - began
+                rest = seconds * (1 / self._settings.maintain_share - 1) if worked else 0.0
+                next_look = time.monotonic() + max(self._settings.maintain_interval, rest)
+            self._stopping.wait(_POLL)
+
+    def _look(self, maintenance: Maintenance) -> bool:
+        """Maintains the tables whose debt is due; returns whether there were any."""
+        worked = False
+        for debt in maintenance.look():
+            table_id = debt.table.table_id
+            due = debt.policy.maintenance_enabled and debt.due(asked=False)
+            if self._stopping.is_set() or not due or time.monotonic() < self._failures.get(table_id, (0, 0.0))[1]:
+                continue
+            worked = True
+            self._report(table_id, maintenance.maintain(table_id))
+        return worked
+
+    def _report(self, table_id: TableId, result: PassResult | None) -> None:
+        if result is None:
+            return
+        if result.errors:
+            failures = self._failures.get(table_id, (0, 0.0))[0]
+            pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
+            self._failures[table_id] = (failures + 1, time.monotonic() + pause)
+        else:
+            self._failures.pop(table_id, None)
+        shown: dict[str, Any] = {"table": result.table, "done": result.done, "errors": result.errors}
+        self._log.info("pass", **{key: value for key, value in shown.items() if value})

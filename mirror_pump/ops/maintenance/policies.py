@@ -1,0 +1,64 @@
+"""Reads and changes the maintenance policies of mirrored tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import TableError
+from mirror_pump.model import TableId
+from mirror_pump.policy import KEYS, Policy, as_json, policy_of
+from mirror_pump.policy import show as as_text
+from mirror_pump.source.catalog.maintenance import change_policy, read_tables
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.relations.relations import resolve_name
+
+
+@dataclass(frozen=True)
+class PolicyEntry:
+    """A key of one table's policy."""
+
+    key: str
+    value: Any
+    """In force, as JSON has it."""
+    default: Any
+    shown: str
+    is_set: bool
+    """The table overrides the default."""
+
+
+def show(settings: Settings, name: str) -> list[PolicyEntry]:
+    """Every key of the table's policy.
+
+    UsageError if a stored value is wrong, TableError if the table is not mirrored.
+    """
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-policy") as connection:
+        table_id = _mirrored(connection, settings, name)
+        overrides = read_tables(connection, settings.slot, [table_id])[0].policy
+    policy, defaults = policy_of(overrides), Policy()
+    return [
+        PolicyEntry(
+            key=key,
+            value=as_json(getattr(policy, key)),
+            default=as_json(getattr(defaults, key)),
+            shown=as_text(getattr(policy, key)),
+            is_set=key in overrides,
+        )
+        for key in KEYS
+    ]
+
+
+def change(settings: Settings, name: str, changes: Mapping[str, Any] | None) -> None:
+    """Sets keys of the table's policy, removes those whose value is None; with None for all, removes every key."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-policy") as connection:
+        table_id = _mirrored(connection, settings, name)
+        change_policy(connection, table_id, dict.fromkeys(KEYS) if changes is None else changes)
+
+
+def _mirrored(connection: PgConnection, settings: Settings, name: str) -> TableId:
+    table_id = resolve_name(connection, name)[1]
+    if not read_tables(connection, settings.slot, [table_id]):
+        raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are.")
+    return table_id

@@ -1,0 +1,1 @@
+"""Reading mirrored tables at one moment."""

@@ -1,0 +1,227 @@
+"""Settings with which other engines read the mirror, ready to paste. Every snippet but Trino's is run by the tests.
+
+Passwords never appear: a snippet takes its password from the environment variable PGPASSWORD, as libpq does.
+"""
+
+from __future__ import annotations
+
+import pprint
+import shlex
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from mirror_pump.config import Settings
+from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.ops.reads.reader_roles import may_read
+from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.quoting import identifier, spark_identifier
+from mirror_pump.source.connect import connect, source_errors
+
+PASSWORD = "PGPASSWORD"  # noqa: S105 - the name of the variable, not a password
+
+_TABLES = """
+SELECT table_namespace, table_name FROM modak.iceberg_tables
+ WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW' ORDER BY 1, 2
+"""
+
+_ADVICE = """\
+# This reads as the role that mirror-pump itself connects as. `mirror-pump reader ROLE` lets another role read and no
+# more; `mirror-pump connect --user ROLE` prints these settings for it.
+"""
+_EXAMPLE = ("public", "your_table")
+"""Stands in the snippets of a mirror that has no table yet."""
+
+
+def snippet(
+    settings: Settings, engine: str, user: str | None = None, warn: Callable[[str], None] = lambda _: None
+) -> str:
+    """What to paste into `engine` (spark, duckdb, pyiceberg, trino), for `user`, or the DSN's own. Takes completed
+    settings. UsageError if there is no such role; `warn` is told if it cannot read the catalog."""
+    dsn = settings.require_dsn()
+    with (
+        connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
+        source_errors("reading the lake's tables"),
+    ):
+        table = connection.execute(_TABLES).fetchone() or _EXAMPLE
+        if user is not None and not may_read(connection, user):
+            warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
+    namespace, name = str(table[0]), str(table[1])
+    warehouse = settings.require_warehouse()
+    dsn = _without_password(dsn) if user is None else make_conninfo(_without_password(dsn), user=user)
+    advice = _ADVICE if user is None else ""
+    return advice + _snippet(settings, engine, dsn, warehouse, namespace, name)
+
+
+def _snippet(settings: Settings, engine: str, dsn: str, warehouse: str, namespace: str, name: str) -> str:
+    if engine == "spark":
+        return _spark(settings, libpq_access(dsn), namespace, name, jdbc_catalog(CATALOG, dsn, warehouse))
+    if engine == "duckdb":
+        return _duckdb(settings, dsn, namespace, name)
+    if engine == "pyiceberg":
+        return _pyiceberg(settings, libpq_access(dsn), namespace, name)
+    if engine == "trino":
+        return _trino(settings, libpq_access(dsn), namespace, name)
+    raise UsageError(f"no settings are known for {engine}", "known engines: spark, duckdb, pyiceberg, trino")
+
+
+def _without_password(dsn: str) -> str:
+    values = {key: value for key, value in conninfo_to_dict(dsn).items() if key not in ("password", "passfile")}
+    return make_conninfo("", **values)
+
+
+def _spark(settings: Settings, access: LibpqAccess, namespace: str, name: str, catalog: Mapping[str, str]) -> str:
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    secret = f"{prefix}.jdbc.password"
+    packages = [ICEBERG_PACKAGE, JDBC_PACKAGE]
+    conf = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        **{key: value for key, value in catalog.items() if key != secret},
+    }
+    if settings.require_warehouse().startswith("s3://"):
+        packages.append(ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
+        conf[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+        if settings.storage_endpoint is not None:
+            conf |= {f"{prefix}.s3.endpoint": settings.storage_endpoint, f"{prefix}.s3.path-style-access": "true"}
+        if settings.storage_region is not None:
+            conf[f"{prefix}.client.region"] = settings.storage_region
+    conf = {"spark.jars.packages": ",".join(packages), **conf}
+    lines = "\n".join(f"    .config({_text(key)}, {_text(value)})" for key, value in conf.items())
+    return f"""\
+# Python, with pyspark 4.1 and Java 17 or newer. The password of {access.user} is expected in ${PASSWORD}.
+import os
+from pyspark.sql import SparkSession
+
+spark = (
+    SparkSession.builder
+{lines}
+    .config({_text(secret)}, os.environ.get({_text(PASSWORD)}, ""))
+    .getOrCreate()
+)
+spark.sql({_text(f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_identifier(name)} LIMIT 10")}).show()"""
+
+
+def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str) -> str:
+    query = f"SELECT * FROM {identifier(namespace)}.{identifier(name)} LIMIT 10"
+    return f"""\
+# Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
+# DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the F at
+# which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes metadata
+# files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
+import duckdb
+import psycopg
+
+
+def open_lake(connection: duckdb.DuckDBPyConnection) -> None:
+    with psycopg.connect({_text(conninfo)}) as catalog:
+        tables = catalog.execute(
+            "SELECT table_namespace, table_name, metadata_location"
+            " FROM modak.iceberg_tables WHERE catalog_name = 'lake'"
+        ).fetchall()
+    for namespace, name, location in tables:
+        schema, view = ('"' + part.replace('"', '""') + '"' for part in (namespace, name))
+        source = location.replace("'", "''")
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {{schema}}")
+        connection.execute(f"CREATE OR REPLACE VIEW {{schema}}.{{view}} AS FROM iceberg_scan('{{source}}')")
+
+
+connection = duckdb.connect()
+connection.execute("INSTALL iceberg; LOAD iceberg")
+{_duckdb_secret(settings)}open_lake(connection)
+connection.sql({_text(query)}).show()"""
+
+
+def _duckdb_secret(settings: Settings) -> str:
+    if not settings.require_warehouse().startswith("s3://"):
+        return ""
+    options = ["TYPE s3", "PROVIDER credential_chain"]
+    if settings.storage_region is not None:
+        options.append(f"REGION '{settings.storage_region}'")
+    if settings.storage_endpoint is not None:
+        scheme, _, host = settings.storage_endpoint.rpartition("://")
+        options += [f"ENDPOINT '{host}'", "URL_STYLE 'path'", f"USE_SSL {'false' if scheme == 'http' else 'true'}"]
+    secret = f"INSTALL aws; LOAD aws; CREATE SECRET ({', '.join(options)})"
+    return f"connection.execute({_text(secret)})\n"
+
+
+def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: str) -> str:
+    user = quote(access.user, safe="")
+    (host, port), *_ = access.hosts
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    database = quote(access.database, safe="")
+    # libpq takes the password from the environment by itself: the URI needs none.
+    properties = {
+        "type": "sql",
+        "uri": f"postgresql+psycopg://{user}@{authority}/{database}?options=-csearch_path%3Dmodak",
+        "warehouse": settings.require_warehouse(),
+        "init_catalog_tables": "false",
+    }
+    storage = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
+    properties |= {key: value for key, value in storage.items() if value is not None}
+    return f"""\
+# Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
+# pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index is beyond
+# --index-memory, and while a compaction runs, and turns them into position deletes. So this reads the newest snapshot
+# that has none: mostly the present one, an older one as long as such deletes keep coming.
+from datetime import datetime
+
+from pyiceberg.catalog import load_catalog
+
+catalog = load_catalog({_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
+table = catalog.load_table(({_text(namespace)}, {_text(name)}))
+readable, copying, frontier = [], False, None
+for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
+    summary = snapshot.summary
+    if summary.get("{COLD_CUT}") is not None:
+        continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
+    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves F as it was.
+    if summary.get("{COPYING_PROPERTY}") or snapshot.parent_snapshot_id is None:
+        copying, frontier = True, None
+    if summary.get("{FRONTIER_PROPERTY}"):
+        copying, frontier = False, summary.get("{FRONTIER_PROPERTY}")
+    if not copying and int(summary.get("total-equality-deletes") or 0) == 0:
+        readable.append((snapshot, frontier))
+if copying:
+    raise SystemExit("the table is still being copied: `mirror-pump status` shows how far it is")
+if not readable:
+    raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
+newest, frontier = readable[-1]
+print("F =", frontier, "of", datetime.fromtimestamp(newest.timestamp_ms / 1000))
+rows = table.scan(snapshot_id=newest.snapshot_id).to_arrow()
+print(rows.num_rows)"""
+
+
+def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -> str:
+    properties = {
+        "connector.name": "iceberg",
+        "iceberg.catalog.type": "jdbc",
+        "iceberg.jdbc-catalog.catalog-name": CATALOG,
+        "iceberg.jdbc-catalog.driver-class": "org.postgresql.Driver",
+        "iceberg.jdbc-catalog.connection-url": access.jdbc_url(),
+        "iceberg.jdbc-catalog.connection-user": access.user,
+        "iceberg.jdbc-catalog.connection-password": f"${{ENV:{PASSWORD}}}",
+        "iceberg.jdbc-catalog.schema-version": "V1",
+        "iceberg.jdbc-catalog.default-warehouse-dir": settings.require_warehouse(),
+    }
+    if settings.require_warehouse().startswith("s3://"):
+        properties["fs.native-s3.enabled"] = "true"
+        if settings.storage_endpoint is not None:
+            properties |= {"s3.endpoint": settings.storage_endpoint, "s3.path-style-access": "true"}
+        if settings.storage_region is not None:
+            properties["s3.region"] = settings.storage_region
+    else:
+        properties["fs.hadoop.enabled"] = "true"
+    lines = "\n".join(f"{key}={value}" for key, value in properties.items())
+    return f"""\
+# etc/catalog/{CATALOG}.properties of every Trino node. The password of {access.user} is expected in ${PASSWORD}.
+{lines}
+
+# Then:  SELECT * FROM {CATALOG}.{identifier(namespace)}.{identifier(name)} LIMIT 10;"""
+
+
+def _text(value: str) -> str:
+    """A Python string literal with double quotes where possible."""
+    return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)

@@ -1,0 +1,239 @@
+"""Hybrid reads: the old side of a mirrored table from the lake, the young side from the heap, both as of one F.
+
+Neither side can be had at a moment of one's choosing: the heap shows the present only, the lake what was published. A
+heap snapshot taken before F misses what was committed up to F, one taken after it shows more than F; and no snapshot
+of the ordinary kind says which transactions it sees in terms of WAL. So:
+
+1. A temporary slot gives a WAL position L and a snapshot that sees exactly what ended before L.
+2. F is waited for until it has passed L, and the position that the reader asks for. The lake is pinned at F.
+3. The temporary slot's own stream from L to F, of the tables at hand, is laid over the heap's side.
+
+Old side: the lake at F, rows below the split. Young side: the heap at L, rows at or above the split whose key did not
+change between L and F; and those that did change, as they were at F. Invariant: the union is the table at F, a state
+that the database had: whether a row belongs to the old or the young side is decided by the row as it was at F, on both
+sides alike. A row that moved across the split between L and F is hidden on the heap's side because its key changed, and
+comes from whichever side it is on at F. All tables are read at the same F, and F is at or beyond everything that was
+committed when the read began.
+
+Where this cannot be had in time (F is too slow, a transaction that was open at the beginning does not end, no slot or
+no permission for one, the table is altered or truncated meanwhile) all tables are read from the heap, in one snapshot,
+and the reader is told. Tables with heap retention are read at their seam instead, in a snapshot of their own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import psycopg
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import SourceError, TableError, UsageError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind
+from mirror_pump.ops.reads.table_reads import (
+    SPLIT_KINDS,
+    LakeSide,
+    Point,
+    ReadMode,
+    TableRead,
+    Warn,
+    assemble,
+    axis,
+    heap_read,
+    lake_read,
+    one_frontier,
+    promised,
+    published,
+    seam_read,
+)
+from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, Unchanged, former_rows, read_catch_up_changes
+from mirror_pump.quoting import identifier
+from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, Locks, TableCutline
+from mirror_pump.source.connect import as_source_error, source_errors
+from mirror_pump.source.heap.heap_side import heap_side
+from mirror_pump.source.relations.tier_keys import END
+from mirror_pump.source.stream.consistent_point import ConsistentPoint
+
+Split = int | datetime.datetime | datetime.date | str
+"""A point on the tier key's axis as users give it; a text is read as SQL's literal of the key's type."""
+
+_YOUNG_SHARE = 10
+"""Without a split of the user's choice the heap serves the newest tenth of the key's range."""
+
+
+def hybrid_reads(
+    settings: Settings,
+    table_ids: Sequence[TableId],
+    min_lsn: Lsn | None,
+    max_wait: float,
+    split: Split | None,
+    storage: StorageOptions,
+    enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
+    warn: Warn,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[TableRead]:
+    """The tables' reads; `enter` takes the moments that they hold for as long as they last."""
+    dsn = settings.require_dsn()
+    present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.DIVIDED, stopped=stopped))
+    divided = [seam for seam in present.seams.values() if seam.divided]
+    whole = [seam.table.table_id for seam in present.seams.values() if not seam.divided]
+    reads = [seam_read(present, seam, storage) for seam in divided]
+    if not whole:
+        return reads
+    if divided:
+        warn("tables with heap retention are read as of another moment than the others (--mode lake: all of them at F)")
+    try:
+        return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped)]
+    except (SourceError, TableError) as error:
+        if isinstance(error, TableError) and not isinstance(error, _FromHeap):
+            raise
+        warn(f"read from the heap, not from the lake: {error}")
+    moment = enter(ConsistentSnapshot(dsn, whole, locks=Locks.ALL, stopped=stopped))
+    return [*reads, *(heap_read(moment, seam, storage) for seam in moment.seams.values())]
+
+
+class _FromHeap(TableError):
+    """The lake and the heap cannot be brought to one F: the heap alone can serve the read."""
+
+
+def _exact(
+    settings: Settings,
+    table_ids: Sequence[TableId],
+    min_lsn: Lsn | None,
+    max_wait: float,
+    split: Split | None,
+    storage: StorageOptions,
+    enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
+    stopped: Callable[[], bool],
+) -> list[TableRead]:
+    deadline = time.monotonic() + max_wait
+    dsn = settings.require_dsn()
+    slot = f"mirror_pump_read_{uuid.uuid4().hex[:12]}"
+    with ExitStack() as attempt, ConsistentPoint(dsn, slot, max_wait) as point:
+        old = ConsistentSnapshot(dsn, table_ids, locks=Locks.ALL, snapshot=point.snapshot, stopped=stopped)
+        attempt.callback(old.release)
+        target = max(point.lsn, min_lsn or Lsn(0))
+        result = wait_for(settings, target, max(0.0, deadline - time.monotonic()))
+        if result.error is not None:
+            raise _FromHeap(str(result.error))
+        lake = ConsistentSnapshot(dsn, table_ids, locks=Locks.NONE, stopped=stopped)
+        attempt.callback(lake.release)
+        frontier = one_frontier(lake.seams.values())
+        if frontier is None or frontier < target:
+            raise _FromHeap("a table was set aside by the mirror")
+        tables = {seam.table.table_id: seam.table for seam in lake.seams.values()}
+        for seam in old.seams.values():
+            if old.rewritten(seam):
+                raise _FromHeap(f"{seam.table.name} was truncated or rewritten this moment")
+        with point.stream(settings.publication) as stream:
+            overlay = read_catch_up_changes(stream, tables, point.lsn, frontier)
+        reads = [_read(old, lake.seams[table_id], overlay.tables[table_id], split, storage) for table_id in table_ids]
+        attempt.pop_all()
+    enter(old)
+    enter(lake)
+    return reads
+
+
+def _read(
+    moment: ConsistentSnapshot, seam: TableCutline, overlay: CatchUpTable, split: Split | None, storage: StorageOptions
+) -> TableRead:
+    table = seam.table
+    if overlay.altered:
+        raise _FromHeap(f"{table.name} was altered this moment: {overlay.altered}")
+    if overlay.truncated:
+        raise _FromHeap(f"{table.name} was truncated this moment")
+    point = _point(moment, table, split)
+    if point is None:
+        return lake_read(seam, published(seam), storage)
+    heap = heap_side(moment.connection, moment.snapshot, table, point.above)
+    rows = _changed(moment, overlay)
+    young = _young(moment, table, rows, point)
+    # A row that is on the lake's side at F, or gone, only hides its key here.
+    corrections = [
+        row if keep else DeltaRow(gone=True, values=row.values) for row, keep in zip(rows, young, strict=True)
+    ]
+    lake = LakeSide(seam.location, seam.snapshot_id, point)
+    return assemble(table, ReadMode.HYBRID, lake, heap, storage, corrections, of_lake=False, frontier=promised(seam))
+
+
+def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow]:
+    """What became of each key between L and F."""
+    table = overlay.table
+    places = [place for place, column in enumerate(table.columns) if column.name in table.key]
+    former = former_rows(overlay, moment.connection)
+    found = []
+    for key, row in overlay.rows.items():
+        if row is None:
+            values: list[str | None] = [None] * len(table.columns)
+            for place, part in zip(places, key, strict=True):
+                values[place] = part
+            found.append(DeltaRow(gone=True, values=tuple(values)))
+        else:
+            cells = (former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
+            found.append(DeltaRow(gone=False, values=tuple(cells)))
+    return found
+
+
+def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[DeltaRow], point: Point) -> list[bool]:
+    """Whether each row is there and at or above the split: as Postgres compares."""
+    if not rows:
+        return []
+    place, column = next((at, one) for at, one in enumerate(table.columns) if one.name == point.column)
+    if point.literal is None:
+        return [not row.gone for row in rows]
+    query = (
+        f"SELECT coalesce(v.text::{column.type_sql} >= {point.literal}, false)"
+        " FROM unnest(%s::text[]) WITH ORDINALITY AS v(text, place) ORDER BY v.place"
+    )
+    texts = [None if row.gone else row.values[place] for row in rows]
+    with source_errors(f"sorting changes of {table.name}"):
+        return [bool(row[0]) for row in moment.connection.execute(query.encode(), (texts,)).fetchall()]
+
+
+def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None) -> Point | None:
+    """Where the table is split; None: there is no axis to split it on, and the lake serves all of it."""
+    column = axis(table)
+    if column is None:
+        if split is not None:
+            raise UsageError(
+                f"{table.name} cannot be split: its first key column has no axis",
+                "leave the split out, or read the lake",
+            )
+        return None
+    kind, name = SPLIT_KINDS[column.type.kind], identifier(column.name)
+    # The tier key's axis counts what the type counts; infinities have no place on it.
+    value = {
+        TierKind.BIGINT: "{0}::bigint",
+        TierKind.DATE: "({0} - date '1970-01-01')::bigint",
+        TierKind.TIMESTAMP: "(extract(epoch FROM {0}) * 1000000)::bigint",
+        TierKind.TIMESTAMPTZ: "(extract(epoch FROM {0}) * 1000000)::bigint",
+    }[kind]
+    if split is not None:
+        return Point(column.name, kind, _given(moment, column.type_sql, value, split))
+    with source_errors(f"choosing where to split {table.name}"):
+        finite = "" if kind is TierKind.BIGINT else f" WHERE isfinite({name})"
+        row = moment.connection.execute(
+            f"SELECT {value.format('min(k)')}, {value.format('max(k)')} FROM (SELECT {name} AS k FROM"
+            f" {table.name.quoted}{finite}) h".encode()
+        ).fetchone()
+    if row is None or row[0] is None:
+        return Point(column.name, kind, END)
+    return Point(column.name, kind, row[1] - (row[1] - row[0]) // _YOUNG_SHARE)
+
+
+def _given(moment: ConsistentSnapshot, type_sql: str, value: str, split: Split) -> int:
+    query = f"SELECT {value.format('x.v')} FROM (SELECT %s::text::{type_sql}) x(v)"
+    try:
+        with moment.connection.transaction():
+            row = moment.connection.execute(query.encode(), (str(split),)).fetchone()
+    except psycopg.DataError as error:
+        raise UsageError(f"{split!r} is no {type_sql} to split a table at", str(error).partition("\n")[0]) from error
+    except psycopg.Error as error:
+        raise as_source_error(error, "reading where to split") from error
+    assert row is not None
+    return int(row[0])

@@ -1,0 +1,140 @@
+"""Runs a statement of `mirror-pump sql` and writes its result: as aligned text, CSV, JSON or Parquet."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import LakeError, MirrorPumpError, UsageError
+from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, require_duckdb
+from mirror_pump.ops.duckdb.query_interrupt import stopped_by_ctrl_c
+from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.ops.reads.table_list import listing
+from mirror_pump.ops.reads.table_reads import Warn
+from mirror_pump.quoting import identifier, literal
+
+if TYPE_CHECKING:
+    import duckdb
+
+_COPIED_AS = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}
+_INTERRUPTED = "Query interrupted"
+"""DuckDB's words in place of KeyboardInterrupt, while the tables are made ready."""
+
+
+def run_query(
+    settings: Settings, query: Query, written_as: str, output: Path | Callable[[BinaryIO], None], warn: Warn
+) -> None:
+    """Runs the statement and writes its result: as `table`, `csv`, `json` or `parquet`, to a file, or to who takes it.
+
+    Nothing is written unless all of it could be read. Takes completed settings. Raises as `open_query`; UsageError for
+    what DuckDB refuses; KeyboardInterrupt.
+    """
+    require_duckdb()
+    import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="mirror-pump-sql-") as directory:
+        result = Path(directory) / "result"
+        try:
+            _write(settings, query, written_as, result, warn)
+        except duckdb.Error as error:
+            raise _refused(error) from error
+        except RuntimeError as error:
+            if _INTERRUPTED not in str(error):
+                raise
+            raise KeyboardInterrupt from error
+        if not isinstance(output, Path):
+            with result.open("rb") as content:
+                output(content)
+            return
+        try:
+            shutil.copyfile(result, output)
+        except OSError as error:
+            raise UsageError(
+                f"{output} cannot be written: {error.strerror}", "name another file with --output"
+            ) from error
+
+
+def _write(settings: Settings, query: Query, written_as: str, result: Path, warn: Warn) -> None:
+    listed = listing(settings, query.statement)
+    if listed is not None:
+        query = replace(query, statement=listed)
+    statement = query.statement.strip().rstrip(";")
+    with open_query(settings, query, warn) as connection, stopped_by_ctrl_c(connection):
+        if _explains(statement):
+            rows = connection.execute(statement).fetchall()
+            result.write_text("".join(f"{row[-1]}\n" for row in rows), encoding="utf-8")
+        elif written_as == "table":
+            result.write_text(_as_text(connection, statement), encoding="utf-8")
+        else:
+            content = _whole(statement) if written_as == "parquet" else _printable(connection, statement)
+            connection.execute(f"COPY ({content}\n) TO {literal(str(result))} ({_COPIED_AS[written_as]})")
+
+
+def _refused(error: duckdb.Error) -> MirrorPumpError:
+    """DuckDB's error as ours: what is wrong with the statement is the user's to mend, a file that is missing is not."""
+    import duckdb
+
+    message = f"DuckDB: {duckdb_message(error)}"
+    if isinstance(error, duckdb.IOException | duckdb.HTTPException | duckdb.InternalException):
+        return LakeError(message, "see `mirror-pump verify` and `mirror-pump status`")
+    remedy = "`SHOW TABLES` lists the mirrored tables" if isinstance(error, duckdb.CatalogException) else ""
+    return UsageError(message, remedy)
+
+
+def _explains(statement: str) -> bool:
+    return statement[:7].lower() == "explain"
+
+
+def _whole(statement: str) -> str:
+    """As a query that can stand anywhere: DESCRIBE, for one, cannot."""
+    return f"SELECT * FROM ({statement}\n)"
+
+
+def _printable(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """A query with the statement's result, with bytes as Postgres prints them."""
+    relation = connection.sql(_whole(statement))
+    columns = [(f"c{place}", name, type_) for place, (name, type_) in enumerate(_columns(relation))]
+    if not any(_has_bytes(type_) for _, _, type_ in columns):
+        return _whole(statement)
+    shown = ", ".join(f"{_bytes_as_text(column, type_)} AS {identifier(name)}" for column, name, type_ in columns)
+    return f"SELECT {shown} FROM ({statement}\n) AS result({', '.join(column for column, _, _ in columns)})"
+
+
+def _columns(relation: duckdb.DuckDBPyRelation) -> list[tuple[str, Any]]:
+    return list(zip(relation.columns, relation.types, strict=True))
+
+
+def _has_bytes(type_: Any) -> bool:
+    """Whether a DuckDB type is BLOB, or a list of it. In structs and maps, which no mirrored column is, bytes stay as
+    DuckDB prints them."""
+    return type_.id == "blob" or (type_.id in ("list", "array") and _has_bytes(type_.children[0][1]))
+
+
+def _bytes_as_text(value: str, type_: Any) -> str:
+    """The value, an expression, with bytes as text: \\x and two lower-case digits for each."""
+    if type_.id == "blob":
+        return rf"'\x' || lower(hex({value}))"
+    if not _has_bytes(type_):
+        return value
+    element = f"{value}e"
+    return f"list_transform({value}, lambda {element}: {_bytes_as_text(element, type_.children[0][1])})"
+
+
+def _as_text(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
+    """The rows as aligned columns, whole, and how many they are."""
+    # As text by DuckDB: Python's calendar ends with the years 1 and 9999.
+    relation = connection.execute(f"SELECT CAST(COLUMNS(*) AS VARCHAR) FROM ({_printable(connection, statement)}\n)")
+    names = tuple(column[0] for column in relation.description or ())
+    rows = [tuple("NULL" if value is None else value for value in row) for row in relation.fetchall()]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (names, *rows)
+    ]
+    lines.insert(1, "-+-".join("-" * width for width in widths))
+    return "\n".join(lines) + f"\n({len(rows):,} row{'' if len(rows) == 1 else 's'})\n"

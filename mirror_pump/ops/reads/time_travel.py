@@ -1,0 +1,209 @@
+"""Time travel: which snapshots of several tables show them as of one F of the past.
+
+Each publish moves all tables to its F at once, and leaves a snapshot, with F in its summary, of those that it changed
+and of those that go live with it. So the mirror's state at a published F is, for each table, its newest snapshot with
+at most that F. Invariant: nothing else is ever taken for it. A snapshot that was thinned out of the history leaves a
+gap between the ones around it, seen by the next one's parent; a table that has such a gap right behind the snapshot in
+question may have been changed by then, and is refused there.
+
+A table's past begins with the snapshot with which it went live (`mirror_pump.pipeline.publish.staging.Stager.stage`
+argues that
+it, and no earlier one, is the table at its F). Snapshots of a copy are marked, and are nobody's past. Of a table that
+was copied again, what was before its copy is refused too: its columns may have been others.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
+from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
+
+_NAMED = 3
+"""Readable points that a refusal names."""
+
+
+@dataclass(frozen=True)
+class When:
+    """What `--at` asks for: one of the two."""
+
+    frontier: Lsn | None
+    moment_ms: int | None
+    """Milliseconds since 1970 UTC."""
+
+
+@dataclass(frozen=True)
+class PastSnapshot:
+    """A snapshot of `main`."""
+
+    snapshot_id: int
+    frontier: Lsn
+    """F of the publish that made it; of the one before where it only exchanged files."""
+    followed: bool
+    """The next snapshot is its child: nothing was thinned out in between. True of the newest."""
+    moment_ms: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What is left of a table's past."""
+
+    snapshots: tuple[PastSnapshot, ...]
+    """Oldest first."""
+    begins: bool
+    """The oldest one is that with which the table went live; else others before it are gone."""
+
+
+def parse_when(text: str) -> When:
+    """A WAL position (16/B374D848) or an ISO time, with an offset or else in UTC. UsageError for anything else."""
+    try:
+        return When(parse_lsn(text), None)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} is neither a WAL position nor a time", "give it as 16/B374D848 or 2026-11-20T16:00:00Z"
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return When(None, round(moment.timestamp() * 1000))
+
+
+def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
+    """What is left of the past of the table's `main`.
+
+    `complete_from` is a position before which the table was not whole: its copy was under way.
+    """
+    main = [one for one in metadata["snapshots"] if COLD_CUT not in one.get("summary", {})]
+    main.sort(key=lambda one: int(one.get("sequence-number", 0)))
+    found: list[PastSnapshot] = []
+    frontier: Lsn | None = None
+    before: Mapping[str, Any] | None = None
+    begins = False
+    for place, one in enumerate(main):
+        summary = one.get("summary", {})
+        stated = summary.get(FRONTIER_PROPERTY)
+        if COPYING_PROPERTY in summary:
+            frontier, found = None, []
+        elif stated is not None:
+            frontier = parse_lsn(stated)
+        # Exchanges of files by other engines do not say F: it is that of the snapshot before. Where the beginning is
+        # gone, it may be any.
+        if frontier is not None and frontier >= complete_from:
+            if not found:
+                begins = before is not None and _copied(before) and _follows(one, before)
+            following = main[place + 1] if place + 1 < len(main) else None
+            followed = following is None or _follows(following, one)
+            found.append(PastSnapshot(int(one["snapshot-id"]), frontier, followed, int(one["timestamp-ms"])))
+        before = one
+    return History(tuple(found), begins)
+
+
+def _copied(snapshot: Mapping[str, Any]) -> bool:
+    """Whether it is of a copy, or the empty one that a table is created with."""
+    return COPYING_PROPERTY in snapshot.get("summary", {}) or snapshot.get("parent-snapshot-id") is None
+
+
+def _follows(snapshot: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
+    return bool(snapshot.get("parent-snapshot-id") == former["snapshot-id"])
+
+
+def snapshots_at(
+    when: When, histories: Mapping[TableName, History], present: Lsn, now_ms: int
+) -> tuple[Lsn, dict[TableName, int]]:
+    """The newest F that is published and not after `when`, and each table's snapshot at it.
+
+    `present` is the tables' F now, `now_ms` the time now, in milliseconds since 1970 UTC. UsageError for a point that
+    is not reached yet, TableError for one before a table went live and where the history does not tell any more; they
+    name what can be read.
+    """
+    _refuse_future(when, present, now_ms)
+    every = [one for past in histories.values() for one in past.snapshots]
+    begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=present)
+    published = sorted({one.frontier for one in every if one.frontier >= begin})
+    earlier = {one.frontier for one in every if _not_after(one, when)}
+    reached = [frontier for frontier in published if frontier in earlier]
+    if when.frontier == present:
+        reached.append(present)
+    if not reached:
+        _refuse_before_live(when, histories, published)
+        raise TableError("the history does not go back that far", _readable(histories, published))
+    chosen = max(reached)
+    found = {}
+    for name, past in histories.items():
+        snapshot = _at(past.snapshots, chosen)
+        if snapshot is None:
+            raise TableError(
+                f"the history of {name} is thinned out around F = {format_lsn(chosen)}",
+                _readable(histories, published, chosen),
+            )
+        found[name] = snapshot.snapshot_id
+    return Lsn(chosen), found
+
+
+def _not_after(snapshot: PastSnapshot, when: When) -> bool:
+    if when.frontier is not None:
+        return snapshot.frontier <= when.frontier
+    assert when.moment_ms is not None
+    return snapshot.moment_ms <= when.moment_ms
+
+
+def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
+    if when.frontier is not None and when.frontier > present:
+        raise UsageError(
+            f"F has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}", "see `mirror-pump wait`"
+        )
+    if when.moment_ms is not None and when.moment_ms > now_ms:
+        raise UsageError(
+            f"{time_text(when.moment_ms)} is in the future: it is {time_text(now_ms)}",
+            "leave --at out for the present; a time without an offset is in UTC",
+        )
+
+
+def _refuse_before_live(when: When, histories: Mapping[TableName, History], published: Collection[Lsn]) -> None:
+    """TableError if it is known that a table was not live yet; of several the last."""
+    first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
+    late = {name: one for name, one in first.items() if not _not_after(one, when)}
+    if not late:
+        return
+    name = max(late, key=lambda table: late[table].frontier)
+    since = late[name]
+    raise TableError(
+        f"{name} has been live since F = {format_lsn(since.frontier)} ({time_text(since.moment_ms)}):"
+        " before that it was being copied",
+        _readable(histories, published),
+    )
+
+
+def time_text(moment_ms: int) -> str:
+    """As `--at` takes it: 2026-11-20T16:00:00.123Z."""
+    try:
+        moment = datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC)
+    except (OverflowError, ValueError):
+        return f"{moment_ms} ms after 1970"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
+    """The snapshot that shows the table at a published F; None if none is left that certainly does."""
+    earlier = [one for one in steps if one.frontier <= frontier]
+    if not earlier:
+        return None
+    newest = earlier[-1]
+    return newest if newest.followed or newest.frontier == frontier else None
+
+
+def _readable(histories: Mapping[TableName, History], published: Collection[Lsn], around: Lsn | None = None) -> str:
+    points = [one for one in published if all(_at(past.snapshots, one) is not None for past in histories.values())]
+    if not points:
+        return "no F of the past is left for all of these tables; read them one by one"
+    if around is not None:
+        points.sort(key=lambda one: abs(one - around))
+    return f"readable, for example: --at {', '.join(format_lsn(one) for one in sorted(points[:_NAMED]))}"

@@ -1,0 +1,191 @@
+"""A table's read (mirror_pump/ops/reads/table_reads.py) as a view in DuckDB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import orjson
+import pyarrow as pa
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.ops.reads.table_reads import LakeSide, OutputColumn, TableRead, narrowed
+from mirror_pump.quoting import identifier, literal
+from mirror_pump.source.heap.block_reader import Chunk
+from mirror_pump.source.heap.heap_side import read_heap
+
+if TYPE_CHECKING:
+    import duckdb
+
+_SCHEMA = "mirror_pump_read"
+"""DuckDB schema of what a view is put together from."""
+
+_TYPES = {
+    Kind.BOOLEAN: "BOOLEAN",
+    Kind.INT: "INTEGER",
+    Kind.LONG: "BIGINT",
+    Kind.FLOAT: "FLOAT",
+    Kind.DOUBLE: "DOUBLE",
+    Kind.STRING: "VARCHAR",
+    Kind.BINARY: "BLOB",
+    Kind.UUID: "UUID",
+    Kind.DATE: "DATE",
+    Kind.TIME: "TIME",
+    Kind.TIMESTAMP: "TIMESTAMP",
+    Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
+}
+
+
+def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
+    """A view, whose name (as SQL wants it) is returned, of the table that `read` describes, without the rows of the
+    heap: those come with `fill_heaps`."""
+    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
+    listed = ", ".join(identifier(column.name) for column in read.columns)
+    parts = []
+    hidden = ""
+    if read.corrections is not None:
+        hidden = _store(connection, read, "keys", read.corrections.keys)
+    keys = ", ".join(
+        identifier(column.name) for column in read.columns if column.name in read.table.key and not column.raw
+    )
+    if read.lake is not None:
+        rows = _lake(read.lake, read.columns)
+        of_lake = read.corrections is not None and read.corrections.of_lake
+        parts.append(f"SELECT {listed} FROM ({rows}) l{f' ANTI JOIN {hidden} USING ({keys})' if of_lake else ''}")
+    if read.heap is not None:
+        rows = _empty(connection, read, "heap", read.columns)
+        of_heap = read.corrections is not None and not read.corrections.of_lake
+        parts.append(f"SELECT {listed} FROM {rows} h{f' ANTI JOIN {hidden} USING ({keys})' if of_heap else ''}")
+    if read.corrections is not None:
+        parts.append(f"SELECT {listed} FROM {_store(connection, read, 'rows', read.corrections.rows)}")
+    name = _target(read, "table")
+    connection.execute(f"CREATE VIEW {name} AS {' UNION ALL '.join(parts)}")
+    return name
+
+
+def _lake(lake: LakeSide, columns: tuple[OutputColumn, ...]) -> str:
+    selected = ", ".join(
+        f"CAST({held} AS {duckdb_type(one.type)}) AS {identifier(one.name)}"
+        for one in columns
+        for held in ["NULL" if one.lake_name is None else identifier(one.lake_name)]
+    )
+    at = "" if lake.snapshot_id in (None, -1) else f", snapshot_from_id = {lake.snapshot_id}"
+    rows = f"SELECT {selected} FROM iceberg_scan({literal(lake.location)}{at})"
+    return rows if lake.below is None else f"SELECT * FROM ({rows}) b WHERE {lake.below.below}"
+
+
+def fill_heaps(
+    connection: duckdb.DuckDBPyConnection, dsn: str, reads: Sequence[TableRead], statement: str, threads: int
+) -> None:
+    """Brings the heap's rows into DuckDB, by `threads` connections, and of them the columns that the statement uses:
+    those that DuckDB's plan scans. DuckDB keeps what is too much for memory in a temporary directory.
+
+    Invariant: no plan scans a column that was not brought. The plan for the filled tables is what counts, so it is
+    looked at once more; should it scan others than the plan for the empty ones, all columns are brought.
+    """
+    heaps = [read for read in reads if read.heap is not None]
+    if not heaps:
+        return
+    columns = {_target(read, "heap"): [column.name for column in read.columns] for read in heaps}
+    planned = _scanned(connection, statement, columns)
+    for read in heaps:
+        _fill(connection, dsn, read, None if planned is None else planned.get(_target(read, "heap")), threads)
+    if planned is None:
+        return
+    found = _scanned(connection, statement, columns)
+    for read in heaps:
+        target = _target(read, "heap")
+        brought = planned.get(target)
+        if brought is not None and (found is None or not found.get(target, frozenset()) <= brought):
+            connection.execute(f"DELETE FROM {target}")
+            _fill(connection, dsn, read, None, threads)
+
+
+def _scanned(
+    connection: duckdb.DuckDBPyConnection, statement: str, columns: Mapping[str, Sequence[str]]
+) -> dict[str, frozenset[str]] | None:
+    """The columns that the statement's plan reads, by table; None if there is no plan to be had. `columns`: what the
+    tables have."""
+    import duckdb
+
+    try:
+        ((_, text),) = connection.execute(f"EXPLAIN (FORMAT json) {statement}").fetchall()
+        pending = list(orjson.loads(text))
+    except (duckdb.Error, ValueError):
+        return None
+    found: dict[str, frozenset[str]] = {}
+    while pending:
+        node = pending.pop()
+        pending += node["children"]
+        more = node.get("extra_info") or {}
+        table = more.get("Table")
+        if isinstance(table, str):
+            names = more.get("Projections", [])
+            listed = {names} if isinstance(names, str) else set(names)
+            table = table.partition(".")[2]
+            # A filter's column need not go on from the scan: whatever may be the name of one counts.
+            filters = str(more.get("Filters", ""))
+            listed |= {name for name in columns.get(table, ()) if name in filters}
+            found[table] = found.get(table, frozenset()) | listed
+    return found
+
+
+def _fill(
+    connection: duckdb.DuckDBPyConnection, dsn: str, read: TableRead, wanted: frozenset[str] | None, threads: int
+) -> None:
+    assert read.heap is not None
+    heap, names = narrowed(read, wanted)
+    listed = ", ".join(identifier(name) for name in names)
+    target = _target(read, "heap")
+
+    def fetch(chunk: Chunk) -> list[pa.RecordBatch]:
+        return list(read_heap(dsn, heap, chunk))
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="read-heap") as pool:
+        for batches in _ahead(pool, fetch, heap.chunks, threads):
+            for batch in batches:
+                connection.register("mirror_pump_batch", pa.Table.from_batches([batch.rename_columns(names)]))
+                connection.execute(f"INSERT INTO {target} ({listed}) SELECT {listed} FROM mirror_pump_batch")
+                connection.unregister("mirror_pump_batch")
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, fetch: Callable[[Chunk], list[pa.RecordBatch]], chunks: Sequence[Chunk], depth: int
+) -> Iterator[list[pa.RecordBatch]]:
+    """Results in order, with `depth` of them under way: not the whole heap in memory at once."""
+    pending = [pool.submit(fetch, chunk) for chunk in chunks[:depth]]
+    for place in range(len(chunks)):
+        yield pending.pop(0).result()
+        if place + depth < len(chunks):
+            pending.append(pool.submit(fetch, chunks[place + depth]))
+
+
+def _store(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, content: pa.Table) -> str:
+    columns = tuple(column for column in read.columns if column.name in content.column_names)
+    target = _empty(connection, read, part, columns)
+    listed = ", ".join(identifier(column.name) for column in columns)
+    connection.register("mirror_pump_batch", content)
+    connection.execute(f"INSERT INTO {target} ({listed}) SELECT {listed} FROM mirror_pump_batch")
+    connection.unregister("mirror_pump_batch")
+    return target
+
+
+def _empty(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, columns: tuple[OutputColumn, ...]) -> str:
+    target = _target(read, part)
+    described = ", ".join(f"{identifier(one.name)} {duckdb_type(one.type)}" for one in columns)
+    connection.execute(f"CREATE TABLE {target} ({described})")
+    return target
+
+
+def _target(read: TableRead, part: str) -> str:
+    return f"{_SCHEMA}.{part}_{read.table.table_id}"
+
+
+def duckdb_type(type: ColumnType) -> str:  # noqa: A002 - the word of decoders
+    """DuckDB's name of a mirrored column's type."""
+    if type.kind is Kind.DECIMAL:
+        return f"DECIMAL({type.precision},{type.scale})"
+    if type.element is not None:
+        return f"{duckdb_type(type.element)}[]"
+    return _TYPES[type.kind]

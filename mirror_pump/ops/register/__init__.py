@@ -1,0 +1,1 @@
+"""Puts tables under the mirror and takes them out."""

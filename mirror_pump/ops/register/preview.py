@@ -1,0 +1,157 @@
+"""What `register` is about to do: which tables it takes, which partitions leave the heap, and when. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.model import TableId
+from mirror_pump.ops.retain.retention import grace_text, when_due
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
+from mirror_pump.source.relations.column_choices import ColumnChoices, chosen
+from mirror_pump.source.relations.relations import describe, refuse, resolve_name
+from mirror_pump.source.relations.tier_keys import shown, span_text
+from mirror_pump.source.retention import partitions as source
+from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
+from sql import queries
+
+_SQL = queries("retention")
+
+
+@dataclass(frozen=True)
+class PartitionPreview:
+    """A partition of a table that is about to get heap retention."""
+
+    partition: str
+    lo: str
+    hi: str
+    rows: int | None
+    """As the server estimates them; None if it does not know."""
+    size_bytes: int
+    due: bool
+    """It leaves as soon as the table is copied."""
+    outlook: str
+
+
+@dataclass(frozen=True)
+class RetentionPreview:
+    """What leaves the heap."""
+
+    lag: str
+    newest: str | None
+    how: str
+    """`dropped` or `detached`."""
+    grace: str
+    partitions: tuple[PartitionPreview, ...]
+
+
+@dataclass(frozen=True)
+class TablePreview:
+    """One table that is to be registered."""
+
+    table: str
+    error: MirrorPumpError | None = None
+    """Why it would be refused."""
+    registered: bool = False
+    """It is under the mirror already: a register goes on with its copy."""
+    key: tuple[str, ...] = ()
+    columns: int = 0
+    left_out: tuple[str, ...] = ()
+    retention: RetentionPreview | None = None
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if self.error is not None:
+            return
+        if self.registered:
+            yield f"{self.table}: is registered already"
+            return
+        left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
+        yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}"
+        if self.retention is not None:
+            yield from _retention_lines(self.retention)
+
+
+def preview(
+    settings: Settings, names: Sequence[str], choices: ColumnChoices, retention: RetentionWish | None
+) -> tuple[TablePreview, ...]:
+    """What a register of these tables would do, in their order. Raises ConnectionLost, and UsageError for a wish that
+    is none."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
+        return tuple(_preview(connection, settings, name, choices, retention) for name in names)
+
+
+def _preview(
+    connection: PgConnection, settings: Settings, name: str, choices: ColumnChoices, wish: RetentionWish | None
+) -> TablePreview:
+    try:
+        table_name, table_id = resolve_name(connection, name)
+        if load_table(connection, table_id) is not None:
+            return TablePreview(str(table_name), registered=True)
+        seen = chosen(connection, describe(connection, table_id, settings.publication), choices)
+        refuse(seen)
+        plan = None
+        if wish is not None:
+            plan = plan_retention(connection, seen, wish, partial(session_time_zone, settings.require_dsn()))
+        leaving = None if plan is None else _leaving(connection, table_id, plan)
+    except MirrorPumpError as error:
+        return TablePreview(name, error)
+    return TablePreview(
+        str(table_name),
+        key=tuple(seen.key),
+        columns=len(seen.columns),
+        left_out=tuple(column.name for column in seen.excluded),
+        retention=leaving,
+    )
+
+
+def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -> RetentionPreview:
+    tier = plan.tier
+    assert tier.lag is not None
+    lag = tier.lag
+    with source_errors("looking at partitions"):
+        attached = source.read_attached(connection, table_id)
+        newest = source.high_water(connection, tier, attached)
+        sizes = {row[0]: row[1:] for row in connection.execute(_SQL["sizes"], {"table_id": table_id}).fetchall()}
+    partitions = []
+    for partition in attached:
+        if partition.is_default:
+            continue
+        rows, size_bytes = sizes.get(partition.relation_id, (-1, 0))
+        due = source.is_due(tier, partition.hi, lag, lambda: newest)
+        partitions.append(
+            PartitionPreview(
+                str(partition.name),
+                shown(tier.kind, partition.lo),
+                shown(tier.kind, partition.hi),
+                int(rows) if rows >= 0 else None,
+                size_bytes,
+                due,
+                "leaves once the table is copied" if due else when_due(tier, partition.hi, lag, newest),
+            )
+        )
+    return RetentionPreview(
+        span_text(tier.kind, lag),
+        None if newest is None else shown(tier.kind, newest),
+        "detached" if plan.detach else "dropped",
+        grace_text(plan.drop_grace),
+        tuple(partitions),
+    )
+
+
+def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
+    behind = "the first row" if retention.newest is None else f"the newest key, {retention.newest}"
+    yield f"  partitions leave the heap once they lie {retention.lag} behind {behind}:"
+    for partition in retention.partitions:
+        rows = "" if partition.rows is None else f", about {partition.rows:,} rows"
+        size = f"{partition.size_bytes / 2**20:,.1f} MiB{rows}"
+        yield f"    {partition.partition} [{partition.lo}, {partition.hi}), {size}: {partition.outlook}"
+    due = [partition for partition in retention.partitions if partition.due]
+    yield (
+        f"  {len(due)} of {len(retention.partitions)} partitions leave at once: each is {retention.how}"
+        f" {retention.grace} after the lake was found to hold every row of it (--drop-grace), and not before"
+    )

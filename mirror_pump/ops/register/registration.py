@@ -1,0 +1,394 @@
+"""Puts tables under the mirror: one transaction each, while the pump runs or not.
+
+The registration transaction holds a lock that keeps writers out, for as long as it takes to note L0. Writers release
+their locks only after their changes are visible, so every snapshot taken later sees all that committed before L0, and
+every change after L0 is in the slot. Locks are asked for with a time limit and let go between tries: others queue
+behind a waiting lock request.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import (
+    ConnectionLost,
+    Interrupted,
+    MirrorPumpError,
+    NotLeader,
+    SourceError,
+    TableError,
+    UsageError,
+)
+from mirror_pump.interrupts import deferred_interrupt
+from mirror_pump.lake.commit.catalog import (
+    ENGINE_PROPERTIES,
+    delete_pointer,
+    ensure_namespace,
+    insert_pointer,
+    load_pointer,
+)
+from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.metadata import archive_snapshot, read_document
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions, delete, join
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
+from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.register.unregistration import registered_as
+from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.publish.publisher import lake_props
+from mirror_pump.pipeline.session.listener import CHANNEL
+from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.source.catalog.tables import generated_left_out, insert_table, load_table
+from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
+from mirror_pump.source.relations.column_choices import (
+    NO_CHOICES,
+    ColumnChoices,
+    chosen,
+    describe_choices,
+    same_choices,
+)
+from mirror_pump.source.relations.relations import RelationDescription, describe, refuse, resolve_name
+from mirror_pump.source.retention.partitions import read_choices
+from mirror_pump.source.retention.retention_plan import (
+    RetentionPlan,
+    RetentionWish,
+    enter_default,
+    enter_partitions,
+    plan_retention,
+)
+from mirror_pump.source.stream.leader import is_led
+from mirror_pump.source.stream.publication import how_to_publish, not_whole
+from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
+from sql import queries
+
+_SQL = queries("copy")
+_PUBLISH_SQL = queries("publish")
+_SHAPE_SQL = queries("shape")
+
+_PROGRESS_INTERVAL = 0.25
+"""Seconds between looks at the progress of copies."""
+_NO_PUMP_GRACE = 5.0
+"""Seconds without a leader after which a register that handed over copies itself."""
+
+TABLE_PROPERTIES = {
+    "format-version": "2",
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    **ENGINE_PROPERTIES,
+}
+"""Iceberg table properties of a mirrored table."""
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """How far a table's initial copy is."""
+
+    table: str
+    state: str
+    chunks_done: int
+    chunks_total: int
+    """0 until the copy is planned."""
+    rows: int
+    """Rows in finished chunks."""
+
+
+@dataclass(frozen=True)
+class RegisterOutcome:
+    """What became of one table."""
+
+    table: str
+    registered: bool
+    error: MirrorPumpError | None
+    rows: int
+    generated_left_out: tuple[str, ...] = ()
+    """Its generated columns that are not mirrored."""
+
+
+def register(
+    settings: Settings,
+    names: Sequence[str],
+    wait: bool,
+    on_progress: Callable[[Sequence[CopyProgress]], None],
+    observer: Observer = unobserved,
+    choices: ColumnChoices = NO_CHOICES,
+    retention: RetentionWish | None = None,
+) -> tuple[RegisterOutcome, ...]:
+    """Register tables and, with `wait`, return once they are live. One table's refusal does not stop the others.
+
+    The copy is done by the pump that runs, else by a pump within this process. Registering again a table that is being
+    copied resumes its copy. `choices` are of one table's columns: UsageError if several are named. With `retention` the
+    tables shed old partitions once they are live. Raises Interrupted, saying what stands, where Ctrl-C raises
+    KeyboardInterrupt in this process.
+    """
+    if choices and len(names) != 1:
+        raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
+    outcomes: list[RegisterOutcome] = []
+    registered: dict[TableId, str] = {}
+    dsn = settings.require_dsn()
+    with connect(dsn, autocommit=True) as connection:
+        try:
+            for name in names:
+                try:
+                    _register_one(connection, settings, name, choices, retention, registered)
+                except MirrorPumpError as error:
+                    outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
+                else:
+                    observer(Step.REGISTERED, table=name)
+            if registered:
+                connection.execute("SELECT pg_notify(%s, 'copy')", (CHANNEL,))
+            if registered and wait:
+                _follow(connection, settings, list(registered), on_progress, observer)
+        except KeyboardInterrupt:
+            refused = {outcome.table for outcome in outcomes}
+            raise _interrupted(names, refused, list(registered.values())) from None
+        left_out = generated_left_out(connection, list(registered))
+        for progress, why in _progress(connection, list(registered)).items():
+            failure = TableError(why, "Mend the cause, then unregister and register the table.") if why else None
+            outcomes.append(
+                RegisterOutcome(
+                    progress.table,
+                    registered=True,
+                    error=failure,
+                    rows=progress.rows,
+                    generated_left_out=left_out.get(progress.table, ()),
+                )
+            )
+    return tuple(outcomes)
+
+
+def _interrupted(names: Sequence[str], refused: Collection[str], registered: Sequence[str]) -> Interrupted:
+    missing = [name for name in names if name not in refused and name not in registered]
+    stands = []
+    if registered:
+        stands.append(
+            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register` goes on"
+            " with"
+        )
+    if missing:
+        stands.append(f"not registered: {', '.join(missing)}")
+    return Interrupted(f"interrupted; {'; '.join(stands)}")
+
+
+def _register_one(
+    connection: PgConnection,
+    settings: Settings,
+    name: str,
+    choices: ColumnChoices,
+    retention: RetentionWish | None,
+    registered: dict[TableId, str],
+) -> None:
+    """Adds the table to `registered` in the moment in which it is."""
+    table_name, table_id = resolve_name(connection, name)
+    known = load_table(connection, table_id)
+    if known is not None:
+        if known.state is TableState.FAILED:
+            raise TableError(
+                f"{known.name} is registered, but was set aside",
+                "`mirror-pump status` says why; mend that, then unregister and register the table.",
+            )
+        if table_id in not_whole(connection, settings.slot):
+            raise TableError(
+                f"{known.name} is registered, but not published whole: somebody changed publication"
+                f" {settings.publication}",
+                how_to_publish(settings.publication, known.name),
+            )
+        if choices and not same_choices(known, choices):
+            raise TableError(
+                f"{known.name} is registered with"
+                f" {describe_choices(known.columns, known.excluded) or 'its columns as they are'}",
+                "to change that, unregister and register the table: it is copied again",
+            )
+        if retention is not None and read_choices(connection, table_id) is None:
+            raise TableError(
+                f"{known.name} is registered without heap retention", "to change that, unregister and register it"
+            )
+        registered[table_id] = name
+        return
+    if registered_as(connection, table_name) is not None:
+        raise TableError(
+            f"another table was registered as {table_name}, and has been dropped or renamed since",
+            f"Unregister it first: mirror-pump unregister {shlex.quote(str(table_name))}",
+        )
+    description = chosen(connection, describe(connection, table_id, settings.publication), choices)
+    refuse(description)
+    plan = None
+    if retention is not None:
+        plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
+    storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
+    _refuse_left_over(connection, description.name, storage)
+    table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
+
+    def enter() -> None:
+        # An interrupt ends what the server is at, and comes when it is certain whether the COMMIT has happened.
+        with deferred_interrupt(connection.cancel):
+            _enter(connection, settings, description, table, staged, choices, plan)
+            registered[table_id] = name
+
+    try:
+        with_lock_retries(settings, table_name, enter)
+    except ConnectionLost:
+        # The COMMIT may have happened: then the table is registered, and these are its files.
+        raise
+    except (MirrorPumpError, KeyboardInterrupt):
+        if table_id not in registered:
+            for path in staged.files:
+                delete(path, storage)
+        raise
+
+
+def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
+    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach."""
+    pointer = load_pointer(connection, name.schema, name.name)
+    if pointer is None:
+        return
+    cold = archive_snapshot(read_document(pointer, storage))
+    if cold is not None and int(cold["summary"].get("total-records", 0)):
+        raise TableError(
+            f"the lake table {name} of a former registration holds rows that the heap had shed",
+            "Rename the lake table, or drop it if nobody needs them, with an engine that has the catalog"
+            " (mirror-pump connect).",
+        )
+
+
+def _new_lake_table(
+    settings: Settings, description: RelationDescription, storage: StorageOptions, tier: Tier | None
+) -> tuple[MirroredTable, StagedCommit]:
+    """The table's value and its empty lake table, which nothing refers to yet. Files go to a place of their own, so
+    that a table that is registered again never shares a directory with what it was before."""
+    name = description.name
+    # Iceberg locations are not percent-encoded, and engines disagree on paths with anything but these characters.
+    schema, relation = (re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in (name.schema, name.name))
+    location = join(settings.require_warehouse(), schema, f"{relation}-{uuid.uuid4().hex[:12]}")
+    table = MirroredTable(
+        table_id=description.table_id,
+        name=name,
+        columns=description.columns,
+        key=description.key,
+        state=TableState.COPYING,
+        start_lsn=Lsn(0),
+        data_sequence_number=SequenceNumber(0),
+        generation=0,
+        lake_table=name.name,
+        location=location,
+        live_after_lsn=None,
+        excluded=description.excluded,
+        tier=tier,
+    )
+    # Refuses a lake type, chosen by the user, that does not order as the tier key does.
+    CutLine.of(table, cut=0)
+    staged = LakeTable.create(
+        LakeSchema.of_table(table),
+        location,
+        storage,
+        TABLE_PROPERTIES,
+        time.time_ns() // 1_000_000,
+        divided=table.tier is not None,
+    )
+    return replace(table, data_sequence_number=staged.sequence_number), staged
+
+
+def _enter(
+    connection: PgConnection,
+    settings: Settings,
+    description: RelationDescription,
+    table: MirroredTable,
+    staged: StagedCommit,
+    choices: ColumnChoices,
+    plan: RetentionPlan | None,
+) -> None:
+    """The registration transaction."""
+    with source_errors(f"registering {table.name}"), connection.transaction():
+        limit_lock(connection, settings)
+        # First, since it takes the strongest lock.
+        own_default = plan is not None and enter_default(connection, table)
+        connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+        present = chosen(connection, describe(connection, description.table_id, settings.publication), choices)
+        if (present.columns, present.identity) != (description.columns, description.identity):
+            raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
+        # A table that is in the publication already (a leftover) is taken out first: only a change of the publication
+        # makes the server describe the relation again before its next change, which is how the pump learns of us.
+        remove_from_publication(connection, settings.publication, table.name)
+        add_to_publication(connection, settings.publication, table.name)
+        connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
+        table = replace(table, start_lsn=wal_end(connection))
+        ensure_namespace(connection, table.name.schema)
+        if load_pointer(connection, table.name.schema, table.lake_table) is not None:
+            delete_pointer(connection, table.name.schema, table.lake_table)
+        insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
+        insert_table(
+            connection,
+            table,
+            snapshot_id=staged.snapshot_id,
+            lake_props=lake_props(staged),
+            slot=settings.slot,
+            publication=settings.publication,
+        )
+        # Behind what was recorded of it: settings that change later are others than those.
+        check_publication(connection, settings.publication)
+        if plan is not None:
+            enter_partitions(connection, table, plan, own_default=own_default)
+
+
+def _follow(
+    connection: PgConnection,
+    settings: Settings,
+    tables: Sequence[TableId],
+    on_progress: Callable[[Sequence[CopyProgress]], None],
+    observer: Observer,
+) -> None:
+    """Return when none of the tables is being copied any more, having copied them here unless a pump does it."""
+    led_at: float | None = None
+    while True:
+        progress = list(_progress(connection, tables))
+        on_progress(progress)
+        if all(one.state != TableState.COPYING for one in progress):
+            return
+        if is_led(connection, settings.slot):
+            led_at = time.monotonic()
+        elif led_at is None or time.monotonic() - led_at > _NO_PUMP_GRACE:
+            # No pump runs (one that only restarts is back before long): the work is ours.
+            with suppress(NotLeader), _shown(settings, tables, on_progress):
+                Pump(settings, observer=observer).run(copies=True)
+        time.sleep(_PROGRESS_INTERVAL)
+
+
+@contextmanager
+def _shown(
+    settings: Settings, tables: Sequence[TableId], on_progress: Callable[[Sequence[CopyProgress]], None]
+) -> Iterator[None]:
+    """Report progress from a thread while the block runs."""
+    done = threading.Event()
+
+    def show() -> None:
+        with suppress(SourceError), connect(settings.require_dsn(), autocommit=True) as connection:
+            while not done.wait(_PROGRESS_INTERVAL):
+                on_progress(list(_progress(connection, tables)))
+
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
+    """Where the tables' copies stand, each with its table's error text."""
+    with source_errors("reading the copies' progress"):
+        rows = connection.execute(_SQL["progress"], {"table_ids": list(tables)}).fetchall()
+    return {
+        CopyProgress(str(TableName(schema, name)), state, done, total, copied): error
+        for _, schema, name, state, error, done, total, copied in rows
+    }

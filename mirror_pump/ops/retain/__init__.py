@@ -1,0 +1,1 @@
+"""What people ask of heap retention and change of it."""

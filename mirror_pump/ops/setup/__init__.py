@@ -1,0 +1,1 @@
+"""Prepares a database for the mirror, and completes settings from what was stored in it."""

@@ -1,0 +1,83 @@
+"""Completes the settings with what `init` stored in the database, so that the DSN alone is enough afterwards."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+from mirror_pump.source.catalog.catalog_schema import require_current
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.telemetry import get_logger
+
+REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
+"""Storage options that are no secrets: lake_config of the storage profile -> Settings. Keys are FileIO's names."""
+
+_FIRST_PAUSE = 0.5
+"""Seconds before the server is looked for again; doubles up to `reconnect_backoff_max`."""
+
+_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default"
+_SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
+
+
+def complete(settings: Settings) -> Settings:
+    """`settings` with warehouse, storage options, slot and publication as the database knows them.
+
+    Raises SourceError when the database was not initialised, UsageError when --slot names a slot that it does not
+    know. The stored warehouse always wins: a table's files cannot be in two places.
+    """
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-settings") as connection:
+        return complete_from(connection, settings)
+
+
+def complete_when_up(settings: Settings) -> Settings:
+    """As `complete`, and waits for a server that cannot be reached or is starting, with a log line at each try."""
+    log = get_logger("start")
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return complete(settings)
+        except ConnectionLost as error:
+            log.warning("waiting for the server", error=str(error), remedy=error.remedy, again_in=round(pause, 1))
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, settings.reconnect_backoff_max)
+
+
+def complete_from(connection: PgConnection, settings: Settings) -> Settings:
+    """As `complete`, over a connection of the caller's."""
+    with source_errors("reading the mirror's settings"):
+        require_current(connection)
+        slots = connection.execute(_SLOTS).fetchall()
+        profile = connection.execute(_PROFILE).fetchone()
+    if not slots or profile is None or not profile[0]:
+        raise _not_initialised(connection)
+    update: dict[str, Any] = {"warehouse": profile[0]}
+    update |= _slot(settings, {str(slot): str(publication) for slot, publication in slots})
+    for key, field in REMEMBERED_STORAGE.items():
+        if getattr(settings, field) is None and profile[1].get(key) is not None:
+            update[field] = str(profile[1][key])
+    return settings.model_copy(update=update)
+
+
+def _slot(settings: Settings, publications: dict[str, str]) -> dict[str, str]:
+    known = ", ".join(sorted(publications))
+    if "slot" in settings.model_fields_set:
+        slot = settings.slot
+        if slot not in publications:
+            raise UsageError(f"no mirror here uses slot {slot}", f"known slots: {known}; or leave --slot out")
+    elif len(publications) == 1:
+        (slot,) = publications
+    elif settings.slot in publications:
+        slot = settings.slot
+    else:
+        raise UsageError("this database has several mirrors", f"choose one with --slot: {known}")
+    return {"slot": slot, "publication": publications[slot]}
+
+
+def _not_initialised(connection: PgConnection) -> SourceError:
+    return SourceError(
+        f"database {connection.info.dbname} is not set up for the mirror",
+        "run `mirror-pump init --warehouse URI` first",
+    )

@@ -1,0 +1,117 @@
+"""What a first init has made outside of its transaction, and how it is taken back when the init fails.
+
+Noted before it is made, so that nothing is missed when the connection breaks while the server makes it. A lock that
+the connection holds keeps other inits of the database out: what was not there before is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import pq, sql
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import MirrorPumpError, SourceError
+from mirror_pump.lake.storage import local_path
+from mirror_pump.source.catalog.catalog_schema import installed_version
+from mirror_pump.source.connect import PgConnection, connect
+
+_LOCK = "hashtextextended('modak.init', 0)"
+_LOCK_TIMEOUT = "10s"
+"""How long the undo waits for the server to notice that the init's own connection is gone."""
+
+
+class Undo:
+    """Takes back what was noted unless `keep` was called. A context manager inside that of the init's connection."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._connection: PgConnection | None = None
+        self._slot: str | None = None
+        self._publication: str | None = None
+        self._directories: list[Path] = []
+        """Those that did not exist, the deepest first."""
+        self._kept = False
+
+    def enter(self, connection: PgConnection) -> None:
+        """Keeps other inits of this database out while the connection lives. SourceError if one is at work."""
+        row = connection.execute(f"SELECT pg_try_advisory_lock({_LOCK})".encode()).fetchone()
+        if row != (True,):
+            raise SourceError(
+                "another `mirror-pump init` is at work in this database",
+                "wait for it; if it was killed, the server notices within a minute",
+            )
+        self._connection = connection
+
+    def making_slot(self, name: str) -> None:
+        """There is no such slot, and one is about to be created."""
+        self._slot = name
+
+    def making_publication(self, name: str) -> None:
+        """There is no such publication, and one is about to be created."""
+        self._publication = name
+
+    def making_directory(self, warehouse: str) -> None:
+        """A file is about to be written to the warehouse, which makes its directory where it is missing."""
+        path = local_path(warehouse)
+        while path is not None and not path.exists():
+            self._directories.append(path)
+            path = path.parent
+
+    def keep(self) -> None:
+        """The init is complete."""
+        self._kept = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._kept:
+            return
+        for directory in self._directories:
+            try:
+                directory.rmdir()
+            except OSError:
+                break
+        if self._slot is None and self._publication is None:
+            return
+        try:
+            self._take_back()
+        except (psycopg.Error, MirrorPumpError) as failure:
+            self._say(f"warning: {self._described} may be left behind ({failure}); the next init goes on with them")
+
+    @property
+    def _described(self) -> str:
+        made = {"slot": self._slot, "publication": self._publication}
+        return " and ".join(f"{kind} {name}" for kind, name in made.items() if name is not None)
+
+    def _take_back(self) -> None:
+        connection = self._connection
+        if connection is not None and connection.info.transaction_status is pq.TransactionStatus.IDLE:
+            self._drop(connection)
+            return
+        # It broke, and its lock ends with it.
+        with connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-init") as connection:
+            connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'".encode())
+            connection.execute(f"SELECT pg_advisory_lock({_LOCK})".encode())
+            if installed_version(connection) is None:
+                self._drop(connection)
+
+    def _drop(self, connection: PgConnection) -> None:
+        if self._slot is not None:
+            # Slots are the server's: one of this name may have come about for another database.
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE slot_name = %s AND database = current_database()",
+                (self._slot,),
+            )
+        if self._publication is not None:
+            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self._publication)))
+        self._say(f"taken back: {self._described}")

@@ -1,0 +1,1 @@
+"""What the mirror holds, how far behind it is, and what needs a person."""

@@ -1,0 +1,122 @@
+"""What somebody should look at, from what a look at the mirror found: the most urgent first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from mirror_pump.model import TableState
+from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
+from mirror_pump.source.catalog.pump_error import PumpError
+
+_FAILING_TOO_LONG = 60.0
+"""Seconds for which a pump may fail, and try again by itself, until a person has to look."""
+_NAMED = 3
+"""Tables that an alert about many of them names."""
+
+
+def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
+    """What somebody should look at: what concerns the whole mirror, then the tables, critical ones first."""
+    found = [*_slot(status), *_leader(status), *_neglect(status)]
+    for table in status.tables:
+        found.extend(_table(table))
+    return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
+
+
+def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
+    """Says that the lake is more than `max_lag` seconds behind, if it is. A mirror without live tables has no lag."""
+    live = any(table.state is TableState.LIVE for table in status.tables)
+    if not live or status.lag_seconds is None or status.lag_seconds <= max_lag:
+        return None
+    return Alert(
+        Severity.CRITICAL,
+        f"the lake is {status.lag_seconds:.1f} s behind, more than the {max_lag:g} s that --max-lag allows",
+        "see what else is said here, and the pump's log",
+    )
+
+
+def moment_text(moment: datetime) -> str:
+    """To the second: more than that only takes room."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _slot(status: MirrorStatus) -> list[Alert]:
+    slot = status.slot
+    if slot.error is not None:
+        return [Alert(Severity.CRITICAL, str(slot.error), slot.error.remedy)]
+    found = []
+    if slot.publication_error is not None:
+        found.append(Alert(Severity.CRITICAL, slot.publication_error))
+    if slot.wal_status == "unreserved":
+        found.append(
+            Alert(
+                Severity.CRITICAL,
+                f"replication slot {slot.name} keeps more WAL than max_slot_wal_keep_size allows: the server's next"
+                " checkpoint may invalidate it, and then all tables have to be copied again",
+                "see that a pump runs and catches up, and raise max_slot_wal_keep_size until it has",
+            )
+        )
+    return found
+
+
+def _leader(status: MirrorStatus) -> list[Alert]:
+    error = status.last_error
+    if status.leader is not None and status.leader.alive:
+        if error is None or not status.leader.retrying:
+            return []
+        waited = (status.at - error.since).total_seconds() >= _FAILING_TOO_LONG
+        return [Alert(Severity.CRITICAL if waited else Severity.WARNING, failing(error), error.remedy)]
+    # A pump cannot run without its slot: to start one is not what helps.
+    if status.slot.error is not None:
+        return []
+    start = "start one with `mirror-pump run`"
+    if error is None:
+        return [Alert(Severity.CRITICAL, "no pump leads: F stands still", start)]
+    last = f"the last one stopped at {moment_text(error.at)}: {error.error}"
+    if error.retry_in is not None:
+        last = f"the last one is gone, while {failing(error)}"
+    return [Alert(Severity.CRITICAL, f"no pump leads: F stands still; {last}", f"{error.remedy or start}")]
+
+
+def failing(error: PumpError) -> str:
+    """What a pump that tries again and again has to say."""
+    return (
+        f"the pump has been failing since {moment_text(error.since)}, F stands still ({error.attempts} attempts, the"
+        f" last one at {moment_text(error.at)}): {error.error}"
+    )
+
+
+def _neglect(status: MirrorStatus) -> list[Alert]:
+    """One for all tables: they are neglected together, as a rule."""
+    tables = [table for table in status.tables if table.maintenance is not None and table.maintenance.neglected]
+    if not tables:
+        return []
+    names = ", ".join(table.table for table in tables[:_NAMED])
+    more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
+    commits = sum(table.maintenance.commits for table in tables if table.maintenance is not None)
+    remedy = (
+        "a maintainer runs, but has not come to them: see its log"
+        if status.served
+        else "start `mirror-pump run --maintain`, or have cron run `mirror-pump maintain` daily; where nobody shall:"
+        " `mirror-pump policy set TABLE maintenance_enabled false`"
+    )
+    message = (
+        f"no maintenance for more than a day: {names}{more}. {commits} commits have left small files, snapshots and"
+        " metadata files that nobody removes"
+    )
+    return [Alert(Severity.WARNING, message, remedy)]
+
+
+def _table(table: TableStatus) -> list[Alert]:
+    found = []
+    if table.error is not None:
+        found.append(Alert(Severity.CRITICAL, table.error, table=table.table))
+    elif table.state is TableState.FAILED:
+        found.append(Alert(Severity.CRITICAL, "set aside, without a reason", table=table.table))
+    if table.retention is not None and table.retention.stopped is not None:
+        found.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))
+    if table.retention is not None and table.retention.not_made is not None:
+        found.append(Alert(Severity.WARNING, table.retention.not_made, table=table.table))
+    if table.maintenance is not None and table.maintenance.problem is not None:
+        message = f"its last maintenance failed: {table.maintenance.problem}"
+        found.append(Alert(Severity.WARNING, message, table=table.table))
+    return found

@@ -1,0 +1,151 @@
+"""What `status` says of maintenance: what is due, table by table, and whether anybody does it.
+
+Judged by the rules that a maintainer works by (mirror_pump.ops.maintenance.plan), from the catalog and the metadata
+files that
+status reads anyhow: no manifest is read and no storage is listed. Sizes of files are known from a maintainer's last
+look if nothing was committed since; otherwise only as many count as small as must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.contents.table_stats import FIGURE_NAMES, TableStats, class_bounds
+from mirror_pump.model import TableId
+from mirror_pump.ops.maintenance.plan import (
+    NAMES,
+    ExpireSnapshots,
+    Operation,
+    Past,
+    RewriteDataFiles,
+    RewriteManifests,
+    RewritePositionDeletes,
+    SweepFiles,
+    expiry_of,
+    manifests_of,
+    position_deletes_of,
+    rewrite_of,
+    sweep_of,
+)
+from mirror_pump.ops.status.lake_content import LakeContent
+from mirror_pump.policy import Policy, policy_of
+from mirror_pump.source.catalog.maintenance import Attention, MaintainedTable, attention, read_tables
+from mirror_pump.source.connect import PgConnection
+
+_WORDS: Mapping[type, str] = {
+    RewriteDataFiles: "merge data files and apply deletes",
+    RewritePositionDeletes: "merge position-delete files",
+    RewriteManifests: "merge manifests",
+    ExpireSnapshots: "expire snapshots",
+    SweepFiles: "delete files that nothing refers to",
+}
+
+
+@dataclass(frozen=True)
+class DueOperation:
+    """Maintenance that is due."""
+
+    operation: str
+    """Its name in the journal."""
+    words: str
+    """What it does, in plain words."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class MaintenanceDue:
+    """One table's maintenance."""
+
+    enabled: bool
+    """False: the table's policy says that it is maintained on request only."""
+    due: tuple[DueOperation, ...]
+    commits: int
+    """Since a maintainer last looked, or since the table was created."""
+    looked_at: datetime | None
+    unattended_seconds: float | None
+    """For how long nobody has looked, though there were commits; None if there is nothing to look at."""
+    neglected: bool
+    """That is a day or more."""
+    problem: str | None
+    """Why the last maintenance failed, or the policy cannot be followed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As docs/cli-json.md describes it."""
+        return {
+            "enabled": self.enabled,
+            "due": [{"operation": each.operation, "reason": each.reason} for each in self.due],
+            "unattended_commits": self.commits,
+            "unattended_seconds": self.unattended_seconds,
+            "neglected": self.neglected,
+            "looked_at": None if self.looked_at is None else self.looked_at.isoformat(),
+            "problem": self.problem,
+        }
+
+
+def maintenance_due(
+    connection: PgConnection, slot: str, contents: Mapping[str, LakeContent], now: datetime
+) -> dict[TableId, MaintenanceDue]:
+    """By table; those that are being copied are left out, and whose metadata file is not in `contents`, by location."""
+    attentions = {each.table_id: each for each in attention(connection, slot)}
+    found = {}
+    for table in read_tables(connection, slot):
+        content = contents.get(table.metadata_location)
+        state = attentions.get(table.table_id)
+        if not table.copying and content is not None and state is not None:
+            found[table.table_id] = _backlog(table, content, state, now)
+    return found
+
+
+def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now: datetime) -> MaintenanceDue:
+    due: list[Operation] = []
+    enabled, problem = True, state.failure
+    try:
+        policy = policy_of(table.policy)
+    except UsageError as error:
+        problem = f"{error}. {error.remedy}"
+    else:
+        enabled = policy.maintenance_enabled
+        due = _due(table, content, state, policy, now) if enabled else []
+    return MaintenanceDue(
+        enabled=enabled,
+        due=tuple(DueOperation(NAMES[type(each)], _WORDS[type(each)], each.reason) for each in due),
+        commits=max(0, content.figures.sequence_number - int(state.stats.get("sequence_number", 0))),
+        looked_at=state.looked_at,
+        unattended_seconds=state.unattended_seconds,
+        neglected=state.neglected,
+        problem=problem,
+    )
+
+
+def _due(
+    table: MaintainedTable, content: LakeContent, state: Attention, policy: Policy, now: datetime
+) -> list[Operation]:
+    figures = _figures(table, content.figures, state.stats, policy)
+    now_ms = round(now.timestamp() * 1000)
+    decided = (
+        rewrite_of(figures, policy, (), asked=False),
+        position_deletes_of(figures, policy, asked=False),
+        manifests_of(figures, policy, asked=False),
+        expiry_of(content.history, table.protected, policy, now_ms, asked=False),
+        sweep_of(figures, policy, Past(state.swept_at_sequence), asked=False),
+    )
+    return [operation for operation in decided if operation is not None]
+
+
+def _figures(table: MaintainedTable, known: TableStats, stats: Mapping[str, Any], policy: Policy) -> TableStats:
+    """The figures of a maintainer's look if they are of this very state; else what the metadata tells for certain."""
+    if stats.get("metadata_location") == table.metadata_location:
+        counted = {name: stats[name] for name in FIGURE_NAMES if name in stats}
+        return TableStats(**{**counted, "small_by_class": tuple(counted.get("small_by_class", ()))})
+    bounds = class_bounds(policy.rewrite_target_bytes)
+    # So many files at most can be as large as the bound.
+    smallest = max(0, known.data_files - known.data_bytes // bounds[-1])
+    return replace(
+        known,
+        small_files=max(0, known.data_files - known.data_bytes // bounds[0]),
+        small_by_class=(*(0 for _ in bounds[1:]), smallest),
+    )

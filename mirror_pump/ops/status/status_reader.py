@@ -1,0 +1,208 @@
+"""What the mirror holds and how far behind it is: one look at the catalog, and each table's current snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.model import Lsn, TableId, TableName, TableState
+from mirror_pump.ops.status.alerts import alerts_of
+from mirror_pump.ops.status.lake_content import LakeContent, lake_content
+from mirror_pump.ops.status.maintenance_due import maintenance_due
+from mirror_pump.ops.status.retention_state import retention_states
+from mirror_pump.ops.status.slot_state import slot_state
+from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, TableStatus
+from mirror_pump.source.catalog.maintenance import is_served
+from mirror_pump.source.catalog.pump_error import PumpError, pump_error
+from mirror_pump.source.catalog.tables import GENERATED_LEFT_OUT
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.stream.leader import is_led
+from mirror_pump.source.stream.publication import how_to_publish, not_whole
+from mirror_pump.source.stream.standby import standbys
+
+# One statement, so that F and the WAL position belong to one moment. What the pump reports as applied to its walsender
+# counts as reached: one with nothing in hand reports how far it has read, and publishes F only now and then (design
+# section 4). What the slot has confirmed does not: somebody else may have moved it. The written position, not the
+# insert position: that one is past the header of a page on which nothing stands yet, and an idle lag would not be 0.
+_MIRROR = """
+SELECT (pg_current_wal_lsn() - '0/0')::bigint, clock_timestamp(), current_database(),
+       s.applied_lsn, s.applied_commit_time, s.leader, s.leader_epoch, s.last_error,
+       (p.replay_lsn - '0/0')::bigint, p.reply_time
+  FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
+  LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
+ WHERE s.slot_name = %s
+"""
+
+_TABLES = f"""
+SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
+       c.replicated_lsn, c.lake_snapshot_id, m.error, i.metadata_location,
+       p.total, p.done, p.rows, m.key_index, {GENERATED_LEFT_OUT}
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.cutline c USING (table_id)
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = t.schema_name AND i.table_name = m.lake_table
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS total, count(k.done_at) AS done,
+              coalesce(sum(k.rows) FILTER (WHERE k.done_at IS NOT NULL), 0)::bigint AS rows
+         FROM modak.copy_chunks k WHERE k.table_id = m.table_id AND k.generation = m.generation) p
+ WHERE m.slot_name = %s
+ ORDER BY t.schema_name, t.table_name
+"""
+
+
+class StatusReader:
+    """Looks at one mirror over one connection, again and again for --watch. Takes completed settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._storage = StorageOptions(settings.storage_properties)
+        self._connection = self._connect()
+        self._contents: dict[str, LakeContent] = {}
+        self._caught_up_at: datetime | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def read(self) -> MirrorStatus:
+        """One look. Raises SourceError when the database cannot be asked; unreadable storage is a table's `error`."""
+        with source_errors("reading the mirror's status"):
+            if self._connection.closed:
+                self._connection = self._connect()
+            row = self._connection.execute(_MIRROR, (self._settings.slot,)).fetchone()
+            slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
+            assert row is not None, "no slot leaves the catalog"
+            wal, at, database, applied, commit_time, named, epoch, stored_error, replayed, replied_at = row
+            tables = self._connection.execute(_TABLES.encode(), (self._settings.slot,)).fetchall()
+            last_error = pump_error(stored_error)
+            leader = self._leader(named, int(epoch), last_error, at)
+            waiting = standbys(self._connection, self._settings.slot)
+            retention = retention_states(self._connection, self._settings.slot)
+            unpublished = set()
+            if slot.publication_error is None:
+                unpublished = not_whole(self._connection, self._settings.slot)
+        reached = max(applied, replayed or 0)
+        # Beyond F the pump only reports when nothing is in its hands: until then nothing was left out.
+        idle_at = replied_at if replayed is not None and replayed > applied else None
+        lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
+        contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
+        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        status = MirrorStatus(
+            database=database,
+            warehouse=self._settings.require_warehouse(),
+            at=at,
+            wal_position=Lsn(wal),
+            frontier=Lsn(applied),
+            commit_time=commit_time,
+            lag_bytes=max(0, wal - reached),
+            lag_seconds=lag_seconds,
+            slot=slot,
+            leader=leader,
+            last_error=last_error,
+            tables=(),
+            standbys=waiting,
+        )
+        with source_errors("reading the mirror's status"):
+            backlog = maintenance_due(self._connection, self._settings.slot, self._contents, at)
+            status = replace(status, served=is_served(self._connection, self._settings.slot))
+        shown = (
+            replace(
+                _table(table, status, contents, unpublished),
+                retention=retention.get(table[0]),
+                maintenance=backlog.get(table[0]),
+            )
+            for table in tables
+        )
+        status = replace(status, tables=tuple(shown))
+        return replace(status, alerts=alerts_of(status))
+
+    def _connect(self) -> PgConnection:
+        return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
+
+    def _leader(
+        self, named: Mapping[str, Any] | None, epoch: int, error: PumpError | None, at: datetime
+    ) -> LeaderStatus | None:
+        alive = is_led(self._connection, self._settings.slot)
+        retrying = error is not None and (error.retry_in is not None if alive else error.expects_retry(at))
+        if retrying and not alive:
+            assert error is not None
+            return LeaderStatus(error.host, error.pid, None, epoch, alive=True, retrying=True)
+        if named is None and not alive:
+            return None
+        named = named or {}
+        return LeaderStatus(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive, retrying)
+
+    def _lag_seconds(
+        self, at: datetime, commit_time: datetime | None, idle_at: datetime | None, *, caught_up: bool
+    ) -> float | None:
+        """0 when everything committed is published, else the age of the newest moment for which that is known.
+
+        That moment is the last published commit, the pump's last report that it had nothing in hand, or the last look
+        at which the mirror was caught up; None without any. So it is an upper bound of what a reader misses.
+        """
+        if caught_up:
+            self._caught_up_at = at
+            return 0.0
+        known = [moment for moment in (commit_time, idle_at, self._caught_up_at) if moment is not None]
+        return max(0.0, (at - max(known)).total_seconds()) if known else None
+
+    def _content(self, location: str) -> LakeContent | str:
+        """The table's figures; or, in words, why they cannot be had. A metadata file never changes: read once."""
+        known = self._contents.get(location)
+        if known is not None:
+            return known
+        try:
+            return lake_content(read_bytes(location, self._storage))
+        except LakeError as error:
+            return f"its metadata cannot be read: {error}"
+
+
+def _table(
+    row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
+) -> TableStatus:
+    table_id, schema, table_name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
+    total, done, rows, index, left_out = rest
+    name = TableName(schema, table_name)
+    if table_id in unpublished:
+        remedy = how_to_publish(mirror.slot.publication, name)
+        error = f"publication {mirror.slot.publication} does not have all of it: {remedy}"
+    content = contents.get(location) if location is not None else None
+    # All live tables share one F: what holds of the mirror holds of them. A table set aside stays where it stopped.
+    live = state == TableState.LIVE and frontier is not None
+    behind = mirror.lag_bytes if live else None
+    if state == TableState.FAILED and frontier is not None:
+        behind = max(0, mirror.wal_position - frontier)
+    return TableStatus(
+        table=str(name),
+        lake_table=str(TableName(schema, lake_table)),
+        state=TableState(state),
+        frontier=None if frontier is None else Lsn(frontier),
+        lag_bytes=behind,
+        lag_seconds=mirror.lag_seconds if live else None,
+        snapshot_id=snapshot_id,
+        metadata_location=location,
+        equality_deletes_age=_age(content, mirror.at) if isinstance(content, LakeContent) else None,
+        content=content if isinstance(content, LakeContent) else None,
+        chunks_total=total,
+        chunks_done=done,
+        rows_copied=rows,
+        deletes=DeleteMode(**(index or {})),
+        error=error or (content if isinstance(content, str) else None),
+        generated_left_out=tuple(left_out),
+    )
+
+
+def _age(content: LakeContent, now: datetime) -> float:
+    since = content.equality_deletes_since
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())

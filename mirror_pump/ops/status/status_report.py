@@ -1,0 +1,263 @@
+"""What one look at a mirror found, and the JSON document that docs/cli-json.md describes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from mirror_pump.errors import SourceError
+from mirror_pump.model import Lsn, TableState, format_lsn
+from mirror_pump.ops.status.lake_content import LakeContent
+from mirror_pump.ops.status.maintenance_due import MaintenanceDue
+from mirror_pump.ops.status.retention_state import RetentionState
+from mirror_pump.source.catalog.pump_error import PumpError
+from mirror_pump.source.stream.standby import StandbyProcess
+
+
+@dataclass(frozen=True)
+class DeleteMode:
+    """How the pump wrote the deletes of a table's last commit, and the index that lets it."""
+
+    mode: str = "equality"
+    """`position`, or `equality`: by key, which needs no index, and is resolved later."""
+    phase: str | None = None
+    """The index: `wanted`, `building`, `ready`, `following` (another engine's rewrite); None if there is none."""
+    rows: int = 0
+    bytes: int = 0
+    """Of the pump's memory."""
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """One mirrored table."""
+
+    table: str
+    lake_table: str
+    state: TableState
+    frontier: Lsn | None
+    """F; None until the initial copy is complete."""
+    lag_bytes: int | None
+    lag_seconds: float | None
+    snapshot_id: int | None
+    metadata_location: str | None
+    equality_deletes_age: float | None
+    """Seconds since the oldest pending equality delete was committed; 0 if none is pending, None if unknown."""
+    content: LakeContent | None
+    """None when the storage could not be read; `error` then says why."""
+    chunks_total: int
+    chunks_done: int
+    rows_copied: int
+    deletes: DeleteMode
+    error: str | None
+    generated_left_out: tuple[str, ...] = ()
+    """Generated columns that are not mirrored."""
+    retention: RetentionState | None = None
+    """None: nothing has to be said of old partitions, and no reader pins the table."""
+    maintenance: MaintenanceDue | None = None
+    """None while the table is being copied, and if its metadata could not be read."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An open transaction, from whose beginning on the slot keeps the WAL."""
+
+    kind: str
+    """`transaction` or `prepared transaction`."""
+    pid: int | None
+    application: str | None
+    prepared: str | None
+    """The name that it was prepared under."""
+    seconds: float
+    """How long it has been open."""
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """The replication slot, from pg_replication_slots."""
+
+    name: str
+    publication: str
+    exists: bool
+    active: bool
+    wal_status: str | None
+    """reserved, extended, unreserved or lost."""
+    retained_bytes: int | None
+    """WAL that the server keeps for the slot."""
+    confirmed: Lsn | None
+    publication_error: str | None = None
+    """Why the pump cannot go on with the publication, and what to do."""
+    invalidation_reason: str | None = None
+    """Why the server invalidated it, from PostgreSQL 17 on; None otherwise."""
+    inactive_since: datetime | None = None
+    """When it was last read from, from PostgreSQL 17 on; None while it is read."""
+    error: SourceError | None = None
+    """Why no pump can go on from it."""
+    held_by: Holder | None = None
+    """The oldest open transaction, if later ones are published already: it is why the WAL is kept."""
+
+
+@dataclass(frozen=True)
+class LeaderStatus:
+    """The pump that leads this mirror, is about to lead it again, or was killed while it led."""
+
+    host: str | None
+    pid: int | None
+    since: str | None
+    epoch: int
+    alive: bool
+    retrying: bool = False
+    """Its last attempts failed: it is between two of them, and leads nothing meanwhile, or in the next one."""
+
+
+class Severity(StrEnum):
+    """Whether it can wait."""
+
+    CRITICAL = "critical"
+    """It does not mend itself: a person is needed. `status --check` exits 1."""
+    WARNING = "warning"
+    """Nothing has stopped; it grows worse if nobody looks."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One thing that somebody should look at."""
+
+    severity: Severity
+    message: str
+    """What happened, and to what: the table's name is not repeated in it."""
+    remedy: str = ""
+    """What to do; empty if the message says it."""
+    table: str | None = None
+    """None: it concerns the whole mirror."""
+
+
+@dataclass(frozen=True)
+class MirrorStatus:
+    """One look at a mirror."""
+
+    database: str
+    warehouse: str
+    at: datetime
+    wal_position: Lsn
+    frontier: Lsn
+    commit_time: datetime | None
+    """When the newest published transaction was committed."""
+    lag_bytes: int
+    lag_seconds: float | None
+    slot: SlotState
+    leader: LeaderStatus | None
+    last_error: PumpError | None
+    """Why the pump cannot go on, or stopped; None if it was successful since."""
+    tables: tuple[TableStatus, ...]
+    standbys: tuple[StandbyProcess, ...] = ()
+    """Pumps that wait for the lead."""
+    served: bool = False
+    """A maintainer runs."""
+    alerts: tuple[Alert, ...] = ()
+    """What somebody should look at, critical ones first."""
+
+    @property
+    def backlogs(self) -> tuple[MaintenanceDue, ...]:
+        """The maintenance of all tables of which it is known."""
+        return tuple(table.maintenance for table in self.tables if table.maintenance is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that docs/cli-json.md describes."""
+        return {
+            "database": self.database,
+            "warehouse": self.warehouse,
+            "at": self.at.isoformat(),
+            "wal_position": format_lsn(self.wal_position),
+            "frontier": format_lsn(self.frontier),
+            "commit_time": _time(self.commit_time),
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+            "slot": {
+                "name": self.slot.name,
+                "publication": self.slot.publication,
+                "publication_error": self.slot.publication_error,
+                "exists": self.slot.exists,
+                "active": self.slot.active,
+                "wal_status": self.slot.wal_status,
+                "invalidation_reason": self.slot.invalidation_reason,
+                "inactive_since": _time(self.slot.inactive_since),
+                "error": None if self.slot.error is None else str(self.slot.error),
+                "remedy": None if self.slot.error is None else self.slot.error.remedy,
+                "retained_bytes": self.slot.retained_bytes,
+                "confirmed_lsn": _lsn(self.slot.confirmed),
+                "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
+            },
+            "leader": None
+            if self.leader is None
+            else {
+                "host": self.leader.host,
+                "pid": self.leader.pid,
+                "since": self.leader.since,
+                "epoch": self.leader.epoch,
+                "alive": self.leader.alive,
+                "retrying": self.leader.retrying,
+            },
+            "standbys": [
+                {
+                    "host": standby.host,
+                    "pid": standby.pid,
+                    "since": standby.since.isoformat() if standby.since else None,
+                }
+                for standby in self.standbys
+            ],
+            "last_error": None if self.last_error is None else _error_json(self.last_error),
+            "maintenance": {
+                "served": self.served,
+                "tables_due": sum(bool(backlog.due) for backlog in self.backlogs),
+                "tables_neglected": sum(backlog.neglected for backlog in self.backlogs),
+                "unattended_commits": sum(backlog.commits for backlog in self.backlogs),
+            },
+            "alerts": [asdict(alert) for alert in self.alerts],
+            "tables": [_table_json(table) for table in self.tables],
+        }
+
+
+def _error_json(error: PumpError) -> dict[str, Any]:
+    return asdict(error) | {"at": error.at.isoformat(), "since": error.since.isoformat()}
+
+
+def _table_json(table: TableStatus) -> dict[str, Any]:
+    content = table.content
+    return {
+        "table": table.table,
+        "lake_table": table.lake_table,
+        "state": table.state.value,
+        "frontier": _lsn(table.frontier),
+        "lag_bytes": table.lag_bytes,
+        "lag_seconds": table.lag_seconds,
+        "rows": content.rows if content else None,
+        "rows_exact": content.equality_deletes == 0 if content else None,
+        "data_files": content.data_files if content else None,
+        "delete_files": content.delete_files if content else None,
+        "equality_deletes": content.equality_deletes if content else None,
+        "delete_mode": table.deletes.mode,
+        "index_phase": table.deletes.phase,
+        "index_rows": table.deletes.rows,
+        "index_bytes": table.deletes.bytes,
+        "equality_deletes_age": table.equality_deletes_age,
+        "size_bytes": content.size_bytes if content else None,
+        "written_bytes": content.written_bytes if content else None,
+        "rewritten_bytes": content.rewritten_bytes if content else None,
+        "snapshot_id": str(table.snapshot_id) if table.snapshot_id is not None else None,
+        "metadata_location": table.metadata_location,
+        "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
+        "error": table.error,
+        "generated_left_out": list(table.generated_left_out),
+        "retention": None if table.retention is None else table.retention.to_json(),
+        "maintenance": None if table.maintenance is None else table.maintenance.to_json(),
+    }
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _lsn(position: Lsn | None) -> str | None:
+    return None if position is None else format_lsn(position)

@@ -1,0 +1,112 @@
+"""Waits until F has passed a WAL position, and asks an idle pump to publish it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import MirrorPumpError, SourceError
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.ops.setup.stored_settings import complete_from
+from mirror_pump.ops.status.alerts import failing
+from mirror_pump.ops.status.slot_state import slot_error
+from mirror_pump.pipeline.session.listener import CHANNEL
+from mirror_pump.source.catalog.pump_error import PumpError, pump_error
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.stream.slot import wal_end
+
+POLL_INTERVAL = 0.05
+"""Seconds. One indexed query each: cheap, and small beside the batch age."""
+
+ASK_INTERVAL = 2.0
+"""Seconds between two notifications: a pump that starts while we wait must hear of us, and each one writes WAL."""
+_FIRST_ASK = 0.25
+"""As ASK_INTERVAL, after the first; doubles up to that. Most that start while we wait do so as we begin."""
+
+_FRONTIER = """
+SELECT s.applied_lsn,
+       (SELECT min(c.replicated_lsn)
+          FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
+         WHERE m.slot_name = s.slot_name AND m.state = 'live'),
+       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name), s.last_error, clock_timestamp()
+  FROM modak.mirror_slots s WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class WaitResult:
+    """How a wait ended."""
+
+    target: Lsn
+    frontier: Lsn
+    """F as last seen."""
+    error: MirrorPumpError | None
+    """Why F did not get there in time; None when it did."""
+
+
+def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResult:
+    """Returns once F of every live table has passed `target`, or `timeout` seconds later. None: the present position.
+
+    Tables that are being copied or were set aside are not waited for. Raises SourceError when the database cannot be
+    asked.
+    """
+    deadline = time.monotonic() + timeout
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection,
+        source_errors("waiting for F"),
+    ):
+        slot = complete_from(connection, settings).slot
+        if target is None:
+            # Beyond what is flushed, perhaps: our NOTIFY flushes it.
+            target = wal_end(connection)
+        ask_at = time.monotonic()
+        patience = _FIRST_ASK
+        while True:
+            frontier, active, error = _frontier(connection, slot)
+            if frontier >= target:
+                return WaitResult(target, frontier, None)
+            now = time.monotonic()
+            if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
+                # F will never get there.
+                return WaitResult(target, frontier, lost)
+            if now >= deadline:
+                return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active, error))
+            if now >= ask_at:
+                ask_at = now + patience
+                patience = min(2 * patience, ASK_INTERVAL)
+                connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(target)))
+            time.sleep(min(POLL_INTERVAL, max(0.0, deadline - now)))
+
+
+def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
+    """F, whether somebody reads the slot, and why the pump that there is cannot go on."""
+    row = connection.execute(_FRONTIER, (slot,)).fetchone()
+    if row is None:
+        raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
+    applied, oldest, active, stored, now = row
+    error = pump_error(stored)
+    if error is not None and not error.expects_retry(now):
+        error = None
+    return Lsn(applied if oldest is None else min(applied, oldest)), bool(active), error
+
+
+def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool, error: PumpError | None) -> SourceError:
+    behind = target - frontier
+    message = (
+        f"F = {format_lsn(frontier)} has not passed {format_lsn(target)} within {timeout:g} s ({behind} bytes behind)"
+    )
+    if error is not None:
+        return SourceError(f"{message}: {failing(error)}", error.remedy)
+    return SourceError(
+        message,
+        "the pump is running: give it more time, or see `mirror-pump status`"
+        if active
+        else "no pump reads the slot: start one with `mirror-pump run`",
+    )
+
+
+def _integer(connection: PgConnection, query: str) -> Lsn:
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return Lsn(row[0])

@@ -1,0 +1,1 @@
+"""Heap against lake, row by row."""

@@ -1,0 +1,191 @@
+"""What the stream did to rows between two WAL positions, by a reading of pgoutput that shares nothing with the pump's.
+
+`verify` needs it: the heap is read as of a slot's consistent point L, the lake stands at some F beyond L, and the
+difference between the two moments is exactly the transactions that ended in between. It is written for being obviously
+right, one message after the other into a dict, since the time in between is short.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from decoders.messages import parse_begin, parse_commit, parse_logical_message, parse_relation, parse_truncate
+from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.stream.assembler import difference_from
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.heap.row_lookup import read_rows
+from mirror_pump.source.relations.change_notes import PREFIX, parse_note
+from mirror_pump.source.stream.replication_stream import XLOG_HEADER_BYTES, ReplicationStream
+
+_STREAM_WAIT = 0.05
+"""Seconds between status updates to the temporary slot's walsender while nothing comes."""
+_READ_MESSAGES = 8192
+
+Key: TypeAlias = tuple[str, ...]
+"""The key columns' texts, in attribute order."""
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A value that an UPDATE did not send: it is the one that the heap has, at L, under `key`."""
+
+    key: Key
+
+
+Cell: TypeAlias = str | Unchanged | None
+
+
+@dataclass
+class CatchUpTable:
+    """One table's changes since L."""
+
+    table: MirroredTable
+    rows: dict[Key, tuple[Cell, ...] | None] = field(default_factory=dict)
+    """The last image by key; None for a row that is gone."""
+    truncated: bool = False
+    """Nothing of the heap at L is left."""
+    altered: str = ""
+    """How the columns changed meanwhile; then nothing can be said about the table."""
+
+
+class CatchUpChanges:
+    """Takes pgoutput messages (XLogData headers removed) in stream order, transaction by transaction."""
+
+    def __init__(self, tables: Mapping[TableId, MirroredTable], after: Lsn) -> None:
+        self.tables: dict[int, CatchUpTable] = {table_id: CatchUpTable(table) for table_id, table in tables.items()}
+        self.position = after
+        """The end of the last transaction taken."""
+        self._after = after
+        self._pending: list[bytes] = []
+        self._skip = False
+
+    def feed(self, message: bytes, until: Lsn) -> bool:
+        """Take one message; False once a transaction ends beyond `until`, of which nothing is taken."""
+        tag = message[:1]
+        if tag == b"B":
+            self._pending = []
+            self._skip = parse_begin(message).final_lsn < self._after
+        elif tag == b"C":
+            end = Lsn(parse_commit(message).end_lsn)
+            if end > until:
+                return False
+            if not self._skip:
+                for change in self._pending:
+                    self._apply(change)
+            self.position = end
+        elif tag in (b"R", b"I", b"U", b"D", b"T", b"M"):
+            self._pending.append(message)
+        return True
+
+    def _apply(self, message: bytes) -> None:
+        tag = message[:1]
+        if tag == b"R":
+            relation = parse_relation(message)
+            table = self.tables.get(relation.relation_id)
+            if table is not None:
+                table.altered = table.altered or difference_from(table.table, relation)
+            return
+        if tag == b"M":
+            told = parse_logical_message(message)
+            note = parse_note(told.content) if told.prefix == PREFIX else None
+            table = self.tables.get(note.table_id) if note is not None else None
+            if table is not None:
+                table.altered = table.altered or "a note of a schema change came"
+            return
+        if tag == b"T":
+            for relation_id in parse_truncate(message).relation_ids:
+                if relation_id in self.tables:
+                    self.tables[relation_id].rows = {}
+                    self.tables[relation_id].truncated = True
+            return
+        (relation_id,) = struct.unpack_from(">I", message, 1)
+        table = self.tables.get(relation_id)
+        if table is not None and not table.altered:
+            _change(table, tag, message)
+
+
+def _change(overlay: CatchUpTable, tag: bytes, message: bytes) -> None:
+    key_places = [place for place, column in enumerate(overlay.table.columns) if column.name in overlay.table.key]
+    position = 5
+    old: list[Cell | bytes] | None = None
+    new: list[Cell | bytes] | None = None
+    while position < len(message):
+        kind = message[position : position + 1]
+        cells, position = _tuple(message, position + 1)
+        cells = [cell for place, cell in enumerate(cells) if place not in overlay.table.excluded_places]
+        if kind == b"N":
+            new = cells
+        else:
+            old = cells
+    if new is None:
+        assert old is not None
+        overlay.rows[_key(old, key_places)] = None
+        return
+    if old is not None:
+        new = [before if cell == b"u" and before is not None else cell for cell, before in zip(new, old, strict=True)]
+    key = _key(new, key_places)
+    former = _key(old, key_places) if old is not None else key
+    if tag == b"U":
+        known = overlay.rows.get(former)
+        new = [
+            (known[place] if known is not None else Unchanged(former)) if cell == b"u" else cell
+            for place, cell in enumerate(new)
+        ]
+        if former != key:
+            overlay.rows[former] = None
+    overlay.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
+
+
+def _tuple(message: bytes, position: int) -> tuple[list[Cell | bytes], int]:
+    """TupleData at `position`: texts, None for NULL, b"u" for an unchanged TOAST value; and where it ends."""
+    (count,) = struct.unpack_from(">H", message, position)
+    position += 2
+    cells: list[Cell | bytes] = []
+    for _ in range(count):
+        kind = message[position : position + 1]
+        position += 1
+        if kind == b"t":
+            (length,) = struct.unpack_from(">I", message, position)
+            cells.append(message[position + 4 : position + 4 + length].decode())
+            position += 4 + length
+        else:
+            cells.append(b"u" if kind == b"u" else None)
+    return cells, position
+
+
+def _key(cells: list[Cell | bytes], places: list[int]) -> Key:
+    key = tuple(cells[place] for place in places)
+    if not all(isinstance(part, str) for part in key):
+        raise ValueError(f"the stream sent a row without its whole key: {key!r}")
+    return tuple(str(part) for part in key)
+
+
+def former_rows(overlay: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
+    """The heap's rows at the consistent point that unchanged values refer to, by key."""
+    wanted = {
+        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, Unchanged)
+    }
+    columns = overlay.table.columns
+    found = read_rows(reader, overlay.table, columns, sorted(wanted))
+    places = [place for place, column in enumerate(columns) if column.name in overlay.table.key]
+    return {tuple(str(row[place]) for place in places): row for row in found}
+
+
+def read_catch_up_changes(
+    stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
+) -> CatchUpChanges:
+    """Everything that ended after `start` and at or before `until`."""
+    overlay = CatchUpChanges(tables, start)
+    while True:
+        messages: list[bytes] = []
+        stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
+        for message in messages:
+            if not overlay.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
+                return overlay
+        keepalive = stream.keepalive
+        if overlay.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
+            return overlay
+        stream.send_status(start, start, start, reply=not messages)

@@ -1,0 +1,106 @@
+"""Compares two Iceberg tables row by row, in DuckDB within the process: as exact as Spark, and there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from decoders.columns import Kind
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.ops.verify import comparison
+from mirror_pump.ops.verify.comparison import Comparison, difference, is_floating, is_temporal
+from mirror_pump.quoting import identifier, literal
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_SIDES = ("heap", "lake")
+
+
+def compare(
+    duckdb: DuckDBPyConnection,
+    heap_location: str,
+    lake_location: str,
+    schema: LakeSchema,
+    line: CutLine | None = None,
+) -> Comparison:
+    """As `mirror_pump.ops.verify.compare_spark.compare`. Raises duckdb.Error, also where the connection's memory does
+    not
+    suffice."""
+    scans = {
+        side: f"iceberg_scan({literal(at)})" for side, at in zip(_SIDES, (heap_location, lake_location), strict=True)
+    }
+    present = {
+        side: {row[0] for row in duckdb.execute(f"DESCRIBE SELECT * FROM {scan}").fetchall()}
+        for side, scan in scans.items()
+    }
+    fields = [
+        field
+        for field in every_raw_text(schema).fields
+        if not is_raw_text(field) or field.name in present["heap"] | present["lake"]
+    ]
+    keys = [place for place, field in enumerate(fields) if field.field_id in schema.key_ids]
+    compared = "" if line is None else f" WHERE {_tier_value(line)} >= {line.cut}"
+    try:
+        for side, scan in scans.items():
+            columns = ", ".join(f"{_exact(field, present[side])} AS c{place}" for place, field in enumerate(fields))
+            # A table rather than a view: each of the queries below would scan the files anew.
+            duckdb.execute(
+                f"CREATE OR REPLACE TEMP TABLE compared_{side} AS SELECT *, row_number() OVER (PARTITION BY"
+                f" {', '.join(f'c{place}' for place in keys)}) AS n FROM (SELECT {columns} FROM {scan}{compared})"
+            )
+        return _compared(duckdb, fields, keys)
+    finally:
+        for side in _SIDES:
+            duckdb.execute(f"DROP TABLE IF EXISTS compared_{side}")
+
+
+def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int]) -> Comparison:
+    """Of the tables compared_heap and compared_lake: c0, c1, ... are the fields, n numbers the rows of a key."""
+    values = [place for place in range(len(fields)) if place not in keys]
+    one = " AND ".join(["h.n = l.n", *(f"h.c{place} IS NOT DISTINCT FROM l.c{place}" for place in keys)])
+    joined = f"FROM compared_heap h FULL JOIN compared_lake l ON {one}"
+    differs = " OR ".join(
+        ["h.n IS NULL", "l.n IS NULL", *(f"h.c{place} IS DISTINCT FROM l.c{place}" for place in values)]
+    )
+    ((heap_rows, lake_rows, different),) = duckdb.execute(
+        f"SELECT count(h.n), count(l.n), count(*) FILTER (WHERE {differs}) {joined}"
+    ).fetchall()
+    shown = []
+    if different:
+        columns = [f"{side}_{field.name}" for side in "hl" for field in fields]
+        selected = ", ".join(
+            f"{side}.c{place}{'::text' if is_temporal(field) else ''}"
+            for side in "hl"
+            for place, field in enumerate(fields)
+        )
+        rows = duckdb.execute(
+            f"SELECT h.n, l.n, {selected} {joined} WHERE {differs} LIMIT {comparison.SHOWN}"
+        ).fetchall()
+        key_names, value_names = ([fields[place].name for place in places] for places in (keys, values))
+        shown = [
+            difference(dict(zip(("hn", "ln", *columns), row, strict=True)), key_names, value_names) for row in rows
+        ]
+    return Comparison(heap_rows, lake_rows, different, tuple(shown))
+
+
+def _tier_value(line: CutLine) -> str:
+    """The tier key as the number that T is."""
+    name = identifier(line.name)
+    match line.type.kind:
+        case Kind.DATE:
+            return f"({name} - DATE '1970-01-01')"
+        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+            return f"epoch_us({name})"
+        case _:
+            return name
+
+
+def _exact(field: LakeField, present: set[str]) -> str:
+    """The column such that equal means the same value; NULL for a sidecar that the table does without."""
+    name = identifier(field.name)
+    if is_raw_text(field) and field.name not in present:
+        return "NULL::text"
+    return f"{name}::text" if is_floating(field) else name

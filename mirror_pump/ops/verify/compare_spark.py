@@ -1,0 +1,107 @@
+"""Compares two Iceberg tables row by row, in Spark: an engine that we did not write applies the delete files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from decoders.columns import Kind
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.ops.verify import comparison
+from mirror_pump.ops.verify.comparison import Comparison, difference, is_floating, is_temporal
+from mirror_pump.quoting import spark_identifier
+
+
+def compare(
+    spark: SparkSession, heap_location: str, lake_location: str, schema: LakeSchema, line: CutLine | None = None
+) -> Comparison:
+    """Both locations are metadata files; the tables have the columns of `schema`, and those of its sidecars that they
+    need: one that is missing is NULL throughout. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key that
+    occurs twice on one side is a difference. With `line`, only rows at or above it are compared."""
+    tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
+    if line is not None:
+        tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
+    needed = {name for table in tables for name in table.columns}
+    fields = [field for field in every_raw_text(schema).fields if not is_raw_text(field) or field.name in needed]
+    schema = replace(schema, fields=tuple(fields))
+    keys = [field.name for field in schema.fields if field.field_id in schema.key_ids]
+    values = [field.name for field in schema.fields if field.name not in keys]
+    heap, lake = (_prepared(table, schema) for table in tables)
+    joined = _numbered(heap, keys, "h").join(
+        _numbered(lake, keys, "l"),
+        on=reduce(
+            Column.__and__, [*(_side("h", k).eqNullSafe(_side("l", k)) for k in keys), f.col("hn") == f.col("ln")]
+        ),
+        how="full_outer",
+    )
+    present = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
+    same = reduce(Column.__and__, [_side("h", v).eqNullSafe(_side("l", v)) for v in values], f.lit(True))  # noqa: FBT003
+    differing = joined.where(~(present["h"] & present["l"] & same))
+    counts = joined.agg(
+        f.count(f.when(present["h"], 1)),
+        f.count(f.when(present["l"], 1)),
+        f.count(f.when(~(present["h"] & present["l"] & same), 1)),
+    ).first()
+    assert counts is not None
+    shown = differing.limit(comparison.SHOWN).select(_printable(schema)).collect() if counts[2] else []
+    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in shown))
+
+
+def _tier_value(line: CutLine) -> Column:
+    """The tier key as the number that T is."""
+    column = f.col(spark_identifier(line.name))
+    match line.type.kind:
+        case Kind.DATE:
+            return f.unix_date(column)
+        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+            return f.unix_micros(column.cast("timestamp"))
+        case _:
+            return column
+
+
+def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
+    present = set(table.columns)
+    return table.select(
+        [
+            f.lit(None).cast("string").alias(field.name)
+            if is_raw_text(field) and field.name not in present
+            else _exact(field)
+            for field in schema.fields
+        ]
+    )
+
+
+def _exact(field: LakeField) -> Column:
+    """The column such that equal means the same value: Spark takes -0.0 for 0.0, also within a list."""
+    column = f.col(spark_identifier(field.name))
+    return (column.cast("string") if is_floating(field) else column).alias(field.name)
+
+
+def _printable(schema: LakeSchema) -> list[Column]:
+    """Both sides' columns as Python can have them: its calendar ends with the years 1 and 9999, Postgres's does not."""
+    selected = [f.col("hn"), f.col("ln")]
+    for field in schema.fields:
+        for side in "hl":
+            column = _side(side, field.name)
+            selected.append(column.cast("string").alias(f"{side}_{field.name}") if is_temporal(field) else column)
+    return selected
+
+
+def _numbered(table: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
+    """Columns prefixed by the side, and a number among rows of one key: 1, unless the key occurs more than once."""
+    renamed = table.select([f.col(spark_identifier(name)).alias(f"{side}_{name}") for name in table.columns])
+    from pyspark.sql import Window
+
+    return renamed.withColumn(
+        f"{side}n", f.row_number().over(Window.partitionBy(*(_side(side, key) for key in keys)).orderBy(f.lit(1)))
+    )
+
+
+def _side(side: str, name: str) -> Column:
+    return f.col(spark_identifier(f"{side}_{name}"))

@@ -1,0 +1,147 @@
+"""Who compares a table: DuckDB within the process if it is small, for there is nothing to start; else Spark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from mirror_pump.config import Settings
+from mirror_pump.engine.local_runner import LocalTaskRunner
+from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.errors import LakeError, UsageError
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.metadata import current_snapshot, read_metadata
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.ops.verify import compare_duckdb
+from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.quoting import literal
+from mirror_pump.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from mirror_pump.engine.runner import TaskRunner
+
+SMALL_BYTES = 64 << 20
+"""Of the heap with its TOAST, and of the lake's files: more is not compared within the process. Spark takes some ten
+seconds to start, and about as long as DuckDB to compare so much."""
+SMALL_ROWS = 2_000_000
+"""Rows and deleted rows in the lake's files: a file of one repeated value may hold any number of them."""
+_MEMORY = "1GiB"
+"""That DuckDB may take, whatever the sizes promised; beyond it, it spills, and what cannot be spilled goes to Spark."""
+
+
+@dataclass(frozen=True)
+class ComparisonEngine:
+    """Who reads the heap's chunks, and who compares two Iceberg tables by their metadata files, as
+    `mirror_pump.ops.verify.compare_spark.compare` does."""
+
+    runner: TaskRunner
+    compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
+
+
+class Engines(Protocol):
+    """The engines of one verification. `heap_bytes`: of the table's heap, TOAST included."""
+
+    def for_heap(self, heap_bytes: int, /) -> ComparisonEngine:
+        """Whose runner is to read the heap."""
+        ...
+
+    def for_tables(self, heap_bytes: int, lake_location: str, /) -> ComparisonEngine:
+        """Who is to compare it with the lake table that has this metadata file."""
+        ...
+
+
+class EnginesBySize:
+    """A context manager: Spark starts when a table first needs it, and ends with the block."""
+
+    def __init__(self, settings: Settings, storage: StorageOptions) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._closing = ExitStack()
+
+    def __enter__(self) -> EnginesBySize:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def for_heap(self, heap_bytes: int) -> ComparisonEngine:
+        return self._small if heap_bytes <= SMALL_BYTES and self._small is not None else self._spark
+
+    def for_tables(self, heap_bytes: int, lake_location: str) -> ComparisonEngine:
+        engine = self.for_heap(heap_bytes)
+        # The lake may hold more than the heap: that is what is being looked for.
+        return engine if engine is not self._small or self._is_small(lake_location) else self._spark
+
+    def _is_small(self, lake_location: str) -> bool:
+        snapshot = current_snapshot(read_metadata(lake_location, self._storage))
+        if snapshot is None:
+            return True
+        totals = snapshot.get("summary") or {}
+        counts = [totals.get(f"total-{name}") for name in ("records", "position-deletes", "equality-deletes")]
+        size = totals.get("total-files-size")
+        # Other engines may leave totals out.
+        known = [int(count) for count in (size, *counts) if count is not None]
+        return len(known) == 4 and known[0] <= SMALL_BYTES and sum(known[1:]) <= SMALL_ROWS
+
+    @cached_property
+    def _small(self) -> ComparisonEngine | None:
+        """DuckDB; None where it is not installed, or cannot reach the lake."""
+        try:
+            duckdb = open_duckdb()
+        except UsageError:
+            return None
+        self._closing.callback(duckdb.close)
+        try:
+            reach_storage(duckdb, self._settings)
+        except LakeError:
+            return None
+        spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
+        self._closing.callback(shutil.rmtree, spill, ignore_errors=True)
+        duckdb.execute(f"SET memory_limit = '{_MEMORY}'; SET temp_directory = {literal(spill)}")
+        runner = LocalTaskRunner(min(4, os.cpu_count() or 1))
+        self._closing.callback(runner.close)
+
+        def compare(heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
+            import duckdb as module
+
+            try:
+                return compare_duckdb.compare(duckdb, heap, lake, schema, line)
+            except module.Error as error:
+                reason = " ".join(str(error).split())
+                get_logger("verify").warning("compared-by-spark", lake=lake, reason=reason, remedy="Nothing.")
+                return self._spark.compare(heap, lake, schema, line)
+
+        return ComparisonEngine(runner, compare)
+
+    @cached_property
+    def _spark(self) -> ComparisonEngine:
+        from mirror_pump.engine.runner import SparkTaskRunner
+        from mirror_pump.ops.verify.compare_spark import compare
+
+        log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
+        spark = spark_session(SparkSettings(master=self._settings.master, app_name="mirror-pump-verify", log=log))
+        runner = SparkTaskRunner(spark, os.cpu_count() or 1)
+        self._closing.callback(runner.close)
+        return ComparisonEngine(runner, partial(compare, spark))
+
+
+@dataclass(frozen=True)
+class OneEngine:
+    """The same for all tables."""
+
+    engine: ComparisonEngine
+
+    def for_heap(self, _heap_bytes: int, /) -> ComparisonEngine:
+        return self.engine
+
+    def for_tables(self, _heap_bytes: int, _lake_location: str, /) -> ComparisonEngine:
+        return self.engine

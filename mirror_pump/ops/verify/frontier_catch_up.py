@@ -1,0 +1,96 @@
+"""Makes F reach a WAL position: waits for the pump that runs, or runs one for as long as that takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from pydantic import SecretStr
+
+from mirror_pump.config import ENV_PREFIX, Settings
+from mirror_pump.errors import SourceError
+from mirror_pump.model import Lsn, TableId, format_lsn
+from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.source.connect import connect
+from mirror_pump.source.stream.leader import is_led
+from sql import queries
+
+_SQL = queries("verify")
+
+_PATIENCE = 3600.0
+"""Seconds in all: a mirror that is behind by more than this is not verified by waiting."""
+_GRACE = 10.0
+"""Seconds that our pump has to end when we are interrupted."""
+_COPY_PATIENCE = 300.0
+"""Seconds without a step of any copy: one that waits for its owner, for a key say, is not waited for."""
+_COPY_LOOK_INTERVAL = 0.2
+"""Seconds between two looks at the copies."""
+_LOOK_INTERVAL = 5.0
+"""Seconds after which it is looked again whether a pump runs."""
+
+
+def reach(settings: Settings, target: Lsn) -> None:
+    """Return once F has passed `target`. Raises SourceError when it does not get there."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with connect(settings.require_dsn(), autocommit=True) as connection:
+            if not is_led(connection, settings.slot):
+                try:
+                    _pump(settings, "--until-lsn", format_lsn(target))
+                except SourceError:
+                    # Another pump may have begun meanwhile: then it is that one's work.
+                    if not is_led(connection, settings.slot):
+                        raise
+        result = wait_for(settings, target, _LOOK_INTERVAL)
+        if result.error is None:
+            return
+        if time.monotonic() > deadline:
+            raise result.error
+
+
+def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
+    """Return once none of the tables is being copied, or copies do not come any further. Without a running pump, one
+    runs until it has caught up. Raises SourceError if that fails."""
+    former: list[tuple[object, ...]] = []
+    deadline = time.monotonic() + _COPY_PATIENCE
+    with connect(settings.require_dsn(), autocommit=True) as connection:
+        while copies := connection.execute(_SQL["copies"], {"table_ids": list(table_ids)}).fetchall():
+            if copies != former:
+                former, deadline = copies, time.monotonic() + _COPY_PATIENCE
+            elif time.monotonic() > deadline:
+                return
+            if is_led(connection, settings.slot):
+                time.sleep(_COPY_LOOK_INTERVAL)
+                continue
+            try:
+                _pump(settings, "--once")
+            except SourceError:
+                if not is_led(connection, settings.slot):
+                    raise
+
+
+def _pump(settings: Settings, *until: str) -> None:
+    """A pump in a process of its own, since a process has one Spark and ours has other work for it."""
+    environment = dict(os.environ)
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        if value is not None:
+            revealed = value.get_secret_value() if isinstance(value, SecretStr) else value
+            environment[ENV_PREFIX + name.upper()] = str(revealed)
+    # Its last lines become the error's.
+    environment[f"{ENV_PREFIX}LOG_FORMAT"] = "human"
+    command = [sys.executable, "-m", "mirror_pump.cli", "run", "--no-standby", *until]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            _, errors = process.communicate()
+        except BaseException:
+            # It ends in order: a terminal's Ctrl-C has reached it as well.
+            process.terminate()
+            process.wait(_GRACE)
+            raise
+    if process.returncode != 0:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise SourceError(f"catching up ({' '.join(until)}) failed: {' '.join(lines[-2:])}")

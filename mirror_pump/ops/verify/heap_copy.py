@@ -1,0 +1,133 @@
+"""The heap of a table as it was at a consistent point, and then at F, as a scratch Iceberg table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from decoders.text import parse_rows
+from mirror_pump.engine.chunk_copy import ChunkTask, copy_chunk
+from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
+from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened, with_raw_text, without_raw_text
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Column, MirroredTable
+from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, Unchanged, former_rows
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.heap.block_reader import Chunk
+
+if TYPE_CHECKING:
+    # Not otherwise: it would load pyspark.
+    from mirror_pump.engine.runner import TaskRunner
+
+
+class Disturbed(MirrorPumpError):
+    """A table changed while it was being read, in a way that the stream's rows cannot make up for: another try, of the
+    whole table, may be left in peace."""
+
+
+class NotReadable(MirrorPumpError):
+    """The heap of a table cannot be read, and would not be the next time."""
+
+
+def read_heap(
+    table: MirroredTable,
+    chunks: Sequence[Chunk],
+    snapshot: str,
+    runner: TaskRunner,
+    dsn: str,
+    storage: StorageOptions,
+    location: str,
+    on_chunk: Callable[[int], None] = lambda _: None,
+) -> LakeTable:
+    """The rows that the exported `snapshot` sees, as an Iceberg table at `location`.
+
+    `on_chunk` is called with the rows of each chunk that was read, in this thread. Raises Disturbed if a chunk's heap
+    was rewritten, dropped or altered, or stayed locked, NotReadable for what Postgres does not print.
+    """
+    target = replace(table, location=location)
+    staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
+    futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
+    backdated = []
+    beside: frozenset[int] = frozenset()
+    try:
+        for future in futures:
+            try:
+                result = future.result()
+            except ConnectionLost as error:
+                # A lock that is held for too long, too. If the server is gone, the next try says so.
+                raise Disturbed(f"its heap could not be read: {error}") from error
+            if result.error is not None:
+                raise NotReadable(result.error)
+            if result.heap_rewritten:
+                raise Disturbed("its heap, or a partition's, was rewritten, altered or dropped while it was being read")
+            if result.file is not None:
+                backdated.append(BackdatedFile(result.file, staged.sequence_number))
+                beside |= result.sidecars
+            on_chunk(result.rows)
+    finally:
+        for future in futures:
+            future.cancel()
+        # What runs writes files, which the caller is about to remove.
+        for future in futures:
+            if not future.cancelled():
+                future.exception()
+    schema = with_raw_text(staged.table.schema, beside)
+    return staged.table.stage(RowDelta((), backdated=tuple(backdated), schema=schema), _now_ms()).table
+
+
+def laid_over(heap: LakeTable, overlay: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
+    """The scratch table with the overlay on top. `reader` sees the consistent point. Raises Disturbed if the heap is
+    not any more what the consistent point saw."""
+    if not overlay.rows and not overlay.truncated:
+        return heap
+    table, schema = overlay.table, without_raw_text(heap.schema)
+    beside = raw_text_fields(heap.schema)
+    rows = _rows(overlay, reader)
+    data: tuple[WrittenFile, ...] = ()
+    deletes: tuple[WrittenFile, ...] = ()
+    if rows:
+        typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
+        beside |= raw_text_fields(file_schema)
+        data = (write_data_file(typed, file_schema, heap.location, storage),)
+    if overlay.rows:
+        keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
+        deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
+    grown = with_raw_text(schema, beside)
+    delta = RowDelta((SegmentFiles(data, deletes),), replace=overlay.truncated, schema=grown)
+    return heap.stage(delta, _now_ms()).table
+
+
+def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
+    """The overlay's rows, with the values that the stream did not send."""
+    try:
+        # A savepoint: the reader has other tables to read.
+        with source_errors(f"reading rows of {overlay.table.name}"), reader.transaction():
+            former = former_rows(overlay, reader)
+        return [
+            tuple(former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
+            for row in overlay.rows.values()
+            if row is not None
+        ]
+    except ConnectionLost:
+        raise
+    except SourceError as error:
+        raise Disturbed(f"its rows could not be read: {error}") from error
+    except KeyError as error:
+        raise Disturbed("its heap was truncated or rewritten before all of it was read") from error
+
+
+def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
+    """The columns, and every sidecar of the schema."""
+    typed, raw = parse_rows(rows, {column.name: column.type for column in columns})
+    return widened(pa.table(typed), raw, schema)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

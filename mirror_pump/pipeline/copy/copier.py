@@ -1,0 +1,232 @@
+"""Initial copies: plans chunks, keeps tasks reading them, and reports each finished chunk to the inbox.
+
+A chunk is a range of heap blocks, read in a short snapshot of its own at any time after L0 and born at s0. That is
+enough: whatever changed after L0 comes in the stream too, every stream change of a table under copy deletes its key,
+and each of these deletes is younger than s0, so a copied row survives only where no change came (design section 7).
+A row that an update moved may be copied twice or not at all; the update is in the stream, so both come out right.
+Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without telling: the relation's file node
+changes, the task notices under its lock, and the copy starts again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+
+import psycopg
+
+from mirror_pump.engine.chunk_copy import ChunkResult, ChunkTask, copy_chunk
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.errors import SourceError
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.model import MirroredTable, TableId, TableState
+from mirror_pump.pipeline.flow.events import ChunkCopied, CopyFailed, CopyInvalid, CopyPlanned, Event, ThreadFailed
+from mirror_pump.pipeline.flow.requests import CopiedChunk
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
+from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
+from mirror_pump.source.relations.change_notes import same_layout
+from mirror_pump.source.stream.leader import check_epoch
+from sql import queries
+
+_SQL = queries("copy")
+_SHAPE_SQL = queries("shape")
+
+_LOOK_INTERVAL = 2.0
+"""Seconds between looks at the catalog when nobody wakes the thread; `register` does wake it."""
+
+
+@dataclass(frozen=True)
+class CopySettings:
+    dsn: str
+    slot: str
+    epoch: int
+    chunk_bytes: int
+    """Heap bytes that a chunk of a table of ordinary size covers."""
+    workers: int
+    """Chunks read at the same time."""
+
+
+class Copier:
+    """A thread that copies whatever table is in state `copying`, one after the other."""
+
+    def __init__(
+        self,
+        connect: Callable[[], PgConnection],
+        runner: TaskRunner,
+        storage: StorageOptions,
+        inbox: SimpleQueue[Event],
+        settings: CopySettings,
+        observer: Observer,
+    ) -> None:
+        self._connect = connect
+        self._runner = runner
+        self._storage = storage
+        self._inbox = inbox
+        self._settings = settings
+        self._observer = observer
+        self._slots = threading.Semaphore(settings.workers)
+        self._reported: set[tuple[TableId, int, int, int]] = set()
+        """Chunks given to a task in this run, as (table, L0, generation, number): published or not, not again."""
+        self._locked: set[int] = set()
+        """OIDs of the heaps that a task could not lock since the last look at the catalog."""
+        self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
+        """By table and L0, field IDs of the columns that needed a sidecar in a chunk so far."""
+        self._awaited: dict[tuple[TableId, int], set[str]] = {}
+        """By table and L0, the transactions that have to end before its copy is planned."""
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; chunks under way are forgotten, and will be read again."""
+        self._stopping.set()
+        self._changed.set()
+        self._slots.release()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """A table was registered, or a copy has to start again."""
+        self._changed.set()
+
+    def _run(self) -> None:
+        with reporting(self._inbox), self._connect() as connection:
+            while not self._stopping.is_set():
+                self._changed.clear()
+                self._locked.clear()
+                for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._settings.slot}):
+                    if self._stopping.is_set():
+                        break
+                    table = load_table(connection, TableId(table_id))
+                    if table is not None and (planned or self._plan(connection, table)):
+                        self._copy(connection, table)
+                self._changed.wait(_LOOK_INTERVAL)
+
+    def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
+        """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings.
+
+        Not before every transaction that may have ended below L0 is visible. A registration had them end; a table that
+        is copied again has its L0 from the stream, which runs ahead of visibility: so those that hold locks are waited
+        for. Nor while the heap has other columns or partitions than the stream has come to.
+        """
+        if not self._settled(connection, table):
+            return False
+        try:
+            with connection.transaction():
+                connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+                chunks = plan_chunks(connection, table.table_id, self._settings.chunk_bytes)
+        except SourceError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                return False
+            raise
+        with connection.transaction():
+            check_epoch(connection, self._settings.slot, self._settings.epoch)
+            who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
+            if connection.execute(_SQL["plan"], who).rowcount != 1:
+                return False
+            with connection.cursor() as cursor:
+                cursor.executemany(
+                    _SQL["plan_chunk"],
+                    [
+                        {
+                            "table_id": table.table_id,
+                            "generation": table.generation,
+                            "chunk_no": number,
+                            "relation_id": chunk.relation_id,
+                            "filenode": chunk.filenode,
+                            "lo_block": chunk.lo_block,
+                            "hi_block": chunk.hi_block,
+                        }
+                        for number, chunk in enumerate(chunks)
+                    ],
+                )
+            if not chunks:
+                connection.execute(_SQL["nothing_to_copy"], {"table_id": table.table_id})
+        self._observer(Step.COPY_PLANNED, table=str(table.name), chunks=len(chunks))
+        self._inbox.put(CopyPlanned(table, len(chunks)))
+        return bool(chunks)
+
+    def _settled(self, connection: PgConnection, table: MirroredTable) -> bool:
+        """Whether the table can be planned; False to look again later."""
+        who: dict[str, object] = {"table_id": table.table_id}
+        identity = (table.table_id, table.start_lsn)
+        holders = {row[0] for row in connection.execute(_SHAPE_SQL["lockers"], who).fetchall()}
+        if table.generation:
+            self._awaited[identity] = self._awaited.get(identity, holders) & holders
+            if self._awaited[identity]:
+                return False
+        row = connection.execute(_SHAPE_SQL["present"], who).fetchone()
+        return not table.shape or (row is not None and same_layout(json.loads(table.shape), row[0]))
+
+    def _copy(self, connection: PgConnection, table: MirroredTable) -> None:
+        rows = connection.execute(_SQL["chunks"], {"table_id": table.table_id, "generation": table.generation})
+        for number, relation_id, schema, name, filenode, lo_block, hi_block in rows.fetchall():
+            identity = (table.table_id, table.start_lsn, table.generation, number)
+            if identity in self._reported:
+                continue
+            if name is None:
+                self._inbox.put(CopyInvalid(table))
+                return
+            self._slots.acquire()
+            if self._stopping.is_set() or not _same_copy(table, load_table(connection, table.table_id)):
+                self._slots.release()
+                return
+            if relation_id in self._locked:
+                # Later; what can be read meanwhile is not to wait for it.
+                self._slots.release()
+                continue
+            self._reported.add(identity)
+            chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
+            beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
+            task = ChunkTask(self._settings.dsn, table, chunk, self._storage, beside=beside)
+            future = self._runner.submit(copy_chunk, task)
+            future.add_done_callback(partial(self._finished, table, number, relation_id))
+
+    def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
+        if not future.cancelled() and future.exception() is None and future.result().locked:
+            # Before another chunk takes the worker.
+            self._locked.add(relation_id)
+            self._reported.discard((table.table_id, table.start_lsn, table.generation, number))
+        self._slots.release()
+        if future.cancelled():
+            return
+        error = future.exception()
+        if self._stopping.is_set():
+            file = None if error is not None else future.result().file
+            discard([] if file is None else [file.path], self._storage)
+            return
+        if error is not None:
+            self._inbox.put(ThreadFailed(error))
+            return
+        result = future.result()
+        if result.locked:
+            return
+        if result.error is not None:
+            self._inbox.put(CopyFailed(table, result.error))
+        elif result.heap_rewritten:
+            self._inbox.put(CopyInvalid(table))
+        else:
+            identity = table.table_id, table.start_lsn
+            self._beside[identity] = self._beside.get(identity, frozenset()) | result.sidecars
+            self._observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
+            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
+            self._inbox.put(ChunkCopied(table, copied))
+
+
+def _same_copy(table: MirroredTable, present: MirroredTable | None) -> bool:
+    """Whether this copy of the table is still wanted: it was not set aside, registered anew, or begun once more."""
+    return (
+        present is not None
+        and present.state is TableState.COPYING
+        and (present.start_lsn, present.generation) == (table.start_lsn, table.generation)
+    )

@@ -1,0 +1,1 @@
+"""What travels between the threads of a pump: batches, publish requests, events, steps; and how its threads end."""

@@ -1,0 +1,1 @@
+"""Which tables have a key index, and how it is built and kept."""

@@ -1,0 +1,179 @@
+"""Reads keys from the lake in the background: a whole table's, to build its key index, or those of files that another
+engine wrote in place of others."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+
+from mirror_pump.engine.index_keys import FileKeys, KeysTask, read_keys
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.key_index.index_plan import FileNumbers
+from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
+from mirror_pump.model import TableId
+from mirror_pump.pipeline.flow.events import Event, IndexRead
+from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.upkeep.jobs import Tasks
+
+_TASK_ROWS = 2_000_000
+"""Rows whose keys one task reads: 16 to 32 MB of them."""
+_TASK_FILES = 200
+_AHEAD = 1
+"""Tasks that run while the result of another is taken in."""
+INDEX_TASKS = _AHEAD + 1
+"""Tasks at the same time, at most."""
+
+
+@dataclass(frozen=True)
+class IndexJob:
+    """A table's state to read keys of."""
+
+    table_id: TableId
+    job: int
+    """Number that the answer carries."""
+    lake: LakeTable
+    packing: KeyPacking
+    known: frozenset[str] | None
+    """Data files whose keys are known: the others are read. None: build an index of all of them."""
+    budget: int
+    """Bytes that a new index may take."""
+
+
+@dataclass(frozen=True)
+class BuiltIndex:
+    """The index of a table's state."""
+
+    index: KeyIndex
+    numbers: FileNumbers
+
+
+@dataclass(frozen=True)
+class FollowedFiles:
+    """What another engine's rewrite changed."""
+
+    added: tuple[FileKeys, ...]
+    """In the order in which their rows of a key count, the live one before any that a pending delete hides."""
+    gone: tuple[str, ...]
+    """Known data files that are not part of the table any more."""
+
+
+class IndexBuilder:
+    """A thread that does one job after the other and puts the answers into the inbox."""
+
+    def __init__(self, runner: TaskRunner, inbox: SimpleQueue[Event]) -> None:
+        self._inbox = inbox
+        self._jobs: SimpleQueue[IndexJob | None] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._tasks = Tasks(runner, self._stopping.is_set)
+        self._thread = threading.Thread(target=self._run, name="index builder", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; its jobs are forgotten."""
+        self._stopping.set()
+        self._jobs.put(None)
+        self._thread.join()
+
+    def submit(self, job: IndexJob) -> None:
+        """Do this after what was submitted before."""
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        with reporting(self._inbox):
+            while (job := self._jobs.get()) is not None and not self._stopping.is_set():
+                try:
+                    answer = self._build(job) if job.known is None else self._follow(job, job.known)
+                except (LakeError, TaskFailed) as error:
+                    told = f"{error}. {error.remedy}" if error.remedy else str(error)
+                    self._inbox.put(IndexRead(job.table_id, job.job, None, told))
+                else:
+                    self._inbox.put(IndexRead(job.table_id, job.job, answer, ""))
+
+    def _build(self, job: IndexJob) -> BuiltIndex:
+        """The newest row of each key, unless a younger delete hides it: in a live table that is the key's only live
+        row, as nothing else than a delete can stand between a row and the next one of its key."""
+        data, equality, positions = _files(job.lake)
+        index, numbers = KeyIndex(job.packing.words), FileNumbers()
+        born = {file.path: file.sequence_number for file in (*data, *equality)}
+        for read in self._read(job, sorted(data, key=lambda file: file.sequence_number), positions):
+            # In the order of their sequence numbers: a later row of a key takes the place of an earlier one.
+            keys = PackedKeys.concatenated([file.keys for file in read], job.packing.words)
+            places = np.concatenate([place_of(numbers.number(file.path), file.positions) for file in read])
+            last = unique_last(keys)
+            index.put(keys.take(last), places[last])
+            if index.nbytes > job.budget:
+                raise LakeError(f"its key index would need more than {job.budget} bytes", "raise --index-memory")
+        if equality:
+            numbered = np.array([born[numbers.path(number)] for number in range(len(numbers.known()))], np.int64)
+            for read in self._read(job, equality, ()):
+                for file in read:
+                    places = index.find(file.keys)
+                    hidden = (places >= 0) & (numbered[files_of(np.maximum(places, 0))] < born[file.path])
+                    index.put(file.keys.take(hidden), np.full(int(hidden.sum()), NOWHERE, np.int64))
+        return BuiltIndex(index, numbers)
+
+    def _follow(self, job: IndexJob, known: frozenset[str]) -> FollowedFiles:
+        data, _, positions = _files(job.lake)
+        # Newest first: a rewrite keeps the old row of a key that is updated meanwhile, which a pending delete hides.
+        new = sorted((file for file in data if file.path not in known), key=lambda file: -file.sequence_number)
+        added = tuple(file for read in self._read(job, new, positions) for file in read)
+        return FollowedFiles(added, tuple(known.difference(file.path for file in data)))
+
+    def _read(
+        self, job: IndexJob, files: Sequence[LiveFile], positions: Sequence[LiveFile]
+    ) -> Iterator[list[FileKeys]]:
+        """The files' keys, some files at a time and in their order; reads ahead by one task."""
+        running: deque[Future[list[FileKeys]]] = deque()
+        for group in _groups(files):
+            paths = tuple(file.path for file in group)
+            task = KeysTask(paths, naming(positions, paths), job.lake.schema, job.packing, job.lake.storage)
+            running.append(self._tasks.runner.submit(read_keys, task))
+            if len(running) > _AHEAD:
+                yield self._tasks.result(running.popleft())
+        while running:
+            yield self._tasks.result(running.popleft())
+
+
+def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
+    """Data files, equality-delete files, position-delete files of the table's state.
+
+    Raises LakeError where the table has files that an index cannot describe: another engine's, in other formats,
+    partitions, or deletes on other columns.
+    """
+    listing = Listing(lake.storage, (PATH_ID,))
+    by_manifest = listing.files(lake.manifests)
+    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
+    for file, usual in listed(by_manifest, lake.manifests, lake.spec_id):
+        own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(lake.schema.key_ids)
+        if not (usual and own) or lake.partitioned:
+            raise LakeError(f"{file.path} is of a kind that a key index does not know", "compact the table")
+        if file.records:
+            found[file.content].append(file)
+    return found[FileContent.DATA], found[FileContent.EQUALITY_DELETES], found[FileContent.POSITION_DELETES]
+
+
+def _groups(files: Sequence[LiveFile]) -> Iterator[list[LiveFile]]:
+    group: list[LiveFile] = []
+    rows = 0
+    for file in files:
+        if group and (rows + file.records > _TASK_ROWS or len(group) >= _TASK_FILES):
+            yield group
+            group, rows = [], 0
+        group.append(file)
+        rows += file.records
+    if group:
+        yield group

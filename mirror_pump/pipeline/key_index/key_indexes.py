@@ -1,0 +1,405 @@
+"""Which tables have a key index, and how a commit's deletes are therefore written: by position, or by key.
+
+The encoding of deletes has its home here. Invariant: in phase READY a table's index, at the metadata file `location`,
+maps exactly the keys of the rows that a reader of that metadata sees to the places of these rows. It holds because
+
+- a new index is built from one state of the table, and every commit of ours since is replayed on it, in order;
+- every later commit of ours changes it only once its publish has landed (`landed`), by exactly what was published;
+- a state that we did not publish is noticed by its metadata location before anything is planned on it: after rewrites
+  alone, which change no row, keys whose files are gone take the places that the new files have for them (FOLLOWING);
+  after anything else the index is thrown away.
+
+Whatever is not certain falls back to equality deletes, which need no knowledge: while there is no index, while a
+rewrite runs (its commit would fail on new position deletes), for a key of the stream's that the index does not know.
+
+A correction may be of a key that has no row: a new one, or one that is deleted again. In READY and in FOLLOWING the
+index has exactly the keys of the rows that the commit's base has, so nothing is deleted for a key that neither it nor
+an earlier segment of the commit has. An equality delete for it would hide nothing, and keep pyiceberg, Polars and Daft
+from reading the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mirror_pump.lake.commit.merged_files import MergedFile
+from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
+from mirror_pump.lake.format.data_files import WrittenFile, write_equality_deletes
+from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, SegmentKeys, plan_commit
+from mirror_pump.lake.key_index.key_index import KeyIndex
+from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.flow.events import IndexRead
+from mirror_pump.pipeline.flow.requests import SegmentChange
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
+from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
+
+_LOOK_INTERVAL = 1.0
+"""Seconds between decisions about which tables have an index."""
+_LOG_SHARE = 4
+"""The commits that wait for an index to be built may take one part in so many of the budget."""
+_FAILED_PAUSE = 300.0
+"""Seconds before a table whose index could not be built is considered again."""
+
+
+@dataclass(frozen=True)
+class EncodedDeletes:
+    """A commit's segments as the lake takes them."""
+
+    segments: tuple[SegmentFiles, ...]
+    positions: tuple[WrittenFile, ...] = ()
+    """Position-delete files of the whole commit."""
+    base: LakeTable | None = field(default=None, repr=False)
+    """What it was worked out against."""
+    keyed: tuple[KeyedSegment, ...] | None = field(default=(), repr=False)
+    """The segments' keys; None if some segment came without."""
+    emptied: bool = False
+    """The table has no other rows than the commit's."""
+    plan: IndexPlan | None = field(default=None, repr=False)
+    written: tuple[str, ...] = ()
+    """Files that encoding wrote: to be removed if the publish is known to have failed."""
+    deleted: int = 0
+    """Keys that the commit deletes."""
+
+    @property
+    def mode(self) -> str | None:
+        """How its deletes are written: `position`, or `equality` if any is written by key; None if it has none."""
+        if any(segment.deletes for segment in self.segments):
+            return "equality"
+        return "position" if self.deleted else None
+
+
+@dataclass
+class _Seen:
+    """What is known of a live table's deletes."""
+
+    candidate: Candidate
+    not_before: float = 0.0
+    """time.monotonic(), seconds."""
+
+
+class KeyIndexes:
+    """All indexes of one pump. The loop's thread owns it; `packing` may be asked from any thread.
+
+    It outlives sessions: what is READY stays exact as long as the catalog names the same metadata.
+    """
+
+    def __init__(self, budget: int, storage: StorageOptions) -> None:
+        """`budget`: bytes for all indexes together; 0 for none."""
+        self._budget = budget
+        self._storage = storage
+        self._secret = os.urandom(16)
+        self._tracked: dict[TableId, TableIndex] = {}
+        self._seen: dict[TableId, _Seen] = {}
+        self._jobs = 0
+        self._looked_at = 0.0
+        self._told: dict[TableId, IndexPhase] = {}
+        self._builder: IndexBuilder | None = None
+        self._observer: Observer | None = None
+
+    def attach(self, builder: IndexBuilder, observer: Observer) -> None:
+        """A session begins, before which nobody was told of any index."""
+        self._builder, self._observer = builder, observer
+        self._told = {}
+        for tracked in self._tracked.values():
+            if tracked.phase is not IndexPhase.READY:
+                tracked.restart(self._next_job())
+
+    def packing(self, table: MirroredTable) -> KeyPacking | None:
+        """How segments of the table are to hand their keys over; None: they write equality deletes."""
+        tracked = self._tracked.get(table.table_id)
+        if tracked is None or tracked.start_lsn != table.start_lsn or not table.state.has_all_rows:
+            return None
+        return tracked.packing
+
+    def encode(
+        self,
+        table: MirroredTable,
+        base: LakeTable,
+        segments: Sequence[SegmentChange],
+        *,
+        emptied: bool,
+        positions_allowed: bool,
+    ) -> EncodedDeletes:
+        """How the segments' deletes are written in a commit on top of `base`. Nothing is changed by it but numbers of
+        files, so it may be repeated against another base.
+
+        `emptied`: the commit removes every row that `base` has. Raises LakeError.
+        """
+        tracked = self._of(table)
+        keyed = _keyed(segments)
+        plan: IndexPlan | None = None
+        if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
+            index = KeyIndex(tracked.packing.words) if emptied else tracked.index
+            plan = plan_commit(index, tracked.numbers, keyed)
+        by_position = plan if tracked is not None and tracked.phase is IndexPhase.READY and positions_allowed else None
+        files: list[SegmentFiles] = []
+        positions: tuple[WrittenFile, ...] = ()
+        with StagedFiles(self._storage) as written:
+            for number, segment in enumerate(segments):
+                encoded = segment.files
+                if segment.keys is not None:
+                    deleted = _by_key(segment.keys, number, plan, positions=by_position is not None)
+                    if deleted.num_rows:
+                        file = write_equality_deletes(deleted, segment.keys.schema, table.location, self._storage)
+                        written.own(file.path)
+                        encoded = replace(encoded, deletes=(*encoded.deletes, file))
+                files.append(encoded)
+            if by_position is not None and by_position.positions:
+                positions = (write_position_deletes(by_position.positions, table.location, self._storage),)
+                written.own(positions[0].path)
+        return EncodedDeletes(
+            segments=tuple(files),
+            positions=positions,
+            base=base,
+            keyed=keyed,
+            emptied=emptied,
+            plan=plan,
+            written=written.locations,
+            deleted=sum(segment.deleted for segment in segments),
+        )
+
+    def phase(self, table: MirroredTable) -> IndexPhase | None:
+        """Where the table's index stands; None without one. For any thread."""
+        tracked = self._tracked.get(table.table_id)
+        return None if tracked is None or tracked.start_lsn != table.start_lsn else tracked.phase
+
+    def want(self, table: MirroredTable, lake: LakeTable, deletes: int) -> bool:
+        """So many deletes are about to come to the table, whose present state is `lake`: whether it has an index, or
+        one is being built now."""
+        tracked = self._of(table)
+        if tracked is None:
+            self._count(table, deletes, lake)
+            self._choose()
+            tracked = self._of(table)
+        if tracked is not None and tracked.phase is IndexPhase.WANTED:
+            self._build(table.table_id, tracked, lake)
+            tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
+        return tracked is not None
+
+    def discard(self, encoded: EncodedDeletes) -> None:
+        """The commit certainly did not happen."""
+        discard(encoded.written, self._storage)
+
+    def landed(
+        self, table: MirroredTable, encoded: EncodedDeletes, now: LakeTable, merged: Sequence[MergedFile] = ()
+    ) -> None:
+        """The commit was published, and `now` is what it made of the table; `merged`: files that it put in the place of
+        others."""
+        table_id = table.table_id
+        self._count(table, encoded.deleted, now)
+        if time.monotonic() - self._looked_at >= _LOOK_INTERVAL:
+            self._looked_at = time.monotonic()
+            self._choose()
+        tracked = self._of(table)
+        if tracked is None:
+            return
+        if encoded.keyed is None:
+            # Segments that were given out before keys were asked for: from the next commit on they have them.
+            tracked.restart(self._next_job())
+        elif encoded.emptied and (encoded.keyed or tracked.phase is not IndexPhase.WANTED):
+            tracked.begin_empty(self._next_job(), encoded.keyed)
+        elif tracked.phase is IndexPhase.WANTED:
+            if encoded.keyed:
+                assert encoded.base is not None
+                self._build(table_id, tracked, encoded.base)
+                self._note(tracked, encoded.keyed)
+        elif tracked.phase is IndexPhase.BUILDING:
+            if encoded.base is None or encoded.base.metadata_location != tracked.location:
+                tracked.restart(self._next_job())
+            elif encoded.keyed:
+                self._note(tracked, encoded.keyed)
+        elif encoded.plan is not None:
+            tracked.landed(encoded.plan)
+        tracked.location, tracked.snapshot_id = now.metadata_location, int(now.snapshot_id)
+        if merged and tracked.phase is not IndexPhase.WANTED:
+            self._merged(table_id, tracked, merged, now)
+
+    def _merged(self, table_id: TableId, tracked: TableIndex, merged: Sequence[MergedFile], now: LakeTable) -> None:
+        if all(one.keys is not None for one in merged):
+            for one in merged:
+                tracked.merged(one)
+        elif tracked.known:
+            # A merge that began before there was an index: as after another engine's rewrite.
+            self._follow(table_id, tracked, now)
+        else:
+            tracked.restart(self._next_job())
+
+    def read(self, answer: IndexRead) -> None:
+        """The builder has done a job."""
+        tracked = self._tracked.get(answer.table_id)
+        if tracked is None or tracked.job != answer.job:
+            return
+        match answer.result:
+            case BuiltIndex() if tracked.phase is IndexPhase.BUILDING:
+                tracked.built(answer.result)
+                self._ready(answer.table_id, tracked)
+            case FollowedFiles() if tracked.phase is IndexPhase.FOLLOWING:
+                if tracked.followed(answer.result):
+                    self._ready(answer.table_id, tracked)
+                else:
+                    said = "rows of rewritten files are not in the files that came"
+                    self._say(Step.INDEX_FAILED, answer.table_id, error=said)
+                    tracked.restart(self._next_job())
+            case _:
+                self._say(Step.INDEX_FAILED, answer.table_id, error=answer.error)
+                self.forget(answer.table_id)
+                if answer.table_id in self._seen:
+                    self._seen[answer.table_id].not_before = time.monotonic() + _FAILED_PAUSE
+
+    def forget(self, table_id: TableId) -> None:
+        """The table has no index any more: it is not live, or others help more."""
+        self._tracked.pop(table_id, None)
+
+    def retain(self, tables: Collection[tuple[TableId, Lsn]]) -> None:
+        """Only these registrations are live: of others nothing is kept."""
+        starts = dict(tables)
+        for table_id in [one for one, tracked in self._tracked.items() if starts.get(one) != tracked.start_lsn]:
+            self.forget(table_id)
+        for table_id in self._seen.keys() - starts.keys():
+            del self._seen[table_id]
+
+    def report(self, table_id: TableId) -> Mapping[str, Any]:
+        """What `status` shows of the table's index: phase, rows and bytes."""
+        tracked = self._tracked.get(table_id)
+        if tracked is None:
+            return {"phase": None, "rows": 0, "bytes": 0}
+        size = tracked.index.nbytes if tracked.known else 0
+        return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size}
+
+    def news(self) -> Mapping[TableId, Mapping[str, Any]]:
+        """Reports of the tables whose index has come, gone, or another phase since this was last asked."""
+        phases = {table_id: tracked.phase for table_id, tracked in self._tracked.items()}
+        changed = [one for one in phases.keys() | self._told.keys() if phases.get(one) is not self._told.get(one)]
+        self._told = phases
+        return {table_id: self.report(table_id) for table_id in changed}
+
+    def _of(self, table: MirroredTable) -> TableIndex | None:
+        """The table's index, if it is of this registration and its present key."""
+        tracked = self._tracked.get(table.table_id)
+        if tracked is None:
+            return None
+        packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
+        if tracked.start_lsn != table.start_lsn or tracked.packing != packing:
+            self.forget(table.table_id)
+            return None
+        return tracked
+
+    def _usable(self, table_id: TableId, tracked: TableIndex, base: LakeTable, coming: Sequence[KeyedSegment]) -> bool:
+        """Whether the index has the table's keys as of `base`; places too, if the phase is READY. `coming`: what is to
+        be committed on top of it."""
+        if not tracked.known:
+            return False
+        if tracked.location == base.metadata_location:
+            return True
+        # A state that we did not publish.
+        if not only_rewritten_since(base.metadata, tracked.snapshot_id):
+            tracked.restart(self._next_job())
+            return False
+        # This may not be the first try to commit them: their files have numbers, are not in `base`, and have not gone.
+        self._follow(table_id, tracked, base, {path for segment in coming for path in segment.data})
+        return True
+
+    def _follow(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, coming: Collection[str] = ()) -> None:
+        """Files of the index have gone for others with the same rows; `coming` are not part of `lake` yet."""
+        tracked.phase = IndexPhase.FOLLOWING
+        tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
+        self._submit(table_id, tracked, lake, tracked.numbers.known().difference(coming))
+
+    def _build(self, table_id: TableId, tracked: TableIndex, lake: LakeTable) -> None:
+        """Have the keys of this state read; what is committed on top of it is noted."""
+        tracked.phase = IndexPhase.BUILDING
+        self._submit(table_id, tracked, lake, None)
+        self._say(Step.INDEX_BUILDING, table_id, rows=lake.records)
+
+    def _note(self, tracked: TableIndex, keyed: tuple[KeyedSegment, ...]) -> None:
+        tracked.note(keyed)
+        if tracked.log_bytes > self._budget // _LOG_SHARE:
+            # Too much changes for the time that building takes.
+            tracked.restart(self._next_job())
+
+    def _ready(self, table_id: TableId, tracked: TableIndex) -> None:
+        self._say(Step.INDEX_READY, table_id, rows=tracked.index.alive, bytes=tracked.index.nbytes)
+
+    def _next_job(self) -> int:
+        self._jobs += 1
+        return self._jobs
+
+    def _submit(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, known: frozenset[str] | None) -> None:
+        assert self._builder is not None
+        tracked.job = self._next_job()
+        self._builder.submit(IndexJob(table_id, tracked.job, lake, tracked.packing, known, self._budget))
+
+    def _count(self, table: MirroredTable, deletes: int, now: LakeTable) -> None:
+        """Remember how much the table is deleted from, and what an index would take."""
+        if not self._budget or not deletes or not table.state.has_all_rows:
+            return
+        packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
+        if packing is None:
+            return
+        seen = self._seen.get(table.table_id)
+        # A cut-line that moves changes nothing of what is known.
+        if seen is None or replace(seen.candidate.table, tier=None) != replace(table, tier=None):
+            # New, registered anew, or altered.
+            seen = _Seen(Candidate(table))
+        candidate = seen.candidate.after(deletes, now, packing, time.monotonic())
+        self._seen[table.table_id] = replace(seen, candidate=candidate)
+
+    def _choose(self) -> None:
+        """Give indexes to the tables that they help most, as far as the budget goes."""
+        now = time.monotonic()
+        allowed = {table_id: seen.candidate for table_id, seen in self._seen.items() if seen.not_before <= now}
+        taken = {table_id: tracked.nbytes for table_id, tracked in self._tracked.items()}
+        chosen = choose(allowed, taken, self._budget, now)
+        for table_id in self._tracked.keys() - chosen:
+            self.forget(table_id)
+        for table_id in chosen - self._tracked.keys():
+            candidate = allowed[table_id]
+            tracked = TableIndex(candidate.table.start_lsn, candidate.packing_of(self._secret), candidate.nbytes)
+            tracked.restart(self._next_job())
+            self._tracked[table_id] = tracked
+
+    def _say(self, step: Step, table_id: TableId, **details: object) -> None:
+        if self._observer is not None:
+            name = self._seen[table_id].candidate.table.name if table_id in self._seen else table_id
+            self._observer(step, table=str(name), **details)
+
+
+def _by_key(keys: SegmentKeys, number: int, plan: IndexPlan | None, *, positions: bool) -> pa.Table:
+    """Which of a segment's deleted keys are written as equality deletes. `plan`: what an index knows of the commit, if
+    there is one; `positions`: the keys that it has a row of are written by position."""
+    if plan is None:
+        return keys.deleted
+    absent = plan.unknown[number]
+    if positions:
+        return keys.deleted.slice(0, 0) if keys.may_be_absent else keys.deleted.take(pa.array(absent))
+    if not keys.may_be_absent:
+        return keys.deleted
+    present = np.ones(keys.deleted.num_rows, np.bool_)
+    present[absent] = False
+    return keys.deleted.filter(pa.array(present))
+
+
+def _keyed(segments: Iterable[SegmentChange]) -> tuple[KeyedSegment, ...] | None:
+    """The segments' keys; None if one that changes something has none."""
+    keyed = []
+    for segment in segments:
+        if segment.keys is None:
+            if segment.files.data or segment.files.deletes:
+                return None
+            continue
+        keyed.append(KeyedSegment(tuple(file.path for file in segment.files.data), segment.keys))
+    return tuple(keyed)

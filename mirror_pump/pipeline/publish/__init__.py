@@ -1,0 +1,1 @@
+"""The publish transaction, and what it stages in the lake before."""

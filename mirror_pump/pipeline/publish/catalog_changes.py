@@ -1,0 +1,83 @@
+"""The catalog's part of a schema change, inside the publish transaction: columns, key, and the table's name.
+
+A table that is copied again keeps S and F as they were promised; what is committed meanwhile builds on metadata that
+only `mirror_tables.staged_location` names. It began as the table's own, with every file removed, so history and field
+IDs go on. When the copy is complete, one publish makes it the table's pointer and S. A reader sees the old content at
+its old F, then the new content at the new one, and nothing in between. What another engine did to the table meanwhile
+goes on with it (`mirror_pump.lake.commit.rebase`), but for commits to `main` (a rewrite, at most: the mirror's rows
+are nobody
+else's to change): they concerned files that are gone by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from mirror_pump.lake.commit.catalog import ensure_namespace
+from mirror_pump.lake.contents.dropped_rows import DroppedRows
+from mirror_pump.model import TableId, TableName
+from mirror_pump.pipeline.flow.batches import TableChange
+from mirror_pump.pipeline.flow.requests import TableDelta
+from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
+from sql import queries
+
+_SQL = queries("change")
+
+
+def store_change(
+    cursor: psycopg.Cursor[tuple[Any, ...]], change: TableChange, dropped_rows: Sequence[DroppedRows]
+) -> None:
+    """Make the catalog describe the table as it is now."""
+    table = change.table
+    cursor.execute(
+        _SQL["store"],
+        {
+            "table_id": table.table_id,
+            "columns": Jsonb(columns_to_json(table.columns)),
+            "excluded": Jsonb(excluded_to_json(table.excluded)),
+            "key": list(table.key),
+            "next_field_id": table.next_field_id,
+            "shape": table.shape or None,
+            "start_lsn": table.start_lsn,
+            "copy_again": change.copy_again,
+            "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
+            "fills": change.fills and not change.copy_again,
+            "stalled": table.awaiting_description,
+            "error": change.reason if table.awaiting_description and change.waits_for_owner else None,
+            "tier_key": tier_key(table),
+            "tier_key_type": tier_key_type(table),
+        },
+    )
+
+
+def rename(cursor: psycopg.Cursor[tuple[Any, ...]], deltas: Sequence[TableDelta]) -> None:
+    """Give the tables of these deltas that were renamed or moved their names, in the catalog and in the lake.
+
+    All at once, through names that nobody has, so that tables may swap names. A table whose new name another registered
+    table still has (one that was dropped, say) keeps its old one until it is renamed again.
+    """
+    wanted = {delta.table.table_id: delta.table.name for delta in deltas if delta.change is not None}
+    if not wanted:
+        return
+    cursor.execute(_SQL["names"])
+    present = {TableId(table_id): TableName(schema, name) for table_id, schema, name in cursor.fetchall()}
+    cursor.execute(_SQL["lake_names"])
+    taken = {TableName(schema, name) for schema, name in cursor.fetchall()}
+    moving = {table_id: name for table_id, name in wanted.items() if present.get(table_id, name) != name}
+    while True:
+        staying = taken.union(present.values()) - {present[table_id] for table_id in moving}
+        free = {table_id: name for table_id, name in moving.items() if name not in staying}
+        if len(free) == len(moving):
+            break
+        moving = free
+    chosen = [(table_id, name.schema, name.name) for table_id, name in sorted(moving.items())]
+    for _, schema, _ in chosen:
+        ensure_namespace(cursor, schema)
+    for table_id, _, _ in chosen:
+        cursor.execute(_SQL["rename"], {"table_id": table_id, "schema": "", "name": f"renamed {table_id}"})
+    for table_id, schema, name in chosen:
+        cursor.execute(_SQL["rename"], {"table_id": table_id, "schema": schema, "name": name})

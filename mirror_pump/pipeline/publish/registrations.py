@@ -1,0 +1,113 @@
+"""Where a table stands in the catalog when a publish begins: what it builds on, and what it must not disturb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.format.metadata import DEFAULT_RETENTION, HistoryRetention, is_archive_snapshot
+from mirror_pump.model import Lsn, SequenceNumber, TableState, Tier
+from mirror_pump.policy import policy_of
+from mirror_pump.source.catalog.tables import tier_of
+
+_HOUR_MS = 3_600_000
+
+_TIER = 4
+"""Columns of the query `registrations` that tell T: the last ones."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A table's row in the catalog as it stands now."""
+
+    state: TableState
+    start_lsn: Lsn
+    generation: int
+    namespace: str
+    lake_table: str
+    metadata_location: str
+    """What the next commit builds on: the staged one while the table is copied again."""
+    staged: bool
+    """The table is being copied again or filled: commits go to metadata that nobody sees before that is complete."""
+    lake_table_missing: bool
+    """The catalog does not name the lake table any more: another engine dropped or renamed it."""
+    pinned: frozenset[int]
+    pin_in_hand: bool
+    """A transaction may have pinned an S, of whatever table, and not committed the pin yet."""
+    rewrite_since: int | None
+    """Where a rewrite of its files began that is under way (mirror_pump.source.catalog.maintenance)."""
+    swept_before: float | None
+    """Files older than this that nothing referred to may be gone; seconds since the Unix epoch."""
+    read_at: datetime
+    """When all this was so, by the database's clock."""
+    policy: Mapping[str, Any] | None
+    """The overrides in modak.tables.maintenance_policy."""
+    data_sequence_number: SequenceNumber
+    """Where copied files take their place in the order of commits."""
+    snapshot_id: int
+    """S."""
+    rows_dropped: bool
+    """Rows of partitions that are gone may still be in the staged files."""
+    tier: Tier | None
+
+    @property
+    def readers_see_commits(self) -> bool:
+        """Whether readers see what is committed, and hence whether S may be made anew: not while the table is copied,
+        for the first time or again."""
+        return self.state is TableState.LIVE and not self.staged
+
+    @property
+    def files_may_be_rewritten(self) -> bool:
+        """Whether files may be exchanged for others: not in a table under copy, whose later chunks need the equality
+        deletes and come in beside them; not under a rewrite, whose commit would fail. What is staged for a table that
+        is filled no other engine sees."""
+        if self.state is TableState.FILLING:
+            return self.staged
+        return self.state is TableState.LIVE and self.rewrite_since is None
+
+    def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+        """Snapshots that commits must not thin out: pinned ones, S, which readers pin as long as it is published, also
+        after this row was read, and as long as a pin is in hand every S: it may be of any of them."""
+        kept = self.pinned | {self.snapshot_id}
+        if not self.pin_in_hand:
+            return kept
+        return kept | {int(one["snapshot-id"]) for one in metadata["snapshots"] if is_archive_snapshot(one)}
+
+    @property
+    def retention(self) -> HistoryRetention:
+        """How commits thin the history. A wrong stored policy stops maintenance, which says so, and not the pump."""
+        try:
+            policy = policy_of(self.policy or {})
+        except UsageError:
+            return DEFAULT_RETENTION
+        minutes, hours = policy.history_minutes_hours, policy.history_hours_hours
+        return HistoryRetention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS))
+
+
+def registration_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Registration:
+    """From a row of the query `registrations`, without the table_id."""
+    state, start, generation, namespace, name, location, staged, lake_table_missing, pins, *others = row[:-_TIER]
+    rewrite_since, swept_before, read_at, policy, data_sequence_number, snapshot_id, rows_dropped = others
+    return Registration(
+        state=TableState(state),
+        start_lsn=Lsn(start),
+        generation=generation,
+        namespace=namespace,
+        lake_table=name,
+        metadata_location=location,
+        staged=staged,
+        lake_table_missing=lake_table_missing,
+        pinned=frozenset(pins),
+        pin_in_hand=pin_in_hand,
+        rewrite_since=rewrite_since,
+        swept_before=swept_before,
+        read_at=read_at,
+        policy=policy,
+        data_sequence_number=SequenceNumber(data_sequence_number),
+        snapshot_id=snapshot_id,
+        rows_dropped=rows_dropped,
+        tier=tier_of(*row[-_TIER:]),
+    )

@@ -1,0 +1,311 @@
+"""Proves that the lake at S, corrected by the delta, holds a heap partition: before it is dropped, and never otherwise.
+
+Heap, delta, T and S are read in one REPEATABLE READ snapshot of the database. A fold moves corrections into the lake in
+the transaction that changes S, and the partition's triggers write corrections in the transactions that change the heap:
+so at any snapshot `heap = (lake at S, without the keys of the delta) + delta`, or the proof fails. Rows of keys in the
+delta are compared in the database, all others by count and by sums of 128-bit hashes over full rows, in tasks, with the
+parsers that copies use.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from decoders.text import parse_rows
+from mirror_pump.engine.partition_digests import (
+    Comparing,
+    Digest,
+    FilesTask,
+    HeapTask,
+    LakeFile,
+    digest_files,
+    digest_heap,
+)
+from mirror_pump.engine.row_hashes import HashSecret
+from mirror_pump.errors import LakeError, TableError
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, naming
+from mirror_pump.lake.format.bounds import ordered
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.upkeep.jobs import Tasks
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.heap.block_reader import plan_chunks
+from mirror_pump.source.retention.partitions import Partition, bounded
+from sql import queries
+
+_SQL = queries("retention")
+
+_TASK_BYTES = 64 << 20
+"""Of heap blocks, or of data files, that one task reads."""
+_IN_FLIGHT = 2
+"""Tasks of a proof at the same time: the stream's segments need the machine more urgently."""
+_PIN_SECONDS = 120.0
+"""A proof's pin lasts, and what a pump leaves behind that is killed while it compares: renewed at half of it."""
+_SHOWN = 10
+"""Differing keys that a failed proof names."""
+_LOOKED_AT = 8
+"""Buckets whose rows are read again to find them."""
+_ROWS_AT_ONCE = 1 << 18
+"""Rows of a truncated partition that are looked for in the lake: they take some hundred bytes of memory each."""
+
+Side: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
+"""Digests heap or lake, with the rows of the wanted buckets; if keys are given, with those of them that have these."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome for one partition."""
+
+    rows: int
+    """In the heap."""
+    snapshot_id: int
+    """S."""
+    watched_as: str
+    """modak.watch_mark() of the partition as it was compared."""
+    differing: tuple[str, ...]
+    """Keys whose rows differ, and how: some of them. Empty: the lake holds the partition."""
+
+
+@dataclass
+class _Pin:
+    """S, kept for as long as the comparison goes on."""
+
+    connection: PgConnection
+    pin_id: Any
+    renewed_at: float
+    """time.monotonic(), seconds."""
+
+    def renew(self) -> None:
+        if time.monotonic() - self.renewed_at > _PIN_SECONDS / 2:
+            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": _PIN_SECONDS})
+            self.renewed_at = time.monotonic()
+
+
+class Prover:
+    """Compares partitions with the lake, one at a time."""
+
+    def __init__(self, connect: Callable[[], PgConnection], tasks: Tasks, storage: StorageOptions, dsn: str) -> None:
+        self._connect = connect
+        self._tasks = tasks
+        self._storage = storage
+        self._dsn = dsn
+
+    def prove(self, table: MirroredTable, partition: Partition) -> Proof:
+        """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
+        meanwhile), TaskFailed and Stopped: then nothing is proven, and it is tried again."""
+        assert table.tier is not None
+        with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            bounded(reader)
+            where = {"table_id": table.table_id, "relation_id": partition.relation_id}
+            row = reader.execute(_SQL["seam"], where).fetchone()
+            assert row is not None
+            cut, snapshot_id, location, exported, watched_as = row
+            if watched_as is None:
+                raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
+            with self._pinned(table, snapshot_id, cut) as pin:
+                rows, differing = self._compare(table, partition, reader, pin, snapshot_id, location, exported)
+            return Proof(rows, snapshot_id, watched_as, tuple(differing[:_SHOWN]))
+
+    @contextmanager
+    def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
+        """S is kept for the time of the block, in a transaction that others see."""
+        with self._connect() as connection:
+            where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
+            row = connection.execute(_SQL["pin"], where).fetchone()
+            assert row is not None
+            try:
+                yield _Pin(connection, row[0], time.monotonic())
+            finally:
+                if not connection.broken:
+                    connection.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (row[0],))
+
+    def _compare(
+        self,
+        table: MirroredTable,
+        partition: Partition,
+        reader: PgConnection,
+        pin: _Pin,
+        snapshot_id: int,
+        location: str,
+        exported: str,
+    ) -> tuple[int, list[str]]:
+        """How many rows the heap has, and which differ."""
+        lake = LakeTable.load(location, self._storage)
+        if lake.snapshot_id != snapshot_id:
+            raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
+        packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
+        assert packing is not None
+        differing, left_out = self._corrections(table, partition, reader, packing)
+        comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
+        chunks = plan_chunks(reader, _relation(partition), _TASK_BYTES)
+        heap_tasks = [HeapTask(self._dsn, chunk, exported, comparing) for chunk in chunks]
+        file_tasks = list(self._files(table, partition, lake, comparing))
+
+        def heap(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, wanted=wanted, among=among)
+            return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
+
+        def cold(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, wanted=wanted, among=among)
+            return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
+
+        rows, found = compare_sides(heap, cold, truncated=partition.truncated)
+        # Corrections stand for rows of their own, whichever side lacks them.
+        return rows + len(left_out), differing + found
+
+    def _corrections(
+        self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
+    ) -> tuple[list[str], PackedKeys]:
+        """Differences between the delta and the heap, and the packed keys of all corrections."""
+        where: dict[str, Any] = {
+            "table_id": table.table_id,
+            "relation_id": partition.relation_id,
+            "lo": partition.lo,
+            "hi": partition.hi,
+        }
+        rows = reader.execute(_SQL["corrections"], where).fetchall()
+        differing = [
+            f"{', '.join(key)}: {_WORDS[difference]}"
+            for _, key, difference in rows
+            if difference is not None and not (partition.truncated and difference == "missing")
+        ]
+        # The key's order in the catalog is attribute order, as that of the columns.
+        keys, _ = parse_rows([key for _, key, _ in rows], {column.name: column.type for column in table.key_columns})
+        return differing, packing.pack(list(keys.values()))
+
+    def _files(
+        self, table: MirroredTable, partition: Partition, lake: LakeTable, comparing: Comparing
+    ) -> Iterator[FilesTask]:
+        assert table.tier is not None
+        tier = next(column for column in table.columns if column.name == table.tier.column)
+        data, positions, deletes = _by_content(Listing(self._storage, [tier.field_id, PATH_ID]), lake)
+        for delete in deletes:
+            if set(delete.equality_ids) != set(lake.schema.key_ids):
+                raise LakeError(
+                    f"{delete.path} deletes rows by other columns than the key", "resolve it: mirror-pump maintain"
+                )
+        group: list[LakeFile] = []
+        size = 0
+
+        def task() -> FilesTask:
+            named = naming(positions, [one.path for one in group])
+            schema: LakeSchema = lake.schema
+            return FilesTask(
+                tuple(group), named, schema, tier.field_id, partition.lo, partition.hi, self._storage, comparing
+            )
+
+        for file in data:
+            low = ordered(tier.type, file.lower_bounds.get(tier.field_id))
+            high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
+            if (low is not None and low >= partition.hi) or (high is not None and high < partition.lo):
+                continue
+            younger = tuple(one.path for one in deletes if one.sequence_number > file.sequence_number)
+            group.append(LakeFile(file.path, younger))
+            size += file.size_bytes
+            if size >= _TASK_BYTES:
+                yield task()
+                group, size = [], 0
+        if group:
+            yield task()
+
+    def _run(self, function: Callable[[Any], Digest], tasks: Sequence[Any], pin: _Pin) -> Digest:
+        parts: list[Digest] = []
+        waiting: list[Any] = []
+        for task in tasks:
+            pin.renew()
+            if len(waiting) == _IN_FLIGHT:
+                parts.append(self._tasks.result(waiting.pop(0)))
+            waiting.append(self._tasks.runner.submit(function, task))
+        return Digest.total(parts + [self._tasks.result(future) for future in waiting])
+
+
+def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list[str]]:
+    """How many rows the heap has, and keys whose rows differ: some of them. What a truncated partition had is in the
+    lake alone, and its rows in the heap are few: only these are looked for."""
+    mine, theirs = heap(None, None), cold(None, None)
+    unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
+    counts = mine.sums[:, 0].tolist()
+    if truncated:
+        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}):
+            given = heap(group, None)
+            assert given.rows is not None
+            if differing := _differing(given, cold(group, given.rows.keys)):
+                return sum(counts), differing
+        return sum(counts), []
+    if not unequal:
+        return sum(counts), []
+    looked_at = frozenset(unequal[:_LOOKED_AT])
+    differing = _differing(heap(looked_at, None), cold(looked_at, None))
+    return sum(counts), differing or ["rows that occur more than once, or that a second look found equal"]
+
+
+def _groups(sizes: Mapping[int, int]) -> Iterator[frozenset[int]]:
+    """Buckets by their rows, together so many that these fit memory; each at least alone."""
+    group: set[int] = set()
+    rows = 0
+    for bucket, size in sizes.items():
+        if group and rows + size > _ROWS_AT_ONCE:
+            yield frozenset(group)
+            group, rows = set(), 0
+        group.add(bucket)
+        rows += size
+    if group:
+        yield frozenset(group)
+
+
+_WORDS = {"missing": "not in the heap", "extra": "not in the lake", "different": "other values"}
+
+
+def _relation(partition: Partition) -> Any:
+    assert partition.relation_id is not None
+    return partition.relation_id
+
+
+def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
+    """Data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
+    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
+    for files in listing.files(lake.manifests).values():
+        for file in files:
+            found[file.content].append(file)
+    if any(file.format != "PARQUET" for file in found[FileContent.DATA]):
+        raise LakeError("a data file of the table is not Parquet", "rewrite the table's files: mirror-pump maintain")
+    return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
+
+
+def _differing(heap: Digest, cold: Digest) -> list[str]:
+    """Keys whose rows are not the same on both sides, and how."""
+    sides = [_by_key(side) for side in (heap, cold)]
+    found = []
+    for key in sides[0].keys() | sides[1].keys():
+        mine, theirs = (side.get(key) for side in sides)
+        if mine is None and theirs is not None:
+            found.append(f"{theirs[1]}: {_WORDS['missing']}")
+        elif theirs is None and mine is not None:
+            found.append(f"{mine[1]}: {_WORDS['extra']}")
+        elif mine is not None and theirs is not None and mine[0] != theirs[0]:
+            found.append(f"{mine[1]}: {_WORDS['different']}")
+    return sorted(found)
+
+
+def _by_key(side: Digest) -> dict[tuple[int, int], tuple[tuple[int, int], str]]:
+    if side.rows is None:
+        return {}
+    first, second = side.rows.keys.first, side.rows.keys.second
+    keys: Iterable[tuple[int, int]] = zip(
+        first.tolist(), (second if second is not None else np.zeros_like(first)).tolist(), strict=True
+    )
+    hashes = zip(side.rows.hashes[0].tolist(), side.rows.hashes[1].tolist(), strict=True)
+    return {key: (hashed, text) for key, hashed, text in zip(keys, hashes, side.rows.texts, strict=True)}

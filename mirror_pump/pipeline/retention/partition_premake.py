@@ -1,0 +1,64 @@
+"""Keeps partitions ready above the newest key, where a table's owner chose so (`premake`)."""
+
+from __future__ import annotations
+
+import psycopg
+
+from mirror_pump.model import MirroredTable, TableId, TierKind
+from mirror_pump.pipeline.flow.backoff import Backoff
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.retention.newest_keys import NewestKeys
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.retention import partitions as source
+from mirror_pump.source.retention.partitions import RetentionChoices
+
+
+class Premaker:
+    """Makes them, and says so in the catalog and to the observer when it cannot: without a partition for its rows the
+    application's INSERTs fail."""
+
+    def __init__(self, newest: NewestKeys, observer: Observer) -> None:
+        self._newest = newest
+        self._observer = observer
+        self._pauses: dict[TableId, Backoff] = {}
+
+    def forget_pauses(self) -> None:
+        """Somebody asks for another try; by any thread."""
+        self._pauses.clear()
+
+    def make(self, connection: PgConnection, table: MirroredTable, choices: RetentionChoices) -> bool:
+        """Whether a partition was made."""
+        assert table.tier is not None
+        pause = self._pauses.get(table.table_id)
+        if pause is not None and not pause.due:
+            return False
+        wanted: list[tuple[int, int]] = []
+        if choices.premake and choices.width is not None:
+            attached = source.read_attached(connection, table.table_id)
+            newest = None
+            if table.tier.kind is TierKind.BIGINT:
+                newest = self._newest.of(connection, table.table_id, table.tier, attached)
+            wanted = source.wanted_partitions(table.tier, newest, attached, choices)
+        for made, (lo, hi) in enumerate(wanted):
+            name = source.premade_name(table.name, table.tier.kind, lo)
+            refused = source.make_partition(connection, table.name, name, table.tier.kind, lo, hi)
+            if refused is not None:
+                self._refused(connection, table, str(name), refused)
+                return made > 0
+        self._pauses.pop(table.table_id, None)
+        if choices.not_made is not None:
+            self._note(connection, table, None)
+        return bool(wanted)
+
+    def _refused(self, connection: PgConnection, table: MirroredTable, name: str, reason: str) -> None:
+        self._pauses.setdefault(table.table_id, Backoff(source.FIRST_PAUSE)).put_off()
+        self._note(connection, table, f"partition {name} was not made: {reason}")
+        self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition=name, reason=reason)
+
+    @staticmethod
+    def _note(connection: PgConnection, table: MirroredTable, reason: str | None) -> None:
+        try:
+            source.run(connection, "not_made", {"table_id": table.table_id, "reason": reason})
+        except psycopg.errors.LockNotAvailable:
+            # The row is being changed; the next try says it again.
+            return

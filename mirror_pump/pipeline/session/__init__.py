@@ -1,0 +1,1 @@
+"""The pump: its sessions, its lead, and the services of one session."""

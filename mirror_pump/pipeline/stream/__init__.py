@@ -1,0 +1,1 @@
+"""From the replication stream to what each batch does to each table."""

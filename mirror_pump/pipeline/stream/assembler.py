@@ -1,0 +1,508 @@
+"""Cuts the stream into segments and batches. Protocol logic without I/O: fed with messages, it emits work.
+
+A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
+transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction
+only once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however
+large a transaction is (design section 4).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from decoders.messages import (
+    Begin,
+    Relation,
+    parse_begin,
+    parse_commit,
+    parse_logical_message,
+    parse_relation,
+    parse_truncate,
+)
+from mirror_pump.errors import about
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.pipeline.flow.batches import BatchEnd, Failure, Segment, TableChange, Truncation
+from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, rows_of
+from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
+
+HEADER = 25
+"""Bytes before the pgoutput message in a CopyData message: 'w' and three int64 (protocol docs, XLogData)."""
+
+_BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
+_CHANGES = frozenset(b"IUD")
+_RELATION_ID = struct.Struct(">I")
+WAIT_PREFIX = "modak.wait"
+"""Of logical messages that modak.wait_for() emits: the WAL position that F is wanted at, in hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When segments and batches close."""
+
+    segment_bytes: int
+    batch_bytes: int
+    row_bytes: int = 1 << 30
+    """A row change larger than this sets its table aside. The server sends none beyond 1 GB."""
+
+
+@dataclass
+class _Batch:
+    """What the open batch has gathered."""
+
+    segments: int = 0
+    changes: int = 0
+    transactions: int = 0
+    size: int = 0
+    commit_time_us: int = 0
+    truncations: list[Truncation] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    changed_tables: list[TableChange] = field(default_factory=list)
+    xids: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def empty(self) -> bool:
+        return not (self.changes or self.truncations or self.failures or self.changed_tables)
+
+
+class Assembler:
+    """Feeds on CopyData messages in stream order; `emit` takes segments, `close()` gives the batch's end.
+
+    `lookup(relation_id)` returns the table's present registration, None when the relation is not mirrored. It is asked
+    at every Relation message: Postgres sends one before the first change after a publication or schema change, so
+    a registration that came, went or was replaced is seen before the first change that it concerns.
+
+    `judge(table, note)` says what to do about a table that one of our notes describes
+    (mirror_pump.source.relations.change_notes). Notes
+    of a transaction are taken together, at the table's next Relation message, which comes before its next change, or at
+    the commit: a key that is dropped and made again in between was never missing. From then on the table as judged
+    counts, not what the catalog says: publishes are behind the stream. A table that is copied again has the
+    transaction's position as its L0, as if it had just been registered. One that waits is taken up by a note that is
+    `settled`, whatever others say before.
+
+    `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole: it gets a
+    batch of its own,
+    which ends with `skip_transaction` once the server gives up.
+    `wanted(lsn)` is told of positions that somebody waits for F to reach.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        applied: Lsn,
+        lookup: Callable[[int], MirroredTable | None],
+        emit: Callable[[Segment], None],
+        barrier: Lsn | None = None,
+        judge: Callable[[MirroredTable, Note], SchemaChangeDecision] = lambda table, _: SchemaChangeDecision(
+            Action.WAIT, table, "it was altered"
+        ),
+        isolated_transaction: Lsn | None = None,
+        wanted: Callable[[Lsn], None] = lambda _: None,
+        *,
+        read_note: NoteReader,
+    ) -> None:
+        self._limits = limits
+        self._lookup = lookup
+        self._emit = emit
+        self._judge = judge
+        self._wanted = wanted
+        self._read_note = read_note
+        self._barrier = barrier
+        self._isolated_transaction = isolated_transaction
+        self._applied = applied
+        self._active: dict[int, MirroredTable] = {}
+        self._tables: tuple[MirroredTable, ...] = ()
+        self._followed: dict[int, MirroredTable] = {}
+        """Tables that changed in the stream, as they are now."""
+        self._sent: dict[int, Relation] = {}
+        """What the server last said of each relation. It says it again only after a change of the relation itself, not
+        when a table that waited has been described."""
+        self._set_aside: dict[int, Lsn] = {}
+        """L0 of registrations that are not to be taken up again."""
+        self._before_apart = self._active, self._followed, self._set_aside
+        """As the three were when `isolated_transaction` began."""
+        self._notes: dict[int, Note] = {}
+        """Of the present transaction, not judged yet."""
+        self._emptied: dict[int, tuple[int, int]] = {}
+        """Tables that the present transaction truncated, with the segments and changes before that."""
+        self._messages: list[bytes] = []
+        self._size = 0
+        self._changes = 0
+        self._batch = _Batch()
+        self._in_transaction = False
+        self._skipping = False
+        self._final_lsn = 0
+        self._xid = 0
+        self.position = applied
+        """Everything that ends at or below it was fed (commit ends and, between transactions, keepalives)."""
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._in_transaction
+
+    @property
+    def empty(self) -> bool:
+        """True when closing now would give a batch without any effect."""
+        return self._batch.empty and not self._changes
+
+    @property
+    def full(self) -> bool:
+        """True when the batch has its bytes, or reached the barrier, and may close: between transactions only."""
+        if self._in_transaction:
+            return False
+        if self._barrier is not None and self.position >= self._barrier:
+            return not self.empty
+        return self._batch.size + self._size >= self._limits.batch_bytes
+
+    def feed(self, messages: Sequence[bytes]) -> int:
+        """Take messages in order; return how many were taken.
+
+        Fewer than given are taken when the batch became full at a commit, or a transaction begins that needs a batch of
+        its own: close it, then feed the rest.
+        """
+        limit = min(self._limits.segment_bytes, self._limits.row_bytes)
+        append = self._messages.append
+        taken = 0
+        for message in messages:
+            taken += 1
+            tag = message[HEADER]
+            if tag in _CHANGES:
+                if not self._skipping and self._tables:
+                    append(message)
+                    self._size += len(message)
+                    self._changes += 1
+                    if self._size >= limit:
+                        if len(message) > self._limits.row_bytes:
+                            self._refuse_row()
+                        self._cut()
+                        append = self._messages.append
+                continue
+            if (
+                tag == _BEGIN
+                and self._isolated_transaction is not None
+                and not self.empty
+                and _begin(message).final_lsn == self._isolated_transaction
+            ):
+                taken -= 1
+                break
+            self._control(tag, message)
+            append = self._messages.append
+            if tag == _COMMIT and self.full:
+                break
+        return taken
+
+    def idle_at(self, wal_end: Lsn) -> None:
+        """A keepalive came between transactions: the server has sent everything that ends at or below `wal_end`."""
+        if not self._in_transaction:
+            self.position = max(self.position, wal_end)
+
+    def refresh(self, tables: Sequence[MirroredTable]) -> None:
+        """Use these descriptions of tables that are known already (a table went live: its inserts need no deletes)."""
+        for table in tables:
+            # One that changed before the server described it is followed, and not active yet.
+            known = self._active.get(table.table_id) or self._followed.get(table.table_id)
+            if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
+                self._cut()
+                # Its columns may be further than what was published.
+                self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
+
+    def drop(self, table: MirroredTable) -> None:
+        """Ignore the table's changes from here on, until a Relation message finds it registered again. Not if that has
+        happened already: what failed is the former registration, whose files were in another place."""
+        active = self._active.get(table.table_id)
+        if active is not None and active.location == table.location:
+            self._ignore(table.table_id)
+
+    def _ignore(self, relation_id: int) -> None:
+        if relation_id in self._active:
+            self._cut()
+            self._set_active({known: table for known, table in self._active.items() if known != relation_id})
+
+    def close(self) -> BatchEnd:
+        """End the batch; must not be called inside a transaction."""
+        if self._in_transaction:
+            raise AssertionError("a batch holds whole transactions: it cannot close inside one")
+        self._cut()
+        batch, self._batch = self._batch, _Batch()
+        return BatchEnd(
+            end_lsn=self.position,
+            commit_time_us=batch.commit_time_us,
+            segments=batch.segments,
+            changes=batch.changes,
+            transactions=batch.transactions,
+            truncations=tuple(batch.truncations),
+            failures=tuple(batch.failures),
+            changed_tables=tuple(batch.changed_tables),
+            xids=batch.xids,
+        )
+
+    @property
+    def transaction(self) -> Lsn | None:
+        """LSN of the commit of the transaction that is being fed; None between transactions."""
+        return Lsn(self._final_lsn) if self._in_transaction else None
+
+    def skip_transaction(self, tables: Sequence[TableId], reason: str) -> BatchEnd:
+        """End the batch behind the transaction that it was kept apart for, whose rest never comes.
+
+        What came of it does not count: the segments of this batch are to be forgotten, and tables are what they were
+        before it. Nobody knows which tables the rest would have changed, or altered. So each of `tables` is described
+        anew, and copied again from there.
+        """
+        if not self._in_transaction or self._final_lsn != self._isolated_transaction:
+            raise AssertionError("only a transaction in a batch of its own can be passed over")
+        self._messages, self._size, self._changes = [], 0, 0
+        self._batch = _Batch(transactions=1)
+        self._notes, self._emptied = {}, {}
+        active, self._followed, self._set_aside = self._before_apart
+        self._set_active(active)
+        self._in_transaction = False
+        # The server skips transactions whose commit record begins before the position that streaming starts at.
+        self.position = Lsn(max(self.position, self._final_lsn + 1))
+        for table_id in tables:
+            table = self._present(table_id)
+            if table is not None and not table.awaiting_description:
+                self._stall(table, reason)
+        return self.close()
+
+    def _refuse_row(self) -> None:
+        """The last message is too large: it goes, and its table is set aside."""
+        message = self._messages.pop()
+        self._size -= len(message)
+        self._changes -= 1
+        (relation_id,) = _RELATION_ID.unpack_from(message, HEADER + 1)
+        table = self._active.get(relation_id)
+        if table is not None:
+            limit = self._limits.row_bytes
+            self._fail(
+                table,
+                f"a change of one row takes {len(message):,} bytes in the stream, more than max_row_bytes allows"
+                f" ({limit:,}). Raise it (the pump needs some six times as much memory), make the row smaller, or"
+                " replace REPLICA IDENTITY FULL if that is why old and new row are sent; then unregister the table and"
+                " register it",
+            )
+
+    def _cut(self) -> None:
+        """Emit what was gathered as a segment, if it holds changes of any table that counts."""
+        if not self._messages:
+            return
+        messages, size = self._messages, self._size
+        batch = self._batch
+        batch.size += size
+        if self._tables:
+            batch.changes += self._changes
+            segment = Segment(batch.segments, messages, size, self._tables)
+            batch.segments += 1
+            self._emit(segment)
+        self._messages, self._size, self._changes = [], 0, 0
+
+    def _control(self, tag: int, message: bytes) -> None:
+        if tag == _BEGIN:
+            begin = _begin(message)
+            self._final_lsn, self._xid = begin.final_lsn, begin.xid
+            self._in_transaction = True
+            self._skipping = self._final_lsn < self._applied
+            self._notes, self._emptied = {}, {}
+            if self._final_lsn == self._isolated_transaction:
+                self._before_apart = dict(self._active), dict(self._followed), dict(self._set_aside)
+        elif tag == _COMMIT:
+            commit = parse_commit(bytes(message[HEADER:]))
+            for relation_id in list(self._notes):
+                self._take_notes(relation_id)
+            self._in_transaction = False
+            self._skipping = False
+            self.position = Lsn(max(self.position, commit.end_lsn))
+            if not self.empty:
+                self._batch.transactions += 1
+                self._batch.xids.append(self._xid)
+                self._batch.commit_time_us = commit.commit_time_us
+        elif tag == _RELATION:
+            self._relation(parse_relation(bytes(message[HEADER:])))
+        elif tag == _TRUNCATE and not self._skipping:
+            for relation_id in parse_truncate(bytes(message[HEADER:])).relation_ids:
+                table = self._active.get(relation_id)
+                if table is not None:
+                    self._cut()
+                    self._batch.truncations.append(Truncation(table, self._batch.segments))
+                    self._emptied[relation_id] = self._batch.segments, self._changes
+        elif tag == _MESSAGE:
+            told = parse_logical_message(bytes(message[HEADER:]))
+            if told.prefix == WAIT_PREFIX:
+                # Whoever may write to the database may send one, with anything in it. The server has come this far, so
+                # a position beyond is nothing that others should have to wait behind: it is asked for again later.
+                with suppress(ValueError):
+                    (reached,) = _WAL_END.unpack_from(message, 9)
+                    self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))
+            elif told.prefix == PREFIX and told.transactional and not self._skipping:
+                note = self._read_note(told.content, self._xid)
+                if note is not None:
+                    self._note(note)
+
+    def _note(self, note: Note) -> None:
+        """Keep a note until the table's next change or the commit; together with former ones of the transaction."""
+        if note.truncated:
+            # A TRUNCATE of the whole table is in the stream itself, and tells of each partition behind it.
+            if self._emptied.get(note.table_id) == (self._batch.segments, self._changes):
+                return
+            table = self._present(note.table_id)
+            if table is not None and not table.awaiting_description:
+                reason = "one of its partitions was truncated"
+                bounds = rows_of(note.truncated_leaf, table)
+                if bounds is None:
+                    self._change(self._copied_again(table), table, reason)
+                else:
+                    self._change(table, table, reason, fills=True, dropped=(bounds,))
+            return
+        former = self._notes.get(note.table_id)
+        if former is not None:
+            note = note.after(former)
+        self._notes[note.table_id] = note
+
+    def _take_notes(self, relation_id: int) -> None:
+        """Act on what the present transaction told of the table so far."""
+        note = self._notes.pop(relation_id, None)
+        table = self._present(relation_id) if note is not None else None
+        if note is None or table is None:
+            return
+        verdict = self._judge(table, note)
+        course = verdict.course
+        if table.awaiting_description and course is not Action.SET_ASIDE:
+            course = Action.COPY_AGAIN if note.settled and course is not Action.WAIT else Action.WAIT
+        if course is Action.FOLLOW:
+            self._change(verdict.table, table, verdict.reason)
+        elif course is Action.FILL:
+            self._change(verdict.table, table, verdict.reason, fills=True, dropped=verdict.dropped)
+        elif course is Action.COPY_AGAIN:
+            again = self._copied_again(verdict.table)
+            self._change(again, table, verdict.reason)
+            sent = self._sent.get(relation_id)
+            if sent is not None and relation_id not in self._active and not difference_from(again, sent):
+                self._set_active({**self._active, relation_id: again})
+        elif course is Action.WAIT and not table.awaiting_description:
+            self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
+        elif course is Action.SET_ASIDE:
+            self._fail(table, verdict.reason)
+
+    def _change(
+        self,
+        table: MirroredTable,
+        former: MirroredTable,
+        reason: str,
+        *,
+        fills: bool = False,
+        dropped: Sequence[PartitionBounds] = (),
+        waits_for_owner: bool = False,
+    ) -> None:
+        self._cut()
+        before = self._batch.segments
+        change = TableChange(
+            table,
+            former.start_lsn,
+            before,
+            reason,
+            fills=fills,
+            dropped=tuple((before, bounds) for bounds in dropped),
+            waits_for_owner=waits_for_owner,
+        )
+        self._batch.changed_tables.append(change)
+        self._replace(table)
+
+    def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
+        waiting = replace(self._copied_again(table), awaiting_description=True)
+        self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
+        self._ignore(table.table_id)
+
+    def _fail(self, table: MirroredTable, reason: str) -> None:
+        self._ignore(table.table_id)
+        self._set_aside[table.table_id] = table.start_lsn
+        self._batch.failures.append(Failure(table, about(str(table.name), reason)))
+
+    def _copied_again(self, table: MirroredTable) -> MirroredTable:
+        return replace(
+            table,
+            state=TableState.COPYING,
+            # Its own number, also when it is copied again twice in one transaction.
+            start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
+            live_after_lsn=None,
+            awaiting_description=False,
+        )
+
+    def _replace(self, table: MirroredTable) -> None:
+        self._followed[table.table_id] = table
+        if table.table_id in self._active:
+            self._set_active({**self._active, table.table_id: table})
+
+    def _present(self, relation_id: int) -> MirroredTable | None:
+        """The registration that changes at this place of the stream belong to."""
+        table = self._lookup(relation_id)
+        if table is None or table.start_lsn <= self._set_aside.get(relation_id, -1):
+            return None
+        followed = self._followed.get(relation_id)
+        if followed is not None and followed.start_lsn >= table.start_lsn:
+            return followed
+        # A change from before the present registration. Registering changes the publication, so the server will send
+        # the relation again before the first change that counts.
+        return None if self._final_lsn < table.start_lsn else table
+
+    def _relation(self, relation: Relation) -> None:
+        self._sent.pop(relation.relation_id, None)
+        self._take_notes(relation.relation_id)
+        self._sent[relation.relation_id] = relation
+        table = self._present(relation.relation_id)
+        known = self._active.get(relation.relation_id)
+        if table is None or table.awaiting_description:
+            self._ignore(relation.relation_id)
+            return
+        difference = difference_from(table, relation)
+        if difference:
+            self._stall(table, f"it was altered, and no note said how: {difference}")
+        elif known is None or known.start_lsn != table.start_lsn:
+            self._cut()
+            self._set_active({**self._active, table.table_id: table})
+
+    def _set_active(self, active: dict[int, MirroredTable]) -> None:
+        self._active = active
+        self._tables = tuple(active.values())
+
+
+def _begin(message: bytes) -> Begin:
+    return parse_begin(bytes(message[HEADER:]))
+
+
+_LSN_DIGITS = 16
+_WAL_END = struct.Struct(">Q")
+"""The server's end of WAL, behind the tag and the message's own position (protocol docs, XLogData)."""
+
+_FULL = "f"
+"""pg_class.relreplident under which the whole old row is sent, whatever the key."""
+
+
+def difference_from(table: MirroredTable, relation: Relation) -> str:
+    """What differs between the table as registered and as the server now sends it; empty when nothing does.
+
+    The replica identity matters as much as the columns do: an old row is sent only when columns of the identity
+    change, so a key that is not the identity any more could change unnoticed.
+    """
+    registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
+    left_out = {one.name for one in table.excluded}
+    sent = [
+        (column.name, column.type_oid, column.type_modifier)
+        for column in relation.columns
+        if column.name not in left_out
+    ]
+    names, now = {name for name, *_ in registered}, {column.name for column in relation.columns}
+    # What is left out is counted by its place in the rows: it has to be there.
+    if registered == sent and left_out <= now:
+        identity = {column.name for column in relation.columns if column.is_key}
+        # Without any identity the server refuses updates and deletes, and inserts are what they were.
+        if relation.replica_identity == _FULL or not identity or identity == set(table.key):
+            return ""
+        return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"
+    expected = [*(name for name, *_ in registered), *sorted(left_out)]
+    parts = [f"column {name} is gone" for name in expected if name not in now]
+    parts += [f"column {name} is new" for name, *_ in sent if name not in names]
+    parts += [f"column {item[0]} has another type" for item in sent if item[0] in names and item not in registered]
+    return ", ".join(parts) or "their order changed"

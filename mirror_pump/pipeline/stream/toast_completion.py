@@ -1,0 +1,154 @@
+"""Completes rows part by part, so that the values that are looked up for a batch never stand in memory all at once.
+
+One UPDATE of a small column can concern every large value of a table: the batch is small, what it lacks is not. Rows
+that cannot find each other's versions are completed apart from each other: a row's previous version is under its key
+before the segment, and a row of a later segment may have its own there. So rows that are linked by a key, over all
+segments, stay together (a chain); everything else may be apart, whatever the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from decoders.segment import IncompleteRows
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.stream.toast_lookup import Completed, HeapFilled, VersionedFile, complete_rows
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.stream.slot import wal_end
+
+PART_BYTES = 64 << 20
+"""Of completed rows that a part aims at."""
+_FIRST_ROWS = 16
+"""Rows of a table's first part, before anything is known of their size."""
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Rows that belong together, side by side. Rows are numbered through all segments, in the order of these."""
+
+    rows: Ints
+    """Chain after chain, in the order of each chain's first row."""
+    begins: Ints
+    """Where in `rows` each chain begins; and the end."""
+
+    @property
+    def count(self) -> int:
+        return len(self.begins) - 1
+
+
+class Completer:
+    """Remembers how large each table's rows came to be."""
+
+    def __init__(self, runner: TaskRunner, storage: StorageOptions, connect: Callable[[], PgConnection]) -> None:
+        self._runner = runner
+        self._storage = storage
+        self._connect = connect
+        self._row_bytes: dict[TableId, float] = {}
+        self._heap_filled: dict[tuple[TableId, Lsn], HeapFilled] = {}
+        """By L0, too: of tables under copy."""
+
+    def complete(
+        self,
+        table: MirroredTable,
+        incomplete: Mapping[int, IncompleteRows],
+        files: Sequence[VersionedFile],
+        xids: Sequence[int],
+        frontier: Lsn,
+    ) -> Iterator[Completed]:
+        """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises.
+        `frontier` is F before the batch."""
+        heap_filled = self._heap_filled_of(table, frontier)
+        waiting = chains(incomplete, table.key)
+        begin = 0
+        while begin < waiting.count:
+            known = self._row_bytes.get(table.table_id)
+            most = _FIRST_ROWS if known is None else max(int(PART_BYTES / known), 1)
+            first = waiting.begins[begin]
+            end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
+            rows = int(waiting.begins[end] - first)
+            part = incomplete if rows == len(waiting.rows) else _taken(incomplete, waiting.rows[first : first + rows])
+            completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
+            found = sum(one.nbytes for one in completed.rows.values())
+            # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.
+            self._row_bytes[table.table_id] = max(found / rows, (known or 0.0) / 2, 1.0)
+            yield completed
+            begin = end
+
+    def _heap_filled_of(self, table: MirroredTable, frontier: Lsn) -> HeapFilled | None:
+        identity = table.table_id, table.start_lsn
+        if table.state.has_all_rows:
+            self._heap_filled.pop(identity, None)
+            return None
+        if identity not in self._heap_filled:
+            with self._connect() as connection:
+                self._heap_filled[identity] = HeapFilled(wal_end(connection))
+        self._heap_filled[identity].passed(frontier)
+        return self._heap_filled[identity]
+
+
+def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chains:
+    """The rows, those linked by keys together. Some fifty bytes a row: there may be millions."""
+    before, own = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
+    parent: dict[int, int] = {}
+
+    def root(one: int) -> int:
+        found = one
+        while (above := parent.setdefault(found, found)) != found:
+            found = above
+        while parent[one] != found:
+            parent[one], one = found, parent[one]
+        return found
+
+    for row in np.flatnonzero(before != own):
+        parent[root(int(before[row]))] = root(int(own[row]))
+    roots = np.arange(max(before.max(initial=-1), own.max(initial=-1)) + 1)
+    roots[list(parent)] = [root(one) for one in parent]
+    _, firsts, numbers = np.unique(roots[own], return_index=True, return_inverse=True)
+    places = np.empty(len(firsts), np.int64)
+    places[np.argsort(firsts)] = np.arange(len(firsts))
+    chain = places[numbers]
+    rows = np.argsort(chain, kind="stable")
+    return Chains(rows, np.searchsorted(chain[rows], np.arange(len(firsts) + 1)))
+
+
+def _key_numbers(incomplete: Sequence[IncompleteRows], key: Sequence[str]) -> tuple[Ints, Ints]:
+    """Numbers of all rows' keys before their segments, and of their own keys: equal ones for equal keys."""
+    tables = [one.lookup_keys.select(key) for one in incomplete] + [one.rows.select(key) for one in incomplete]
+    keys = pa.concat_tables(tables)
+    numbers = np.zeros(keys.num_rows, np.int64)
+    for column in keys.columns:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        digits = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks] or [numbers])
+        # Dense again after each column, so that the product fits.
+        numbers = np.unique(numbers * (int(digits.max(initial=0)) + 1) + digits, return_inverse=True)[1]
+    return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+
+
+def _taken(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int, IncompleteRows]:
+    """Only these rows."""
+    taken = {}
+    rows, begin = np.sort(rows), 0
+    for segment in sorted(incomplete):
+        one = incomplete[segment]
+        end = begin + one.rows.num_rows
+        own = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)] - begin
+        if len(own):
+            take = pa.array(own)
+            taken[segment] = IncompleteRows(
+                rows=one.rows.take(take),
+                raw={name: texts.take(take) for name, texts in one.raw.items()},
+                missing=one.missing.take(take),
+                lookup_keys=one.lookup_keys.take(take),
+            )
+        begin = end
+    return taken

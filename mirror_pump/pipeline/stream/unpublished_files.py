@@ -1,0 +1,69 @@
+"""Files that tasks write before a publish names them, and what becomes of them when that publish will not come.
+
+Left where they are, they would wait for a sweep, hours later. On a storage that has run full they would take the very
+room that the next attempt needs: the pump could never go on by itself. So whoever gives an attempt up removes them.
+
+Invariant: a file is removed only if no publish that may have landed names it. Segments count as abandoned until
+the loop hands them to a publish (`hand_over`); from then on they belong to that publish, which removes them only if it
+certainly did not happen (`files_of`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+
+from mirror_pump.engine.segment_tasks import SegmentResult
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.pipeline.flow.requests import PublishRequest
+
+
+class UnpublishedFiles:
+    """The segments of one session that no publish has taken over. Thread-safe."""
+
+    def __init__(self, storage: StorageOptions) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._waiting: set[Future[SegmentResult]] = set()
+
+    def add(self, result: Future[SegmentResult]) -> None:
+        """A segment was given to a task."""
+        with self._lock:
+            self._waiting.add(result)
+
+    def hand_over(self, results: Iterable[Future[SegmentResult]]) -> None:
+        """A publish is about to name the files of these."""
+        with self._lock:
+            self._waiting.difference_update(results)
+
+    def remove(self) -> None:
+        """The session is over: cancel what has not begun, remove what was written, and what still will be."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for result in waiting:
+            if not result.cancel():
+                result.add_done_callback(partial(_remove, self._storage))
+
+
+def _remove(storage: StorageOptions, result: Future[SegmentResult]) -> None:
+    # A task that failed has removed its files by itself.
+    if not result.cancelled() and result.exception() is None:
+        discard(
+            [file.path for table in result.result().tables for file in (*table.files.data, *table.files.deletes)],
+            storage,
+        )
+
+
+def files_of(request: PublishRequest) -> list[str]:
+    """URIs of the files that tasks wrote for a publish."""
+    found: list[str] = []
+    for delta in request.deltas:
+        folded = () if delta.fold is None else (delta.fold.segment,)
+        for change in (*delta.segments, *folded):
+            found += [file.path for file in (*change.files.data, *change.files.deletes)]
+        found += [chunk.file.path for chunk in delta.chunks if chunk.file is not None]
+        if delta.resolution is not None:
+            found += [file.path for file in delta.resolution.written]
+    return found

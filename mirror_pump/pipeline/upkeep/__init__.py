@@ -1,0 +1,1 @@
+"""Background jobs that keep lake tables cheap to read while the pump runs."""

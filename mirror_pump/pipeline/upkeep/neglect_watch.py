@@ -1,0 +1,70 @@
+"""Says in the pump's log which tables nobody maintains: a pump by itself removes neither files nor snapshots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from mirror_pump.errors import SourceError
+from mirror_pump.model import TableId
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
+from mirror_pump.source.connect import connect
+
+_LOOK_INTERVAL = 600.0
+"""Seconds between two looks: the first is at once, so that a pump which runs for a moment now and then says it too."""
+
+_STOP_GRACE = 1.0
+"""Seconds."""
+
+
+class NeglectWatch:
+    """A thread for the time of the block. Tells of each table once a day."""
+
+    def __init__(self, dsn: str, slot: str, observer: Observer) -> None:
+        self._dsn = dsn
+        self._slot = slot
+        self._observer = observer
+        self._told: dict[TableId, float] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="neglect-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        # It may be connecting to a server that does not answer: nobody needs to wait for that.
+        self._thread.join(_STOP_GRACE)
+
+    def _run(self) -> None:
+        while True:
+            # The pump itself hears of a lost connection, and says so. The next look is soon enough.
+            with suppress(SourceError, psycopg.Error):
+                self._look()
+            if self._stopping.wait(_LOOK_INTERVAL):
+                return
+
+    def _look(self) -> None:
+        with connect(self._dsn, autocommit=True, application_name="mirror-pump-neglect") as connection:
+            found = [each for each in attention(connection, self._slot) if each.neglected]
+        now = time.monotonic()
+        for each in found:
+            if now - self._told.get(each.table_id, -NEGLECTED_AFTER) < NEGLECTED_AFTER:
+                continue
+            self._told[each.table_id] = now
+            assert each.unattended_seconds is not None
+            self._observer(
+                Step.TABLE_NEGLECTED,
+                table=str(each.name),
+                hours=round(each.unattended_seconds / 3600),
+                remedy="start `mirror-pump run --maintain`, or have cron run `mirror-pump maintain` daily",
+            )

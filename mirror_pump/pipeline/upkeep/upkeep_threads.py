@@ -1,0 +1,266 @@
+"""Keeps mirrored tables cheap to read, in the background: threads watch tables, have tasks do what is due, and report.
+
+A job is computed against some state of a table, S0, while the stream goes on, and published by the loop on top of
+whatever is current then; `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why
+no reader sees a row
+change by it, and refuse what they cannot prove. What is refused is thrown away and computed again.
+
+Each job has a thread of its own, so that a merge of some files never waits for another table's resolve, which may take
+minutes; of one table only one job is in hand at a time, since each exchanges files that the other goes by.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from mirror_pump.engine.conversion_plan import listing_for
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.storage import StorageOptions, delete, discard
+from mirror_pump.model import TableId, TableState
+from mirror_pump.pipeline.flow.backoff import Backoff
+from mirror_pump.pipeline.flow.events import Event, FileRewriteReady
+from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.pipeline.flow.thread_end import reporting
+from mirror_pump.pipeline.upkeep.jobs import FileTasks, Job
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection
+from sql import queries
+
+_SQL = queries("upkeep")
+
+_LOOK_INTERVAL = 1.0
+"""Seconds between looks at the tables when nothing is due at once."""
+
+
+def upkeep_tasks(cores: int) -> int:
+    """Tasks of upkeep at the same time, at most: resolves take a quarter of the machine, merges one task."""
+    return resolve_workers(cores) + 1
+
+
+def resolve_workers(cores: int) -> int:
+    """Resolve tasks at the same time: a quarter of the machine."""
+    return max(1, cores // 4)
+
+
+@dataclass
+class _JobTurn(Backoff):
+    """What is known of one job at one table: it may have failed there, or met a state that changed too much."""
+
+    left: LakeTable | None = None
+    """The state in which it found nothing to do."""
+
+
+@dataclass
+class _Watched:
+    """What is known of one table."""
+
+    lake: LakeTable
+    """Its newest state, as far as these threads were told."""
+    turns: dict[str, _JobTurn]
+    """By job."""
+    listing: Listing | None = None
+    in_hand: str | None = None
+    """The job that is being done to it, up to the answer of the loop."""
+    written: tuple[str, ...] = field(default=())
+    """URIs of the files of the resolution that is on its way to the loop."""
+
+
+class Upkeep:
+    """Threads, one for each job, that do what is due to the tables of one mirror."""
+
+    def __init__(
+        self,
+        connect: Callable[[], PgConnection],
+        runner: TaskRunner,
+        storage: StorageOptions,
+        inbox: SimpleQueue[Event],
+        slot: str,
+        jobs: Sequence[Job],
+        observer: Observer,
+    ) -> None:
+        self._connect = connect
+        self._storage = storage
+        self._inbox = inbox
+        self._slot = slot
+        self._jobs = jobs
+        self._observer = observer
+        self._tables: dict[TableId, _Watched] = {}
+        self._garbage: list[str] = []
+        self._stopping = threading.Event()
+        self._runner = runner
+        # Guards all of the above, and is notified when something may have become due.
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._run, args=(job, job is jobs[0]), name=job.name, daemon=True) for job in jobs
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads; what they are computing is forgotten, with its files, and will be computed again."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        discard(self._garbage, self._storage)
+
+    def published(self, tables: Mapping[TableId, LakeTable]) -> None:
+        """Tables have a new state."""
+        with self._changed:
+            for table_id, lake in tables.items():
+                watched = self._tables.get(table_id)
+                if watched is None:
+                    watched = self._watch(table_id, lake)
+                watched.lake = lake
+                if any(self._urgency(job, watched) is not None for job in self._jobs):
+                    self._changed.notify_all()
+
+    def live(self, table_ids: Iterable[TableId]) -> None:
+        """Tables are not being copied any more: what came in that time may be exchanged."""
+        with self._changed:
+            for table_id in table_ids:
+                if table_id in self._tables:
+                    for turn in self._tables[table_id].turns.values():
+                        turn.not_before = 0.0
+            self._changed.notify_all()
+
+    def finished(self, table_id: TableId, *, landed: bool) -> None:
+        """The table's resolution was published; or refused, and then certainly nothing refers to its files."""
+        with self._changed:
+            watched = self._tables[table_id]
+            assert watched.in_hand is not None
+            turn = watched.turns[watched.in_hand]
+            if landed:
+                turn.pause = 0.0
+                for each in watched.turns.values():
+                    each.left = None
+            else:
+                self._garbage.extend(watched.written)
+                turn.put_off()
+            watched.in_hand = None
+            watched.written = ()
+            self._changed.notify_all()
+
+    def _run(self, job: Job, first: bool) -> None:
+        with reporting(self._inbox), self._connect() as connection:
+            if first:
+                self._begin(connection)
+            while not self._stopping.is_set():
+                self._clear_garbage()
+                with self._changed:
+                    table_id = self._take(job)
+                    if table_id is None:
+                        self._changed.wait(_LOOK_INTERVAL)
+                        continue
+                began = time.monotonic()
+                self._do(job, connection, table_id)
+                self._stopping.wait((time.monotonic() - began) * (1 / job.share - 1))
+
+    def _begin(self, connection: PgConnection) -> None:
+        """What a former pump left."""
+        for table_id, location in connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall():
+            if self._stopping.is_set():
+                return
+            try:
+                lake = LakeTable.load(location, self._storage)
+            except LakeError as error:
+                # Whoever publishes to the table next meets the same error, and it is theirs to report.
+                self._observer(self._jobs[0].failed, table=location, error=str(error))
+                continue
+            with self._changed:
+                if table_id not in self._tables:
+                    self._watch(TableId(table_id), lake)
+                self._changed.notify_all()
+
+    def _watch(self, table_id: TableId, lake: LakeTable) -> _Watched:
+        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn() for job in self._jobs})
+        return watched
+
+    def _take(self, job: Job) -> TableId | None:
+        """Takes the table in hand that the job is most urgent for. The caller holds the lock."""
+        found = [(self._urgency(job, watched), table_id) for table_id, watched in self._tables.items()]
+        due = [(urgency, table_id) for urgency, table_id in found if urgency is not None]
+        if not due:
+            return None
+        table_id = min(due)[1]
+        self._tables[table_id].in_hand = job.name
+        return table_id
+
+    def _urgency(self, job: Job, watched: _Watched) -> int | None:
+        turn = watched.turns[job.name]
+        if watched.in_hand is not None or not turn.due:
+            return None
+        return job.due(watched.lake, turn.left)
+
+    def _do(self, job: Job, connection: PgConnection, table_id: TableId) -> None:
+        """Computes what the job comes to at a table that is in hand, and sends it to the loop."""
+        with self._changed:
+            watched = self._tables[table_id]
+            seen = watched.lake
+        turn = watched.turns[job.name]
+        tasks = FileTasks(self._runner, self._stopping.is_set)
+        exchange: FileRewriteReady | None = None
+        try:
+            # Both as of one moment: a fill gives files the columns of the latter with the values of the former.
+            with connection.transaction():
+                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                table = load_table(connection, table_id)
+                row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
+            if table is None or table.state is TableState.FAILED:
+                with self._changed:
+                    del self._tables[table_id]
+                return
+            if row is None:
+                turn.not_before = time.monotonic() + _LOOK_INTERVAL
+                if job.free == "free_to_fill":
+                    # The last snapshot of a fill is marked too.
+                    turn.left = seen
+                return
+            lake = self._newest(watched, row[0])
+            if watched.listing is None:
+                watched.listing = listing_for(lake)
+            exchange = job.compute(table, lake, watched.listing, tasks)
+            if exchange is None:
+                turn.left = lake
+                turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
+        except (LakeError, TaskFailed) as error:
+            self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
+            turn.put_off()
+        finally:
+            if exchange is None:
+                tasks.abandon(self._storage)
+            with self._changed:
+                if exchange is None:
+                    watched.in_hand = None
+                else:
+                    watched.written = tuple(file.path for file in exchange.resolution.written)
+        if exchange is not None:
+            self._inbox.put(exchange)
+
+    def _newest(self, watched: _Watched, location: str) -> LakeTable:
+        """The state that the catalog names: another engine may have committed, or the loop has since; it also may be
+        another registration's table by now."""
+        lake = known = watched.lake
+        if lake.metadata_location != location:
+            lake = LakeTable.load(location, self._storage)
+            with self._changed:
+                if watched.lake is known:
+                    watched.lake = lake
+        return lake
+
+    def _clear_garbage(self) -> None:
+        """Files of resolutions that were refused."""
+        with self._changed:
+            garbage, self._garbage = self._garbage, []
+        for path in garbage:
+            delete(path, self._storage)

@@ -1,0 +1,1 @@
+"""The catalog in schema modak, and a reader's side of the seam protocol."""

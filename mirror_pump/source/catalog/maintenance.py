@@ -1,0 +1,339 @@
+"""Maintenance's side of the catalog: the tables with what protects their files, requests, journal, locks and figures.
+
+Who maintains a table holds its advisory lock, so that two maintainers never work on one table. Every operation has a
+row in modak.op_log; one that is under way is kept fresh by a heartbeat, and rows whose maintainer died are marked
+`abandoned` by the next one that gets the lock.
+
+Rewriting: while Spark rewrites data files, the row's phase is `rewriting`, and its details name in `since_sequence` the
+sequence number from which on the rewrite's commit needs the table's history. A pump that sees such a row (`rewriting`)
+keeps these snapshots, and must not commit position deletes for files that it did not add since, nor remove or merge
+data files: Iceberg would refuse the rewrite's commit. Equality deletes and new data files do not disturb it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.errors import TableError
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.source.connect import PgConnection, source_errors
+from sql import queries
+
+_SQL = queries("maintenance")
+_PUBLISH_SQL = queries("publish")
+
+COMPACTION = "compaction"
+"""op_log.op_kind of operations that rewrite files."""
+MAINTENANCE = "maintenance"
+"""op_log.op_kind of whole passes, and of operations that remove what is not needed any more."""
+
+RUNNING, REWRITING, DONE, FAILED, ABANDONED = "running", "rewriting", "done", "failed", "abandoned"
+"""op_log.phase."""
+
+NEGLECTED_AFTER = 86400.0
+"""Seconds without a maintainer's look after which a table that is committed to counts as neglected."""
+
+
+@dataclass(frozen=True)
+class MaintainedTable:
+    """A mirrored table as maintenance finds it at one moment."""
+
+    table_id: TableId
+    name: TableName
+    lake_table: str
+    location: str
+    state: TableState
+    start_lsn: Lsn
+    policy: Mapping[str, Any]
+    """The overrides in modak.tables.maintenance_policy."""
+    metadata_location: str
+    previous_metadata_location: str | None
+    published_snapshot: int
+    """cutline.lake_snapshot_id."""
+    published_location: str
+    """The metadata file that cutline.lake_props names; empty if none."""
+    pinned: frozenset[int]
+    """Snapshots of unexpired read pins."""
+    copying: bool
+    """Its initial copy is not complete: nothing may be rewritten or removed."""
+
+    @property
+    def protected(self) -> frozenset[int]:
+        """Snapshots that readers may be told to read."""
+        return self.pinned | {self.published_snapshot}
+
+    @property
+    def locations_in_use(self) -> frozenset[str]:
+        """Metadata files that the catalog names."""
+        named = {self.metadata_location, self.published_location, self.previous_metadata_location or ""}
+        return frozenset(named - {""})
+
+
+def read_tables(
+    connection: PgConnection, slot: str, table_ids: Collection[TableId] | None = None
+) -> tuple[MaintainedTable, ...]:
+    """The slot's tables, or those of them with these IDs, in table_id order."""
+    with source_errors("reading the tables to maintain"):
+        rows = connection.execute(
+            _SQL["tables"], {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
+        ).fetchall()
+    return tuple(_table(row) for row in rows)
+
+
+def _table(row: tuple[Any, ...]) -> MaintainedTable:
+    table_id, schema, name, lake_table, location, state, start, policy, current, previous, snapshot, published = row[
+        :12
+    ]
+    return MaintainedTable(
+        table_id=TableId(table_id),
+        name=TableName(schema, name),
+        lake_table=lake_table,
+        location=location,
+        state=TableState(state),
+        start_lsn=Lsn(start),
+        policy=policy or {},
+        metadata_location=current,
+        previous_metadata_location=previous,
+        published_snapshot=snapshot,
+        published_location=published,
+        pinned=frozenset(row[12]),
+        copying=bool(row[13]) or state in (TableState.COPYING, TableState.FILLING),
+    )
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How well a table is looked after."""
+
+    table_id: TableId
+    name: TableName
+    stats: Mapping[str, Any]
+    """The figures as of the last look (mirror_pump.lake.contents.table_stats), and its `metadata_location`; empty if
+    nobody did."""
+    looked_at: datetime | None
+    unattended_seconds: float | None
+    """For how long nobody has looked, though the table has been committed to since. None if there is nothing to look
+    at, or nobody is meant to."""
+    swept_at_sequence: int
+    """Sequence number at the last sweep; 0 before the first."""
+    failure: str | None
+    """What the last pass failed with; None if it did not."""
+
+    @property
+    def neglected(self) -> bool:
+        """Whether somebody should have looked by now."""
+        return self.unattended_seconds is not None and self.unattended_seconds >= NEGLECTED_AFTER
+
+
+def attention(connection: PgConnection, slot: str) -> list[Attention]:
+    """Of all tables of the slot that are in the lake, by name. One query of the catalog."""
+    with source_errors("looking at the tables' maintenance"):
+        rows = connection.execute(_SQL["attention"], {"slot": slot}).fetchall()
+    return [
+        Attention(
+            table_id=TableId(table_id),
+            name=TableName(schema, name),
+            stats=stats or {},
+            looked_at=looked_at,
+            unattended_seconds=unattended,
+            swept_at_sequence=swept or 0,
+            failure="; ".join(str(error) for error in errors or ()) if phase == FAILED else None,
+        )
+        for table_id, schema, name, stats, looked_at, unattended, swept, phase, errors in rows
+    ]
+
+
+def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets the given keys of a table's policy, removes those whose value is None; returns what is stored then."""
+    with source_errors("changing the maintenance policy"), connection.transaction():
+        row = connection.execute(_SQL["policy"], {"table_id": table_id}).fetchone()
+        if row is None:
+            raise TableError("the table is not registered any more")
+        policy = {key: value for key, value in {**(row[0] or {}), **changes}.items() if value is not None}
+        connection.execute(_SQL["store_policy"], {"table_id": table_id, "policy": Jsonb(policy) if policy else None})
+    return policy
+
+
+def file_request(connection: PgConnection, table_id: TableId, by: str) -> datetime:
+    """Asks for a table's maintenance; returns the database's time, after which whatever answers it begins."""
+    with source_errors("filing a maintenance request"), connection.transaction():
+        row = connection.execute(_SQL["clock"]).fetchone()
+        connection.execute(_SQL["request"], {"table_id": table_id, "by": by})
+    assert row is not None
+    moment: datetime = row[0]
+    return moment
+
+
+def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:
+    """Takes back what `by` asked for and nobody has claimed."""
+    with source_errors("withdrawing maintenance requests"):
+        connection.execute(_SQL["withdraw"], {"table_ids": list(table_ids), "by": by})
+
+
+def requested(connection: PgConnection, slot: str) -> list[TableId]:
+    """Tables whose maintenance was asked for, in the order of asking; also those whose request was claimed by a
+    maintainer that has given no sign of life for 60 s."""
+    with source_errors("looking for maintenance requests"):
+        return [TableId(row[0]) for row in connection.execute(_SQL["requested"], {"slot": slot}).fetchall()]
+
+
+def answer_to(connection: PgConnection, table_id: TableId, since: datetime) -> tuple[str, dict[str, Any]] | None:
+    """Phase and details of the first pass that began at or after `since` and has ended; None while there is none."""
+    with source_errors("waiting for maintenance"):
+        row = connection.execute(_SQL["result"], {"table_id": table_id, "since": since}).fetchone()
+    return None if row is None else (str(row[0]), dict(row[1]))
+
+
+def rewriting(connection: PgConnection, table_ids: Collection[TableId]) -> dict[TableId, SequenceNumber]:
+    """Tables of these that a rewrite of data files is running on, each with the sequence number it may have begun at.
+
+    For the pump: see the module's text for what to leave alone meanwhile. A row that its maintainer has not refreshed
+    for 60 s does not count.
+    """
+    with source_errors("looking for rewrites under way"):
+        rows = connection.execute(_SQL["rewriting"], {"table_ids": list(table_ids)}).fetchall()
+    return {TableId(table_id): SequenceNumber(since or 0) for table_id, since in rows}
+
+
+@contextmanager
+def table_lock(connection: PgConnection, table_id: TableId) -> Iterator[bool]:
+    """Whether this maintainer may work on the table, for the time of the block. The lock ends with the connection."""
+    key = _lock_key(f"table {table_id}")
+    with source_errors("locking a table for maintenance"):
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
+    granted = bool(row and row[0])
+    try:
+        yield granted
+    finally:
+        if granted and not connection.closed:
+            with source_errors("unlocking a table"):
+                connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
+
+
+def announce_server(connection: PgConnection, slot: str) -> None:
+    """Says, for as long as the connection lives, that a maintainer serves requests."""
+    with source_errors("announcing the maintainer"):
+        connection.execute("SELECT pg_advisory_lock_shared(%s)", (_lock_key(f"server {slot}"),))
+
+
+def is_served(connection: PgConnection, slot: str) -> bool:
+    """Whether a maintainer serves requests at the moment."""
+    key = _lock_key(f"server {slot}") & 0xFFFF_FFFF_FFFF_FFFF
+    with source_errors("looking for a maintainer"):
+        row = connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+            " AND classid = %s::bigint::oid AND objid = %s::bigint::oid"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
+            (key >> 32, key & 0xFFFF_FFFF),
+        ).fetchone()
+    return bool(row and row[0])
+
+
+def _lock_key(what: str) -> int:
+    digest = hashlib.sha256(f"mirror-pump maintenance {what}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def claim(connection: PgConnection, table_id: TableId, details: Mapping[str, Any]) -> tuple[uuid.UUID, str] | None:
+    """Takes the table's request and begins the journal of the pass that answers it, in one transaction: the operation's
+    ID and who asked. None if there is no request (any more)."""
+    with source_errors("claiming a maintenance request"), connection.transaction():
+        row = connection.execute(_SQL["claim"], {"table_id": table_id}).fetchone()
+        if row is None:
+            return None
+        by = str(row[0])
+        return begin(connection, table_id, MAINTENANCE, RUNNING, {**details, "requested_by": by}), by
+
+
+def begin(connection: PgConnection, table_id: TableId, kind: str, phase: str, details: Mapping[str, Any]) -> uuid.UUID:
+    """Enters an operation into the journal."""
+    op_id = uuid.uuid4()
+    with source_errors("journalling"):
+        connection.execute(
+            _SQL["begin"],
+            {
+                "op_id": op_id,
+                "table_id": table_id,
+                "kind": kind,
+                "phase": phase,
+                "details": Jsonb(dict(details)),
+            },
+        )
+    return op_id
+
+
+def finish(
+    connection: PgConnection, op_id: uuid.UUID, phase: str, details: Mapping[str, Any], snapshot_id: int | None = None
+) -> None:
+    """Ends an operation in the journal; `details` are added to what is there."""
+    with source_errors("journalling"):
+        connection.execute(
+            _SQL["finish"],
+            {"op_id": op_id, "phase": phase, "details": Jsonb(dict(details)), "snapshot_id": snapshot_id},
+        )
+
+
+def beat(connection: PgConnection, op_ids: Collection[uuid.UUID]) -> None:
+    """Says that these operations are still under way."""
+    with source_errors("journalling"):
+        connection.execute(_SQL["beat"], {"op_ids": list(op_ids)})
+
+
+def clear_up(connection: PgConnection, table_id: TableId) -> None:
+    """For who holds the table's lock: marks what a dead maintainer left open, files its unanswered request again, and
+    forgets what ended 30 days ago."""
+    with source_errors("clearing up the journal"), connection.transaction():
+        for operation, requested_by in connection.execute(_SQL["abandon"], {"table_id": table_id}).fetchall():
+            if operation == "pass" and requested_by is not None:
+                connection.execute(_SQL["request"], {"table_id": table_id, "by": requested_by})
+        connection.execute(_SQL["prune"], {"table_id": table_id})
+
+
+def last(connection: PgConnection, table_id: TableId, operation: str) -> tuple[str, dict[str, Any], float] | None:
+    """Phase, details and age in seconds of the newest operation of that name that ended; None if there is none."""
+    with source_errors("reading the journal"):
+        row = connection.execute(_SQL["last"], {"table_id": table_id, "operation": operation}).fetchone()
+    return None if row is None else (str(row[0]), dict(row[1]), float(row[2]))
+
+
+def store_stats(
+    connection: PgConnection,
+    table_id: TableId,
+    stats: Mapping[str, Any],
+    warnings: Collection[str],
+    policy: Mapping[str, Any],
+) -> None:
+    """Refreshes the table's row of modak.lake_stats."""
+    with source_errors("storing the table's figures"):
+        connection.execute(
+            _SQL["store_stats"],
+            {
+                "table_id": table_id,
+                "stats": Jsonb(dict(stats)),
+                "warnings": Jsonb(list(warnings)),
+                "policy": Jsonb(dict(policy)),
+            },
+        )
+
+
+def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, before: float) -> bool:
+    """Declares that unreferenced files of the table older than `before` (seconds since 1970) may go from now on.
+
+    Publishes that committed earlier are visible to whoever reads the pointer after this; one that comes later and holds
+    a file as old as that fails, and its batch is received again. So no publish can name a file that is being swept,
+    however long it was held up. False: the table is not what it was, or is being copied.
+    """
+    with source_errors("declaring a sweep"), connection.transaction():
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+        done = connection.execute(
+            _SQL["begin_sweep"], {"table_id": table.table_id, "start_lsn": table.start_lsn, "before": before}
+        )
+        return done.rowcount == 1

@@ -1,0 +1,228 @@
+"""The catalog rows of mirrored tables (modak.tables, cutline, mirror_tables) as values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.model import (
+    EVERYTHING_IN_HEAP,
+    Column,
+    ExcludedColumn,
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    SnapshotId,
+    TableId,
+    TableName,
+    TableState,
+    Tier,
+    TierKind,
+)
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.stream.publication import record_published
+from sql import queries
+
+_SHAPE_SQL = queries("shape")
+
+_TIER_KEY_TYPES = {
+    Kind.INT: "bigint",
+    Kind.LONG: "bigint",
+    Kind.DATE: "date",
+    Kind.TIMESTAMP: "timestamp",
+    Kind.TIMESTAMPTZ: "timestamptz",
+}
+"""The names that the seam protocol knows (catalog reference, modak.tables.tier_key_type)."""
+
+_SELECT = """
+SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
+       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.stalled, m.excluded,
+       coalesce(m.dropped_rows, '[]'),
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
+"""
+
+
+GENERATED_LEFT_OUT = """
+ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(coalesce(nullif(m.shape -> 'columns', 'null'), '[]')) c
+       WHERE (c ->> 'generated')::boolean ORDER BY (c ->> 'attnum')::int)
+"""
+"""SQL: names of the generated columns of the table `m`, of modak.mirror_tables, that are not mirrored."""
+
+
+def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[str, tuple[str, ...]]:
+    """By table, the names of its generated columns that are not mirrored."""
+    with source_errors("reading the mirrored tables"):
+        query = (
+            f"SELECT t.schema_name, t.table_name, {GENERATED_LEFT_OUT} FROM modak.mirror_tables m"
+            " JOIN modak.tables t USING (table_id) WHERE m.table_id = ANY (%s)"
+        )
+        rows = conn.execute(query.encode(), (list(table_ids),)).fetchall()
+    return {str(TableName(schema, name)): tuple(columns) for schema, name, columns in rows}
+
+
+def load_tables(conn: PgConnection, slot_name: str) -> tuple[MirroredTable, ...]:
+    """Every table of a slot, failed ones too, in table_id order."""
+    with source_errors("reading the mirrored tables"):
+        rows = conn.execute(_SELECT + "WHERE m.slot_name = %s ORDER BY t.table_id", (slot_name,)).fetchall()
+    return tuple(_table(row) for row in rows)
+
+
+def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
+    """One table; None if it is not registered."""
+    with source_errors("reading a mirrored table"):
+        row = conn.execute(_SELECT + "WHERE t.table_id = %s", (table_id,)).fetchone()
+    return _table(row) if row is not None else None
+
+
+def insert_table(
+    conn: PgConnection,
+    table: MirroredTable,
+    snapshot_id: SnapshotId,
+    lake_props: Mapping[str, object],
+    slot: str,
+    publication: str,
+) -> None:
+    """Registers a table, in the transaction that published it. `lake_props` names its lake metadata
+    (cutline.lake_props).
+
+    The tier key of a plain mirror is the first key column. F is NULL: readers are promised nothing before the copy is
+    complete.
+    SourceError if the table is registered already.
+    """
+    names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
+    with source_errors(f"registering {table.name}"):
+        conn.execute(
+            "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
+            " tier_key_type, partition_scheme, lake_format, lake_table_ref, mode, publication_name, slot_name,"
+            " heap_retention_lag)"
+            " VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg',"
+            " %(ref)s, 'mirrored', %(publication)s, %(slot)s, %(lag)s)",
+            names
+            | {
+                "key": list(table.key),
+                "tier_key": tier_key(table),
+                "tier_key_type": tier_key_type(table),
+                "lag": table.tier.lag if table.tier is not None else None,
+                "ref": f"{table.name.schema}.{table.lake_table}",
+                "publication": publication,
+                "slot": slot,
+            },
+        )
+        conn.execute(
+            "INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id, replicated_lsn, lake_props)"
+            " VALUES (%s, %s, %s, NULL, %s)",
+            (
+                table.table_id,
+                EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut,
+                snapshot_id,
+                Jsonb(dict(lake_props)),
+            ),
+        )
+        conn.execute(
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, generation,"
+            " live_after_lsn, columns, key, lake_table, location, next_field_id, excluded, shape)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid))",
+            (
+                table.table_id,
+                slot,
+                table.state.value,
+                table.start_lsn,
+                table.data_sequence_number,
+                table.generation,
+                table.live_after_lsn,
+                Jsonb(columns_to_json(table.columns)),
+                list(table.key),
+                table.lake_table,
+                table.location,
+                max(column.field_id for column in table.columns) + 1,
+                Jsonb(excluded_to_json(table.excluded)),
+                table.table_id,
+            ),
+        )
+        conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
+        record_published(conn, slot, [table.table_id])
+
+
+def tier_key(table: MirroredTable) -> str:
+    """modak.tables.tier_key_col: without heap retention the first key column."""
+    return table.tier.column if table.tier is not None else table.key_columns[0].name
+
+
+def tier_key_type(table: MirroredTable) -> str:
+    """modak.tables.tier_key_type: the tier key's."""
+    if table.tier is not None:
+        return table.tier.kind.value
+    first_key = table.key_columns[0]
+    return _TIER_KEY_TYPES.get(first_key.type.kind, first_key.type_sql)
+
+
+def delete_table(conn: PgConnection, table_id: TableId) -> bool:
+    """Removes a table's rows from every catalog table but modak.iceberg_tables. False if it was not registered."""
+    with source_errors("unregistering a table"):
+        return conn.execute("DELETE FROM modak.tables WHERE table_id = %s", (table_id,)).rowcount > 0
+
+
+def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
+    """What mirror_tables.columns holds."""
+    return [
+        {
+            "attnum": column.attnum,
+            "name": column.name,
+            "type_oid": column.type_oid,
+            "type_modifier": column.type_modifier,
+            "type_sql": column.type_sql,
+            "type": str(column.type),
+            "field_id": column.field_id,
+            "not_null": column.not_null,
+            "chosen": column.chosen,
+            **({} if column.initial is None else {"initial": column.initial}),
+        }
+        for column in columns
+    ]
+
+
+def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:
+    """What mirror_tables.excluded holds."""
+    return [{"attnum": one.attnum, "name": one.name} for one in excluded]
+
+
+def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
+    """The inverse of `columns_to_json`."""
+    return tuple(Column(**{**entry, "type": ColumnType.parse(entry["type"])}) for entry in content)
+
+
+def _table(row: tuple[Any, ...]) -> MirroredTable:
+    table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, *rest = row
+    live_after, next_field_id, shape, awaiting_description, excluded, dropped_rows, *tier = rest
+    return MirroredTable(
+        table_id=TableId(table_id),
+        name=TableName(schema, name),
+        columns=columns_from_json(columns),
+        key=tuple(key),
+        state=TableState(state),
+        start_lsn=Lsn(start),
+        data_sequence_number=SequenceNumber(born),
+        generation=generation,
+        lake_table=lake_table,
+        location=location,
+        live_after_lsn=Lsn(live_after) if live_after is not None else None,
+        next_field_id=next_field_id,
+        shape=shape,
+        awaiting_description=awaiting_description,
+        excluded=tuple(ExcludedColumn(**one) for one in excluded),
+        dropped_rows=tuple(json.dumps(one) for one in dropped_rows),
+        tier=tier_of(*tier),
+    )
+
+
+def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
+    """Where T has moved the table stays divided, also when its retention is switched off."""
+    if lag is None and cut == EVERYTHING_IN_HEAP:
+        return None
+    tier = Tier(column, TierKind(kind), cut, lag)
+    return None if lag is None and not tier.moved else tier

@@ -1,0 +1,1 @@
+"""Rows of the heap: by blocks, by key, and for reads."""

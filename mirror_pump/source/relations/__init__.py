@@ -1,0 +1,1 @@
+"""What PostgreSQL says about relations, and what of it can be mirrored."""

@@ -1,0 +1,158 @@
+"""What a user may choose at register: another lake type for a column, and columns to leave out.
+
+A mapping is allowed if every value of the Postgres type can be held by the chosen lake type or by a sidecar beside it.
+Choices belong to attribute numbers once the table is registered, so that a rename keeps them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.model import Column, ExcludedColumn, MirroredTable
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.relations.description import RelationDescription
+from mirror_pump.source.relations.relations import numeric_types
+
+_TEXT = ColumnType(Kind.STRING)
+_TEXTS = ColumnType(Kind.LIST, element=_TEXT)
+_NUMERIC = frozenset({1700, 1231})
+"""numeric and numeric[]."""
+
+
+@dataclass(frozen=True)
+class ColumnChoices:
+    """By column name, as the user wrote it."""
+
+    types: Mapping[str, ColumnType] = field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.types or self.excluded)
+
+
+NO_CHOICES = ColumnChoices()
+
+
+def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoices:
+    """From `name=type` options and names. UsageError for what is none, and for a column that is named twice."""
+    types: dict[str, ColumnType] = {}
+    for option in columns:
+        # A name may hold an equals sign, a type does not.
+        name, equals, text = option.rpartition("=")
+        if not equals or not name:
+            raise UsageError(f"--column {option}: no lake type", "write it as --column 'amount=decimal(38,9)'")
+        if name in types:
+            raise UsageError(f"--column names {name} twice")
+        types[name] = _parse_type(text)
+    both = types.keys() & set(excluded)
+    if both:
+        raise UsageError(f"column {min(both)} cannot be left out and have a type")
+    return ColumnChoices(types, frozenset(excluded))
+
+
+def _parse_type(text: str) -> ColumnType:
+    try:
+        wanted = ColumnType.parse(text.replace(" ", "").lower())
+        sound = _sound(wanted)
+    except (ValueError, TypeError):
+        sound = False
+    if not sound:
+        raise UsageError(
+            f"{text!r} is no lake type that can be chosen",
+            "there are string, long, decimal(P,S) with P up to 38, and lists of these such as list<decimal(38,9)>",
+        )
+    return wanted
+
+
+def _sound(wanted: ColumnType) -> bool:
+    if wanted.element is not None:
+        return wanted.element.kind is not Kind.LIST and _sound(wanted.element)
+    return wanted.kind is not Kind.DECIMAL or (0 <= wanted.scale <= wanted.precision and 1 <= wanted.precision <= 38)
+
+
+def chosen(connection: PgConnection, seen: RelationDescription, choices: ColumnChoices) -> RelationDescription:
+    """The description under the user's choices. TableError for one that the table does not allow."""
+    if not choices:
+        return seen
+    names = {column.name for column in seen.columns}
+    for name in sorted(choices.types.keys() | choices.excluded):
+        if name not in names:
+            known = "generated, and left out anyway" if name in seen.generated else "not a column of it"
+            raise TableError(f"{seen.name}: {name} is {known}", f"its columns are {', '.join(sorted(names))}")
+    for name in seen.key:
+        if name in choices.excluded:
+            raise TableError(
+                f"{seen.name}: {name} is part of its key, and cannot be left out", "rows are found again by the key"
+            )
+    numeric = numeric_types(connection, {column.type_oid for column in seen.columns})
+    columns = []
+    for column in seen.columns:
+        wanted = choices.types.get(column.name)
+        if wanted is not None and not _permitted(column.type, wanted, numeric=column.type_oid in numeric):
+            raise TableError(
+                f"{seen.name}: column {column.name} is {column.type_sql}; not every value of it has a place in"
+                f" {wanted} or as text beside it",
+                f"leave it {column.type}, or choose string",
+            )
+        if column.name not in choices.excluded:
+            columns.append(column if wanted is None else replace(column, type=wanted, chosen=True))
+    excluded = tuple(
+        ExcludedColumn(column.attnum, column.name) for column in seen.columns if column.name in choices.excluded
+    )
+    return replace(seen, columns=tuple(columns), excluded=excluded)
+
+
+def still_chosen(seen: RelationDescription, table: MirroredTable) -> RelationDescription:
+    """A later description of a registered table under the choices that it was registered with.
+
+    A chosen type that a column's new type does not allow is given up: the column gets its own.
+    """
+    left_out = {one.attnum for one in table.excluded}
+    before = {column.attnum: column for column in table.columns if column.chosen}
+    columns = tuple(
+        _still_chosen(column, before.get(column.attnum)) for column in seen.columns if column.attnum not in left_out
+    )
+    excluded = tuple(ExcludedColumn(column.attnum, column.name) for column in seen.columns if column.attnum in left_out)
+    return replace(seen, columns=columns, excluded=excluded)
+
+
+def _still_chosen(column: Column, before: Column | None) -> Column:
+    if before is None:
+        return column
+    same = (before.type_oid, before.type_modifier) == (column.type_oid, column.type_modifier)
+    if same or _permitted(column.type, before.type, numeric=column.type_oid in _NUMERIC):
+        return replace(column, type=before.type, chosen=True)
+    return column
+
+
+def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
+    """Whether a registered table has exactly these."""
+    types = {column.name: column.type for column in table.columns if column.chosen}
+    return types == dict(choices.types) and {one.name for one in table.excluded} == choices.excluded
+
+
+def _permitted(own: ColumnType, wanted: ColumnType, *, numeric: bool) -> bool:
+    """Whether a column whose mapping is `own` may become `wanted`; `numeric`: it, or its element, is of that type."""
+    if wanted in (own, _TEXT):
+        return True
+    if Kind.LIST in (own.kind, wanted.kind):
+        both = own.kind is wanted.kind
+        return both and (wanted == _TEXTS or _permitted(_element(own), _element(wanted), numeric=numeric))
+    if wanted.kind is Kind.DECIMAL:
+        return numeric or own.kind in (Kind.INT, Kind.LONG)
+    return wanted.kind is Kind.LONG and own.kind is Kind.INT
+
+
+def _element(column: ColumnType) -> ColumnType:
+    assert column.element is not None
+    return column.element
+
+
+def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
+    """The options that would choose the same again."""
+    options = [f"--column {shlex.quote(f'{column.name}={column.type}')}" for column in columns if column.chosen]
+    return " ".join([*options, *(f"--exclude-column {shlex.quote(one.name)}" for one in excluded)])

@@ -1,0 +1,88 @@
+"""The facts about a relation that decide whether and how it is mirrored. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirror_pump.model import Column, ExcludedColumn, TableId, TableName
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the server writes as a row's old key (ALTER TABLE ... REPLICA IDENTITY), reduced to the mirror's key."""
+
+    setting: str
+    """pg_class.relreplident: `d` default, `f` full, `i` index, `n` nothing."""
+    key: tuple[str, ...]
+    """Names of the key columns in attribute order: the primary key's under `d` and `f`, the index's under `i`."""
+    immediate: bool
+    """False for a DEFERRABLE primary key, whose values need not be unique within a transaction."""
+
+
+@dataclass(frozen=True)
+class LeafPartition:
+    """A relation that holds rows: the table itself, or a leaf partition."""
+
+    relation_id: int
+    name: TableName
+    kind: str
+    """pg_class.relkind."""
+    persistence: str
+    """pg_class.relpersistence: `p` permanent, `u` unlogged, `t` temporary."""
+    filenode: int
+    """pg_relation_filenode(): changes whenever Postgres rewrites the heap. 0 without storage."""
+    blocks: int
+    """Size of the main fork in pages of `block_bytes`."""
+    estimated_rows: int
+    """pg_class.reltuples; 0 if never analysed."""
+    identity: Identity
+    row_security: bool
+    """Whether policies would hide rows from us."""
+    readable: bool
+    """Whether we may SELECT from it."""
+
+
+@dataclass(frozen=True)
+class RelationDescription:
+    """A relation as it stood when `describe` read the catalogs."""
+
+    table_id: TableId
+    name: TableName
+    kind: str
+    """pg_class.relkind: `r` table, `p` partitioned table, others are refused."""
+    persistence: str
+    columns: tuple[Column, ...]
+    """What pgoutput publishes, in attribute order, with field IDs 1..n, without those that the user excluded."""
+    generated: tuple[str, ...]
+    """Names of the generated columns that are left out: virtual ones, which nothing stores, and stored ones where the
+    publication does not have publish_generated_columns = stored, which came with 18."""
+    identity: Identity
+    leaves: tuple[LeafPartition, ...]
+    """The table itself, or the leaf partitions of a partitioned table (none while it has no partitions)."""
+    partition_of: TableName | None
+    """The topmost partitioned table, if the relation is a partition."""
+    inherits: bool
+    """Whether it has parents or children by INHERITS."""
+    owned: bool
+    """Whether we are a member of the owning role, which adding to a publication requires."""
+    row_security: bool
+    block_bytes: int
+    full_needs_generated: bool = False
+    """Whether the server refuses UPDATE and DELETE of a published table whose REPLICA IDENTITY FULL comprises generated
+    columns that are left out: from 18 on (pub_contains_invalid_column in publicationcmds.c)."""
+    excluded: tuple[ExcludedColumn, ...] = ()
+    """Columns that are published, and left out by the user's choice."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.identity.key
+
+    @property
+    def estimated_rows(self) -> int:
+        """Planner's estimate over all leaves; 0 if never analysed."""
+        return sum(leaf.estimated_rows for leaf in self.leaves)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the heap's main forks: without TOAST and indexes."""
+        return sum(leaf.blocks for leaf in self.leaves) * self.block_bytes

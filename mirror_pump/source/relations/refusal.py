@@ -1,0 +1,225 @@
+"""Which relations cannot be mirrored, and what their owner can do about it."""
+
+from __future__ import annotations
+
+import shlex
+
+from decoders.columns import Kind
+from mirror_pump.errors import TableError
+from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
+
+_FIRST_USER_OID = 16384
+"""FirstNormalObjectId in the server: everything below is made by initdb."""
+
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "a partitioned index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+
+
+_RESERVED = frozenset(
+    ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+)
+"""Those of Iceberg's metadata columns (org.apache.iceberg.MetadataColumns) that Spark adds to every table. Tried: it
+cannot read a table with a column of such a name at all; the names of the others do no harm."""
+
+
+def refuse(description: RelationDescription) -> None:
+    """Raises TableError, with what to do, if the relation cannot be mirrored exactly. Returns None if it can."""
+    _refuse_kind(description)
+    _refuse_place(description)
+    _refuse_access(description)
+    _refuse_identity(description)
+    _refuse_whole_rows(description)
+    _refuse_key_columns(description)
+    _refuse_names(description)
+    for leaf in description.leaves:
+        if leaf.relation_id != description.table_id:
+            _refuse_leaf(description, leaf)
+
+
+def _refuse_kind(relation: RelationDescription) -> None:
+    name = relation.name
+    if relation.kind not in ("r", "p"):
+        what = _KINDS.get(relation.kind, f"a relation of kind {relation.kind!r}")
+        raise TableError(
+            f"{name} is {what}: logical decoding carries tables only", "register the tables that it is made of"
+        )
+    if relation.persistence == "u":
+        raise TableError(
+            f"{name} is unlogged: its changes are not in the WAL",
+            f"ALTER TABLE {name.quoted} SET LOGGED, then register it",
+        )
+    if relation.persistence == "t":
+        raise TableError(f"{name} is a temporary table: only its session sees it", "register a permanent table")
+
+
+def _refuse_place(relation: RelationDescription) -> None:
+    name = relation.name
+    if relation.table_id < _FIRST_USER_OID or name.schema in ("pg_catalog", "information_schema", "pg_toast"):
+        raise TableError(f"{name} is a system table: logical decoding leaves it out", "register a user's table")
+    if name.schema == "modak":
+        raise TableError(
+            f"{name} belongs to the mirror itself: each publish would cause the next one", "register another table"
+        )
+    if relation.partition_of is not None:
+        raise TableError(
+            f"{name} is a partition; the stream carries its changes under the partitioned table's name",
+            f"register {relation.partition_of} instead: that includes all partitions",
+        )
+    if relation.inherits:
+        raise TableError(
+            f"{name} has parents or children by INHERITS: a query of the parent returns the children's rows, the stream"
+            " keeps them apart",
+            "use declarative partitioning, or end the inheritance with ALTER TABLE ... NO INHERIT",
+        )
+
+
+def _refuse_access(relation: RelationDescription) -> None:
+    name = relation.name
+    if not relation.owned:
+        raise TableError(
+            f"the role that mirror-pump connects as does not own {name}; adding a table to a publication requires that",
+            "grant it the owner's role",
+        )
+    hidden = [str(leaf.name) for leaf in relation.leaves if leaf.row_security]
+    if relation.row_security or hidden:
+        raise TableError(
+            f"row security of {hidden[0] if hidden else name} applies to the role that mirror-pump connects as:"
+            " rows would be missing from the copy",
+            "give that role BYPASSRLS",
+        )
+    unreadable = [str(leaf.name) for leaf in relation.leaves if not leaf.readable]
+    if unreadable:
+        raise TableError(
+            f"the role that mirror-pump connects as may not read {', '.join(unreadable)}", "GRANT SELECT on it"
+        )
+
+
+def _refuse_identity(relation: RelationDescription) -> None:
+    name, identity = relation.name, relation.identity
+    if identity.setting == "n":
+        raise TableError(
+            f"{name} has REPLICA IDENTITY NOTHING: updates and deletes would fail as soon as it is published",
+            f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, with a primary key",
+        )
+    if not identity.key and identity.setting == "i":
+        raise TableError(
+            f"{name} has REPLICA IDENTITY USING INDEX, but that index does not exist any more or is not valid",
+            f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, with a primary key",
+        )
+    if not identity.key:
+        raise TableError(
+            f"{name} has no primary key: without one, no row of the lake can be found again",
+            f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
+            " NOT NULL columns",
+        )
+    if not identity.immediate:
+        raise TableError(
+            f"the primary key of {name} is DEFERRABLE: Postgres does not use it as replica identity, so updates and"
+            " deletes would fail as soon as the table is published; and its values may repeat within a transaction",
+            "make the primary key NOT DEFERRABLE, or choose REPLICA IDENTITY USING INDEX another unique index",
+        )
+
+
+def _refuse_whole_rows(relation: RelationDescription) -> None:
+    if not relation.full_needs_generated or not relation.generated:
+        return
+    settings = {relation.name: relation.identity.setting} | {
+        leaf.name: leaf.identity.setting for leaf in relation.leaves
+    }
+    full = [name for name, setting in settings.items() if setting == "f"]
+    if full:
+        raise TableError(
+            f"{full[0]} has REPLICA IDENTITY FULL and generated columns ({', '.join(relation.generated)}): while it is"
+            " published without these, PostgreSQL 18 refuses to update it or to delete from it",
+            f"ALTER TABLE {full[0].quoted} REPLICA IDENTITY DEFAULT, or USING INDEX a unique index",
+        )
+
+
+def _refuse_key_columns(relation: RelationDescription) -> None:
+    columns = {column.name: column for column in relation.columns}
+    for key in relation.key:
+        column = columns.get(key)
+        if column is None:
+            raise TableError(
+                f"key column {key} of {relation.name} is generated: the stream does not carry it",
+                "choose a key of stored, ordinary columns",
+            )
+        if column.type.kind in (Kind.FLOAT, Kind.DOUBLE):
+            raise TableError(
+                f"key column {key} of {relation.name} is {column.type_sql}: Iceberg allows no floating-point row keys",
+                f"register it with --column {shlex.quote(f'{key}=string')}, or choose a key of another type",
+            )
+        if column.type.kind is Kind.LIST:
+            raise TableError(
+                f"key column {key} of {relation.name} is {column.type_sql}: Iceberg row keys are single values",
+                "choose a key without array columns",
+            )
+        if not column.not_null:
+            raise TableError(
+                f"key column {key} of {relation.name} allows NULL", f"ALTER TABLE ... ALTER COLUMN {key} SET NOT NULL"
+            )
+
+
+def _refuse_names(relation: RelationDescription) -> None:
+    seen: dict[str, str] = {}
+    for column in relation.columns:
+        name = folded(column.name)
+        if name in _RESERVED:
+            raise TableError(
+                f"column {column.name} of {relation.name} has a name that Iceberg reserves for itself: Spark would"
+                " refuse to read the table",
+                f"rename the column, or register the table with --exclude-column {shlex.quote(column.name)}",
+            )
+        if name in seen:
+            raise TableError(
+                f"columns {seen[name]} and {column.name} of {relation.name} differ in case only: Spark, which ignores"
+                " case, would refuse to read the table",
+                f"rename one of them, or register the table with --exclude-column {shlex.quote(column.name)}",
+            )
+        seen[name] = column.name
+
+
+def folded(name: str) -> str:
+    """Equal for names that Spark takes for one (java.lang.String.equalsIgnoreCase): each character in upper and then in
+    lower case, as far as either is one character."""
+    upper = (one.upper() if len(one.upper()) == 1 else one for one in name)
+    return "".join(one.lower() if len(one.lower()) == 1 else one for one in upper)
+
+
+def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition) -> None:
+    if leaf.kind != "r":
+        raise TableError(
+            f"partition {leaf.name} of {relation.name} is {_KINDS.get(leaf.kind, 'no table')}:"
+            " logical decoding does not carry it",
+            "detach it, then register the partitioned table",
+        )
+    if leaf.persistence != "p":
+        raise TableError(
+            f"partition {leaf.name} of {relation.name} is unlogged or temporary: its changes are not in the WAL",
+            f"ALTER TABLE {leaf.name.quoted} SET LOGGED",
+        )
+    if not _carries(leaf.identity, relation.identity):
+        raise TableError(
+            f"partition {leaf.name} has another replica identity than {relation.name}: the old keys in its changes"
+            " would not be the table's",
+            f"ALTER TABLE {leaf.name.quoted} REPLICA IDENTITY as for {relation.name}",
+        )
+
+
+def _carries(leaf: Identity, root: Identity) -> bool:
+    """Whether a leaf's changes carry what the root's promise.
+
+    The WAL holds old rows as the leaf's replica identity says, pgoutput labels them as the root's: under a root with
+    FULL, the key alone of a leaf with DEFAULT would read as a row of NULLs.
+    """
+    if root.setting == "f":
+        return leaf.setting == "f"
+    return leaf.setting == "f" or (leaf.setting != "n" and leaf.immediate and set(leaf.key) == set(root.key))

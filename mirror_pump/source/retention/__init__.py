@@ -1,0 +1,1 @@
+"""Heap retention in the database: partitions, each step of their way out, and corrections."""

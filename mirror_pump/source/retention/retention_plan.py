@@ -1,0 +1,174 @@
+"""Which tables can shed old partitions, and what becomes of one when it is registered with heap retention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from psycopg.types.json import Jsonb
+
+from decoders.columns import Kind
+from mirror_pump.errors import TableError
+from mirror_pump.model import MirroredTable, Tier, TierKind
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.relations.description import RelationDescription
+from mirror_pump.source.relations.tier_keys import first_cut, parse_span
+from mirror_pump.source.relations.widths import Width, parse_width, usual_width
+from mirror_pump.source.retention import partitions as retention
+from sql import queries
+
+_SQL = queries("retention")
+
+_KINDS = {
+    20: TierKind.BIGINT,
+    21: TierKind.BIGINT,
+    23: TierKind.BIGINT,
+    1184: TierKind.TIMESTAMPTZ,
+    1114: TierKind.TIMESTAMP,
+    1082: TierKind.DATE,
+}
+"""By type OID."""
+_LAKE_KINDS = frozenset({Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+
+
+@dataclass(frozen=True)
+class RetentionWish:
+    """What a user asks for at register, as typed."""
+
+    lag: str
+    premake: int = 0
+    width: str | None = None
+    drop_grace: str | None = None
+    """How long a partition stays after the lake was found to hold it; None: DROP_GRACE."""
+    detach: bool = False
+    """Detach partitions, and leave them as tables of their own, instead of dropping them."""
+
+
+@dataclass(frozen=True)
+class RetentionPlan:
+    """What is asked for, in tier values."""
+
+    tier: Tier
+    premake: int
+    width: Width | None
+    drop_grace: timedelta
+    detach: bool
+
+
+def parse_grace(text: str, what: str) -> timedelta:
+    """How long partitions stay that could be dropped. UsageError for text that is no duration."""
+    if text.strip() == "0":
+        return timedelta(0)
+    return timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, what))
+
+
+def plan_retention(
+    connection: PgConnection, seen: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
+) -> RetentionPlan:
+    """Judges a table. TableError, with what to do, for one that cannot shed partitions; UsageError for a wrong lag.
+
+    `time_zone`: in which bounds of partitions are likely to have been written; asked only if that matters.
+    """
+    name = seen.name
+    with source_errors(f"looking at the partitions of {name}"):
+        row = connection.execute(_SQL["partition_key"], {"table_id": seen.table_id}).fetchone()
+        if row is None:
+            raise TableError(
+                f"{name} is not partitioned: only whole partitions can leave the heap",
+                "partition it by range of one column, or register it without --heap-retention",
+            )
+        strategy, columns, column, type_oid, not_null, nested = row
+        if strategy != "r" or columns != 1 or column is None:
+            raise TableError(
+                f"{name} is not partitioned by range of one column",
+                "heap retention needs PARTITION BY RANGE (column)",
+            )
+        if type_oid not in _KINDS:
+            raise TableError(
+                f"{name} is partitioned by {column}, which is neither an integer nor a time",
+                "heap retention goes by integers, timestamptz, timestamp and date",
+            )
+        if nested:
+            raise TableError(
+                f"partitions of {name} are partitioned themselves", "heap retention needs partitions that are tables"
+            )
+        mirrored = next((one for one in seen.columns if one.name == column), None)
+        if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
+            raise TableError(
+                f"partition column {column} of {name} is not mirrored as what it is", "leave out its --column option"
+            )
+        if column not in seen.key or not not_null:
+            raise TableError(
+                f"partition column {column} of {name} is not part of its key, or allows NULL",
+                "make it part of the primary key",
+            )
+        attached = retention.read_attached(connection, seen.table_id)
+        for one in attached:
+            if one.is_default and retention.holds_rows(connection, one.name):
+                raise TableError(
+                    f"DEFAULT partition {one.name} of {name} holds rows",
+                    "move them to partitions of their own: old rows that arrive late are routed through it",
+                )
+    kind = _KINDS[type_oid]
+    lag = parse_span(kind, wish.lag, "--heap-retention")
+    zone = time_zone() if kind is TierKind.TIMESTAMPTZ else "UTC"
+    if wish.width is not None:
+        width: Width | None = parse_width(kind, wish.width, "--width", zone)
+    else:
+        bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
+        width = usual_width(kind, [(part.lo, part.hi) for part in bounded], zone)
+    if wish.premake and width is None:
+        raise TableError(f"{name} has no partition to tell how wide the next ones are to be", "give --width")
+    grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
+    cut = first_cut(kind, retention.lowest_bound(attached))
+    return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width, grace, wish.detach)
+
+
+def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
+    """Makes the DEFAULT partition if there is none, in the registration transaction and before the table's shape is
+    recorded. Takes ACCESS EXCLUSIVE on the table. True: it is ours."""
+    attached = retention.read_attached(connection, table.table_id)
+    for one in attached:
+        if one.is_default:
+            connection.execute(f"LOCK TABLE ONLY {one.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+            if retention.holds_rows(connection, one.name):
+                raise TableError(
+                    f"DEFAULT partition {one.name} of {table.name} holds rows", "Register the table again."
+                )
+            return False
+    retention.create_default(connection, table.name)
+    return True
+
+
+def enter_partitions(connection: PgConnection, table: MirroredTable, plan: RetentionPlan, *, own_default: bool) -> None:
+    """The rest of it, once the table's rows are in the catalog."""
+    for one in retention.read_attached(connection, table.table_id):
+        if one.is_default:
+            retention.install(connection, table.table_id, one.relation_id, str(one.name), "default")
+        else:
+            retention.enter(connection, table.table_id, one, retention.HOT, None)
+    chosen = {
+        "premake": plan.premake,
+        "width": None if plan.width is None else plan.width.to_json(),
+        "drop_grace": plan.drop_grace.total_seconds(),
+        "detach": plan.detach,
+        "own_default": own_default,
+    }
+    connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
+
+
+def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
+    """At unregister: a DEFAULT partition that was made for routing goes, while it is empty, as it always is."""
+    row = connection.execute(_SQL["choices"], {"table_id": table.table_id}).fetchone()
+    if row is None or row[0] is None or not row[0].get("own_default"):
+        return
+    for one in retention.read_attached(connection, table.table_id):
+        if one.is_default and one.routes and not retention.holds_rows(connection, one.name):
+            connection.execute(f"DROP TABLE {one.name.quoted}".encode())
+
+
+def sheds(connection: PgConnection, table: MirroredTable) -> bool:
+    """Whether rows of the table are in the lake that its heap does not hold any more."""
+    row = connection.execute(_SQL["shed"], {"table_id": table.table_id}).fetchone()
+    return row is not None and bool(row[0])

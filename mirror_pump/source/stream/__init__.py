@@ -1,0 +1,1 @@
+"""The replication slot, its stream, the publication, and who leads."""

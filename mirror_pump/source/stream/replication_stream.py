@@ -1,0 +1,331 @@
+"""The replication stream at libpq's level: raw pgoutput messages in, status updates out; no thread of its own.
+
+Message formats: PostgreSQL documentation, section 54.4 (Streaming Replication Protocol).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.pq.abc import PGconn, PGresult
+
+from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.source.connect import as_source_error, replication_connect
+
+XLOG_HEADER_BYTES = 25
+"""'w', then three 8-byte numbers: start of the data, end of the WAL, the server's clock. The payload follows."""
+
+_XLOG_DATA = ord("w")
+_KEEPALIVE = struct.Struct(">cQQB")
+"""'k', what the server has decoded and sent up to, its clock, whether it wants an answer at once."""
+
+_STATUS = struct.Struct(">cQQQQB")
+"""'r', written, flushed, applied, our clock, whether we want an answer."""
+
+_EPOCH_2000_US = 946_684_800_000_000
+
+_BURST_PAUSE_SECONDS = 0.0005
+"""Under load every message would wake us by itself; so long a pause lets some hundred pile up (design section 14)."""
+
+_BURST_MEMORY_SECONDS = 0.02
+"""How long after the last message the stream still counts as busy. Afterwards we sleep until the socket wakes us."""
+
+_LOOK_BYTES = 8 << 20
+"""One look takes no more than this and a message: rows may be of any size, and many of them may wait."""
+
+_SLOT_BUSY_SQLSTATE = "55006"
+
+_LET_GO_SECONDS = 2.0
+"""A walsender whose client has closed the connection holds the slot until it notices."""
+_LET_GO_POLL_SECONDS = 0.02
+
+_IN_A_MESSAGE = "in the message callback"
+_IN_A_CHANGE = ("in the change callback", "in the truncate callback", _IN_A_MESSAGE)
+"""Part of the server's error context (output_plugin_error_callback): it was printing a row, a name, or the prefix of a
+message, which any role may emit."""
+
+_ROW_SQLSTATES = ("22", "54", "XX000")
+"""What a row can be the reason of: a character that UTF-8 does not have (22P05), a message beyond 1 GB (54000; XX000
+for one value whose text is longer than that, since the server only says that it cannot allocate so much)."""
+
+
+class _SlotInUse(ConnectionLost):
+    """Another walsender streams from the slot."""
+
+
+@dataclass(frozen=True)
+class Keepalive:
+    """What the server last said between messages."""
+
+    wal_end: Lsn
+    """Every transaction that committed before this has been sent."""
+    server_time_us: int
+    """Microseconds since 1970-01-01 UTC."""
+
+
+class ReplicationStream:
+    """One START_REPLICATION. For one thread; only `wake` may be called from another.
+
+    The owner sends status updates itself (`send_status`), at least every third of wal_sender_timeout (60 s by
+    default), also while it does not read: the server counts what it hears, not what it sends.
+    """
+
+    def __init__(self, connection: PGconn, slot: str) -> None:
+        """Takes over a connection that is in COPY BOTH mode: use `start`."""
+        self._connection = connection
+        self._slot = slot
+        self._keepalive: Keepalive | None = None
+        self._reply_requested = False
+        self._last_message = time.monotonic()
+        self._drained = False
+        """The last look left nothing behind, neither in libpq's buffer nor in the socket."""
+        self._woken = False
+        self._broken: psycopg.Error | None = None
+        self._end: SourceError | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waking = threading.Lock()
+        """Held around each use of the pipe's end: once closed, its number may be that of any other file."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection.socket, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+
+    @classmethod
+    def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn) -> Self:
+        """Connects and starts streaming transactions that end after `start_lsn`.
+
+        The server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a
+        retry) when the server cannot be reached or another walsender holds the slot for longer than one whose pump is
+        gone, or has begun again, takes to let go; SourceError when the slot or the publication cannot be used.
+        """
+        connection = replication_connect(dsn)
+        try:
+            return cls.on(connection, slot, publication, start_lsn)
+        except BaseException:
+            connection.finish()
+            raise
+
+    @classmethod
+    def on(cls, connection: PGconn, slot: str, publication: str, start_lsn: Lsn) -> Self:
+        """As `start`, on a walsender connection that the stream takes over; its caller closes it on an error."""
+        publications = sql.Literal(sql.Identifier(publication).as_string())
+        command = sql.SQL(
+            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, messages 'true')"
+        ).format(sql.Identifier(slot), sql.SQL(format_lsn(start_lsn)), publications)
+        deadline = time.monotonic() + _LET_GO_SECONDS
+        while (result := connection.exec_(command.as_bytes())).status != pq.ExecStatus.COPY_BOTH:
+            error = _result_error(result, connection, slot)
+            if not isinstance(error, _SlotInUse) or time.monotonic() >= deadline:
+                raise error
+            time.sleep(_LET_GO_POLL_SECONDS)
+        return cls(connection, slot)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def keepalive(self) -> Keepalive | None:
+        """The newest keepalive among all that `read` has gone past.
+
+        Whatever committed before its `wal_end` is among the messages that `read` has returned so far: when those are
+        applied, the slot may be acknowledged up to there.
+        """
+        return self._keepalive
+
+    @property
+    def reply_requested(self) -> bool:
+        """Whether the server wants a status update at once. `send_status` clears it."""
+        return self._reply_requested
+
+    def read(self, into: list[bytes], max_messages: int, wait_seconds: float) -> int:
+        """Appends up to `max_messages` messages to `into` and returns their number.
+
+        Each is the content of one CopyData message: 25 bytes of header (XLOG_HEADER_BYTES), then one pgoutput
+        message, whose tag is byte 25. Returns as soon as something was there and nothing more is; or with 0 when
+        `wait_seconds` have passed, when the server wants a reply, or on `wake`. While the stream is busy it waits in
+        steps of half a millisecond, so that messages come in bursts; otherwise it sleeps on the socket.
+
+        Raises ConnectionLost or SourceError when the server ended the stream; messages that came before are
+        returned first.
+        """
+        if self._end is not None:
+            raise self._end
+        deadline = time.monotonic() + wait_seconds
+        taken = 0
+        while True:
+            # What came since the last look; the wait comes after a look that found nothing, in this call or the last.
+            if not self._drained or self._wait(deadline):
+                taken = self._take(into, max_messages)
+            if taken:
+                self._last_message = time.monotonic()
+            elif self._end is not None:
+                raise self._end
+            elif not self._reply_requested and time.monotonic() < deadline and not self._woken:
+                continue
+            self._woken = False
+            return taken
+
+    def send_status(self, written: Lsn, flushed: Lsn, applied: Lsn, *, reply: bool = False) -> None:
+        """Tells the server how far we are; `flushed` is what acknowledges the slot. ConnectionLost if it is gone.
+
+        `reply` asks for a keepalive in return, which says how far the server has come.
+        """
+        now = time.time_ns() // 1000 - _EPOCH_2000_US
+        try:
+            self._connection.put_copy_data(_STATUS.pack(b"r", written, flushed, applied, now, reply))
+            self._connection.flush()
+        except psycopg.Error as error:
+            raise as_source_error(error, f"reporting the position of slot {self._slot}") from error
+        self._reply_requested = False
+
+    def wake(self) -> None:
+        """Makes the present or the next `read` return at once; nothing after `close`. The one method for other
+        threads."""
+        # A full pipe holds wake-ups enough.
+        with self._waking, suppress(BlockingIOError):
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
+
+    def close(self) -> None:
+        """Closes the connection; the server notices and releases the slot. Does nothing the second time."""
+        with self._waking:
+            pipe, self._wake_read, self._wake_write = (self._wake_read, self._wake_write), -1, -1
+        if pipe[0] < 0:
+            return
+        self._selector.close()
+        self._connection.finish()
+        for end in pipe:
+            os.close(end)
+
+    def _take(self, into: list[bytes], max_messages: int) -> int:
+        """Appends what libpq has, and what the socket has, without waiting. Notes whether that was all."""
+        get = self._connection.get_copy_data
+        append = into.append
+        left = max_messages
+        room = _LOOK_BYTES
+        fresh = False
+        self._drained = False
+        try:
+            while left and room > 0:
+                size, data = get(1)
+                if size > 0:
+                    fresh = False
+                    if data[0] == _XLOG_DATA:
+                        # A view of libpq's buffer keeps 518 bytes for a message of 133 (measured, resident memory).
+                        append(data.tobytes())
+                        left -= 1
+                        room -= size
+                    else:
+                        self._take_keepalive(bytes(data))
+                elif size < 0:
+                    self._end = self._reason(None)
+                    break
+                elif not fresh:
+                    fresh = True
+                    self._consume()
+                elif self._broken is not None:
+                    raise self._broken
+                else:
+                    self._drained = True
+                    break
+        except psycopg.Error as error:
+            self._end = self._reason(error)
+        return max_messages - left
+
+    def _consume(self) -> None:
+        """Moves what the socket has into libpq's buffer. A broken connection may leave messages, and the server's
+        reason, in there: the error comes once they are read."""
+        try:
+            self._connection.consume_input()
+        except psycopg.Error as error:
+            self._broken = error
+
+    def _wait(self, deadline: float) -> bool:
+        """Waits until the socket may have something; False when nothing came before the deadline or `wake`."""
+        now = time.monotonic()
+        if now < deadline and now - self._last_message < _BURST_MEMORY_SECONDS:
+            time.sleep(_BURST_PAUSE_SECONDS)
+        timeout = max(0.0, deadline - now) if now - self._last_message >= _BURST_MEMORY_SECONDS else 0.0
+        events = self._selector.select(timeout)
+        for key, _ in events:
+            if key.fd == self._wake_read:
+                os.read(self._wake_read, 4096)
+                self._woken = True
+        return any(key.fd != self._wake_read for key, _ in events)
+
+    def _take_keepalive(self, data: bytes) -> None:
+        _tag, wal_end, clock, reply = _KEEPALIVE.unpack(data)
+        self._keepalive = Keepalive(Lsn(wal_end), clock + _EPOCH_2000_US)
+        self._reply_requested = self._reply_requested or bool(reply)
+
+    def _reason(self, error: psycopg.Error | None) -> SourceError:
+        """Why the stream ended: the server's error if it sent one, else libpq's `error`, else an orderly end."""
+        result = self._connection.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return _result_error(result, self._connection, self._slot)
+        if error is not None:
+            return as_source_error(error, f"streaming from slot {self._slot}")
+        return ConnectionLost(
+            f"the server ended the stream from slot {self._slot}, as it does when it shuts down",
+            "mirror-pump connects again by itself",
+        )
+
+
+def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceError:
+    """What a failed command means. An error without SQLSTATE comes from libpq: the connection is gone."""
+    sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
+    context = (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode(errors="replace")
+    message = result.get_error_message() or connection.get_error_message()
+    detail = " ".join(message.split())
+    state = sqlstate.decode() if sqlstate else None
+    if state == _SLOT_BUSY_SQLSTATE:
+        return _SlotInUse(
+            f"slot {slot} is in use: {detail}",
+            "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
+        )
+    if state is not None and state.startswith(_ROW_SQLSTATES) and any(one in context for one in _IN_A_CHANGE):
+        primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        refused = UnsendableRow(
+            f"the server cannot send a change: {primary}",
+            "its transaction is passed over, and the tables are copied again by themselves; the one with that row is"
+            " set aside if it still has it",
+        )
+        place = re.search(r"LSN ([0-9A-F]+)/([0-9A-F]+)", context) if _IN_A_MESSAGE in context else None
+        if place is not None:
+            refused.message_end = int(place[1], 16) << 32 | int(place[2], 16)
+        return refused
+    if state is not None and state.startswith("53"):
+        return ConnectionLost(
+            f"the server lacks what it needs to stream from slot {slot}: {detail}",
+            "free disk space, memory or connections there, as the message says; mirror-pump tries again by itself, and"
+            " the slot keeps what was not received",
+        )
+    if state is None or state.startswith(("08", "57P")):
+        return ConnectionLost(f"the stream from slot {slot} broke: {detail}", "mirror-pump connects again by itself")
+    if state == "42704":
+        remedy = (
+            "`mirror-pump init` makes publication and slot; if the slot was dropped, or if this is what it says with a"
+            " publication that is there again (before version 18, what was written without one cannot be decoded),"
+            " unregister the tables, drop the slot, `mirror-pump init`, and register them again"
+        )
+    elif state == "55000":
+        remedy = "if the slot was invalidated, drop it, `mirror-pump init`, and register the tables again"
+    else:
+        remedy = "see the server's log"
+    return SourceError(f"Postgres refused to stream from slot {slot}: {detail}", remedy)

@@ -1,0 +1,110 @@
+"""Standbys of a slot: pumps that wait until nobody leads it, to take the lead then.
+
+A standby asks for the leader's advisory lock again and again instead of waiting in it: a statement that waits holds a
+snapshot, and with it VACUUM, for as long as the leader lives. Over the same connection it holds, shared with other
+standbys, a lock of which `status` reads who stands by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from mirror_pump.errors import SourceError
+from mirror_pump.model import Lsn
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.stream.leader import Leader, leader_name, lock_holders, lock_key
+
+_APPLICATION = "mirror-pump-standby"
+_NAME = re.compile(rf"{_APPLICATION} (\d+)@(.*)", re.DOTALL)
+
+_ASK = """
+SELECT pg_try_advisory_lock(%(key)s), leader, leader_epoch, applied_lsn
+  FROM modak.mirror_slots WHERE slot_name = %(slot)s
+"""
+
+
+@dataclass(frozen=True)
+class StandbyProcess:
+    """A pump that waits for the lead."""
+
+    host: str | None
+    """Cut off by Postgres if it is long (some 35 bytes are left for it)."""
+    pid: int | None
+    since: datetime | None
+    """When it connected; None if the role that asks may not see that."""
+
+
+@dataclass(frozen=True)
+class Led:
+    """The answer to a standby whose turn has not come."""
+
+    leader: str
+    """Its name, for people."""
+    epoch: int
+    frontier: Lsn
+    """F."""
+
+
+class Standby:
+    """One standby, for as long as its connection lives. A context manager, which keeps the connection of a leader."""
+
+    def __init__(self, dsn: str, slot: str) -> None:
+        """Raises ConnectionLost if Postgres cannot be reached."""
+        name = f"{_APPLICATION} {os.getpid()}@{socket.gethostname()}"
+        self._slot = slot
+        self._leads = False
+        self.connection = connect(dsn, autocommit=True, application_name=name)
+        """In autocommit."""
+        try:
+            with source_errors("becoming a standby"):
+                self.connection.execute("SELECT pg_advisory_lock_shared(%s)", (_standby_key(slot),))
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def ask(self) -> Leader | Led:
+        """The lead, if nobody has it. Raises SourceError if the slot is not in the catalog, ConnectionLost."""
+        with source_errors("waiting for the lead"):
+            row = self.connection.execute(_ASK, {"key": lock_key(self._slot), "slot": self._slot}).fetchone()
+            if row is None:
+                raise SourceError(
+                    f"slot {self._slot} is not in the catalog of this database", "run `mirror-pump init` first"
+                )
+            locked, leader, epoch, frontier = row
+            if not locked:
+                return Led(leader_name(leader), int(epoch), Lsn(frontier))
+            lead = Leader.take_lead(self.connection, self._slot)
+            self.connection.execute("SELECT set_config('application_name', 'mirror-pump-leader', false)")
+            self.connection.execute("SELECT pg_advisory_unlock_shared(%s)", (_standby_key(self._slot),))
+        self._leads = True
+        return lead
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._leads:
+            self.connection.close()
+
+
+def standbys(conn: PgConnection, slot: str) -> tuple[StandbyProcess, ...]:
+    """The pumps that wait for the lead of a slot."""
+    found = []
+    for application, since in lock_holders(conn, _standby_key(slot)):
+        named = _NAME.fullmatch(application)
+        found.append(StandbyProcess(named and named[2], int(named[1]) if named else None, since))
+    return tuple(found)
+
+
+def _standby_key(slot: str) -> int:
+    digest = hashlib.sha256(f"mirror-pump standby {slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -1,0 +1,39 @@
+"""Errors of tables as commands show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.testing.database import Database
+from tests.support.cli import Run, no_settings, register_by_hand, run, slot
+
+__all__ = ["no_settings", "run", "slot"]
+
+
+@pytest.mark.unverified("its table is a row of the catalog only")
+def test_status_names_a_failed_table_once(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+    """Its error begins with its name, since it stands alone in the log and in JSON."""
+    run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    register_by_hand(database, slot, state="failed")
+    database.execute("UPDATE modak.mirror_tables SET error = 'public.t: a change of one row takes 300 bytes'")
+    shown = run("status")
+    assert shown.exit_code == 0, shown.stderr
+    assert "public.t: a change of one row takes 300 bytes" in shown.stdout
+    assert "public.t: public.t" not in shown.stdout
+
+
+@pytest.mark.unverified("its table is a row of the catalog only")
+def test_a_refusal_does_not_keep_other_tables_from_being_unregistered(
+    run: Run, database: Database, slot: str, tmp_path: Path
+) -> None:
+    run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    register_by_hand(database, slot)
+    done = run("unregister", "absent", "public.t", "a.b.c.d")
+    assert done.exit_code == 1, done.stderr
+    assert "public.t is no longer mirrored" in done.stdout
+    assert "absent" in done.stderr
+    assert "a.b.c.d" in done.stderr
+    with database.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM modak.mirror_tables").fetchone() == (0,)

@@ -1,0 +1,96 @@
+"""The shell completes commands, options and the names of tables, and is never kept waiting or told of errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.testing.database import Database
+from tests.support.cli import Run, no_settings, register_by_hand, run, slot
+
+__all__ = ["no_settings", "run", "slot"]
+
+
+def completed(line: str, environment: Mapping[str, str]) -> list[str]:
+    """What bash offers at the end of a command line."""
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-m", "mirror_pump.cli"],
+        env={
+            **environment,
+            "_MIRROR_PUMP_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [line for line in done.stdout.split("\n") if line]
+
+
+@pytest.fixture
+def environment(database: Database) -> dict[str, str]:
+    return {**os.environ, "MIRROR_PUMP_DSN": database.dsn}
+
+
+@pytest.mark.unverified("its table is a row of the catalog only")
+def test_commands_options_and_tables(
+    run: Run, database: Database, slot: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
+    register_by_hand(database, slot)
+    database.execute("CREATE TABLE orders (id int)", 'CREATE TABLE "Orders 2" (id int)', "CREATE TABLE t (id int)")
+
+    assert completed("mirror-pump veri", environment) == ["verify"]
+    assert "--until-lsn" in completed("mirror-pump run --u", environment)
+    for command in ("verify", "maintain", "unregister", "policy get", "retain"):
+        assert completed(f"mirror-pump {command} publ", environment) == ["public.t"], command
+    assert completed("mirror-pump verify t", environment) == ["t"]
+    assert completed("mirror-pump register publ", environment) == ['public."Orders 2"', "public.orders"]
+    assert completed("mirror-pump register ord", environment) == ["orders"]
+    # The DSN of the line that is being typed goes over the environment's.
+    assert completed("mirror-pump verify --dsn host=127.0.0.1,port=1 publ", environment) == []
+
+
+@pytest.mark.parametrize("dsn", [None, "host=127.0.0.1 port=1", "no connection string"])
+def test_without_a_database_there_is_nothing_to_offer(environment: dict[str, str], dsn: str | None) -> None:
+    del environment["MIRROR_PUMP_DSN"]
+    if dsn is not None:
+        environment["MIRROR_PUMP_DSN"] = dsn
+    assert completed("mirror-pump verify publ", environment) == []
+
+
+def test_a_database_that_was_not_initialised_has_tables_to_register(
+    database: Database, environment: dict[str, str]
+) -> None:
+    database.execute("CREATE TABLE orders (id int)")
+    assert completed("mirror-pump register publ", environment) == ["public.orders"]
+    assert completed("mirror-pump verify publ", environment) == []
+
+
+def test_bash_installs_and_shows_it(tmp_path: Path) -> None:
+    """In a home of its own, by the shell that asks; then that shell completes."""
+    program = str(Path(sys.executable).parent)
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{program}:{os.environ['PATH']}"}
+
+    def bash(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    shown = bash("mirror-pump --show-completion; true")
+    assert "_MIRROR_PUMP_COMPLETE=complete_bash" in shown
+    bash("mirror-pump --install-completion; true")
+    (installed,) = (tmp_path / ".bash_completions").iterdir()
+    complete = "COMP_WORDS=(mirror-pump unreg); COMP_CWORD=1; _mirror_pump_completion mirror-pump; echo ${COMPREPLY[@]}"
+    assert bash(f"source {installed}; {complete}") == "unregister\n"

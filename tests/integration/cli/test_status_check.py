@@ -1,0 +1,180 @@
+"""`status --check`, `status` and `wait` when something needs a person. Catalogs laid out by hand, real slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import SourceError
+from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.source.stream.leader import Leader
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
+from mirror_pump.testing.mirror import await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cli import Run, no_settings, register_by_hand, run, slot
+
+__all__ = ["no_settings", "run", "slot"]
+
+pytestmark = pytest.mark.unverified("its tables are rows of the catalog only")
+
+
+@pytest.fixture
+def mirror(run: Run, slot: str, tmp_path: Path) -> str:
+    """The slot of an initialised mirror with one live table that has caught up."""
+    result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    assert result.exit_code == 0, result.stderr
+    return slot
+
+
+@contextmanager
+def led(database: Database, slot: str) -> Iterator[None]:
+    """A pump's lead, without the pump."""
+    with Leader.acquire(database.dsn, slot):
+        yield
+
+
+def publish(database: Database, age: str = "0 s") -> None:
+    """What a publish of all that is committed does to the catalog's positions, that long ago."""
+    database.execute(
+        "UPDATE modak.mirror_slots SET applied_lsn = (pg_current_wal_lsn() - '0/0')::bigint,"
+        f" applied_commit_time = now() - interval '{age}', applied_at = now() - interval '{age}'",
+        "UPDATE modak.cutline SET replicated_lsn = (SELECT applied_lsn FROM modak.mirror_slots)",
+    )
+
+
+def lose(database: Database, slot: str) -> None:
+    """Has the server invalidate the slot as it does when a pump was away for too long."""
+    with database.connect() as connection:
+        connection.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            for _ in range(4):
+                connection.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+            connection.execute("CHECKPOINT")
+            lost = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s"
+            await_true(lambda: connection.execute(lost, (slot,)).fetchone() == (True,), 20, "the slot is lost")
+        finally:
+            connection.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+            connection.execute("SELECT pg_reload_conf()")
+
+
+def drop(database: Database, slot: str) -> None:
+    with database.connect() as connection:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+def replace(database: Database, slot: str) -> None:
+    """Somebody drops the slot and makes it anew: what lies between is lost to it."""
+    drop(database, slot)
+    with database.connect() as connection:
+        connection.execute("SELECT pg_logical_emit_message(true, 'x', 'y')")
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "somebody else consumed or")],
+)
+def test_a_slot_that_no_pump_can_go_on_from(
+    run: Run, database: Database, mirror: str, harm: Callable[[Database, str], None], said: str
+) -> None:
+    """`status`, `status --check`, `wait` and the pump say it in the same words, with since when and what to do."""
+    register_by_hand(database, mirror)
+    publish(database)
+    ((moved,),) = database.rows("SELECT to_char(applied_at, 'YYYY-MM-DD HH24:MI \"UTC\"') FROM modak.mirror_slots")
+    harm(database, mirror)
+
+    with closing(ThreadTaskRunner()) as runner, pytest.raises(SourceError) as refused:
+        Pump(Settings(dsn=database.dsn, slot=mirror), runner=runner).run(once=True)
+    seen = run("status")
+    checked = run("status", "--check")
+    document = json.loads(run("status", "--json").stdout)
+    waited = run("wait", "--now", "--timeout", "600")
+
+    assert seen.exit_code == 0
+    assert (checked.exit_code, waited.exit_code) == (1, 1)
+    for text in (str(refused.value), seen.stdout, checked.stdout, document["slot"]["error"], waited.stderr):
+        assert said in text
+        # A terminal's lines end anywhere.
+        assert f"F last moved at {moved}" in " ".join(text.split())
+    for text in (refused.value.remedy, seen.stdout, checked.stdout, document["slot"]["remedy"], waited.stderr):
+        assert "unregister" in text
+        assert "mirror-pump run" not in text, "to start a pump is of no use"
+    assert said in document["last_error"]["error"]
+    assert document["last_error"]["retry_in"] is None
+    (alert,) = document["alerts"]
+    assert (alert["severity"], alert["message"]) == ("critical", document["slot"]["error"])
+    if harm is lose:
+        assert document["slot"]["wal_status"] == "lost"
+        if major_version() >= 17:
+            assert document["slot"]["invalidation_reason"] == "wal_removed"
+
+
+def test_check_is_silent_when_all_is_well(run: Run, database: Database, mirror: str) -> None:
+    register_by_hand(database, mirror)
+    publish(database)
+    with led(database, mirror):
+        result = run("status", "--check")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+        result = run("status", "--check", "--json")
+        assert (result.exit_code, json.loads(result.stdout)["alerts"]) == (0, [])
+
+
+def test_check_needs_a_leader(run: Run, database: Database, mirror: str) -> None:
+    result = run("status", "--check")
+    assert result.exit_code == 1
+    assert "no pump leads" in result.stdout
+    assert "mirror-pump run" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE modak.mirror_tables SET state = 'failed', error = 'column x: NaN'", "public.t: column x: NaN"),
+        ("DROP PUBLICATION {publication}", "does not exist"),
+        (
+            'UPDATE modak.mirror_tables SET retention = \'{{"stopped": "rows differ"}}\'',
+            "public.t: RETENTION STOPPED: rows differ",
+        ),
+    ],
+)
+def test_check_tells_what_needs_a_person(run: Run, database: Database, mirror: str, change: str, said: str) -> None:
+    register_by_hand(database, mirror)
+    publish(database)
+    ((publication,),) = database.rows("SELECT publication_name FROM modak.mirror_slots")
+    with led(database, mirror):
+        assert run("status", "--check").exit_code == 0
+        database.execute(change.format(publication=publication))
+        result = run("status", "--check")
+        assert result.exit_code == 1
+        assert said in result.stdout
+        result = run("status", "--check", "--json")
+        assert result.exit_code == 1
+        assert said.rpartition(": ")[2] in json.loads(result.stdout)["alerts"][0]["message"]
+
+
+def test_check_compares_the_lag(run: Run, database: Database, mirror: str) -> None:
+    register_by_hand(database, mirror)
+    publish(database, "10 min")
+    # Without a leader no publish can come, so nothing is waited for.
+    result = run("status", "--check", "--max-lag", "1h")
+    assert "behind" not in result.stdout
+    result = run("status", "--check", "--max-lag", "5min")
+    assert result.exit_code == 1
+    assert "more than the 300 s that --max-lag allows" in result.stdout
+    with led(database, mirror):
+        result = run("status", "--check", "--max-lag", "5min", "--json")
+        assert result.exit_code == 1
+        assert "--max-lag" in json.loads(result.stdout)["alerts"][0]["message"]
+
+
+@pytest.mark.parametrize("arguments", [("--max-lag", "5min"), ("--check", "--max-lag", "soon"), ("--check", "--watch")])
+def test_check_refuses_what_makes_no_sense(run: Run, mirror: str, arguments: tuple[str, ...]) -> None:
+    assert mirror
+    assert run("status", *arguments).exit_code == 2

@@ -1,0 +1,122 @@
+"""Files that were written for a commit which then failed: none is left, whatever ended it, and the next one works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.lake.commit import archive_branch as cold
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_bytes
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cutline_tables import Divided, delete, upsert
+
+
+def _files(mirror: Mirror) -> set[Path]:
+    """Of the table, but for those in its directory `seam`, whatever that is called meanwhile."""
+    (location,) = mirror.database.rows("SELECT location FROM modak.mirror_tables")
+    root = Path(location[0].removeprefix("file://"))
+    return {path for path in root.rglob("*") if path.is_file() and "seam" not in (path.name, path.parent.name[-4:])}
+
+
+def _correct(database: Database, value: str) -> None:
+    """An existing row below T, a new one and an absent one: positions, rows, and whatever the last one comes to."""
+    with database.connect(autocommit=False) as connection:
+        upsert(connection, 4, 2, value)
+        upsert(connection, 5, 1, value)
+        delete(connection, 7, 1)
+
+
+@pytest.mark.parametrize("index_memory", [0, 1 << 24])
+def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
+    database: Database, tmp_path: Path, index_memory: int
+) -> None:
+    """The commit to `main` is staged by then; with and without a key index."""
+    mirror = Mirror.create(
+        database,
+        tmp_path.as_uri(),
+        ThreadTaskRunner(),
+        fold_age=0.05,
+        index_memory=index_memory,
+        resolve_age=3600,
+        merge_bytes=0,
+        reconnect_backoff_max=0.1,
+    )
+    divided = Divided.create(mirror, partitions=2)
+    left: list[set[Path]] = []
+    steps = Steps(on=lambda step, _: left.append(_files(mirror)) if step is Step.RETRYING else None)
+    with mirror.pumping(steps) as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        _correct(database, "before")
+        await_true(lambda: steps.count(Step.FOLDED), 30, "a fold")
+        (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")
+        directory = Path(location[0].removeprefix("file://")).parent
+        before = _files(mirror)
+        # No directory: nothing can be written there, not even by root.
+        aside = directory.rename(directory.with_name("former-seam"))
+        directory.touch()
+        left.clear()
+        _correct(database, "meanwhile")
+        await_true(lambda: len(left) >= 2, 30, "two tries")
+        tried = list(left)
+        directory.unlink()
+        aside.rename(directory)
+        folds = steps.count(Step.FOLDED)
+        await_true(lambda: steps.count(Step.FOLDED) > folds, 30, "the fold works")
+        for after in tried:
+            assert after == before
+        divided.assert_exact()
+
+
+def test_nothing_is_left_whatever_was_raised(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
+    divided = Divided.create(mirror, partitions=2)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+    before = _files(mirror)
+    _correct(database, "meanwhile")
+
+    def fail(*_: object) -> object:
+        raise RuntimeError("nobody expects this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cold, "seam_metadata", fail)
+        with pytest.raises(RuntimeError, match="nobody expects this"):
+            mirror.start().join()
+    assert _files(mirror) == before
+    with mirror.pumping() as running:
+        await_true(lambda: running.steps.count(Step.FOLDED), 30, "the fold works")
+        divided.assert_exact()
+
+
+def test_staged_files_go_with_whatever_ends_their_block(tmp_path: Path) -> None:
+    storage = StorageOptions(fsync=False)
+
+    def write(written: StagedFiles, name: str) -> Path:
+        location = tmp_path / name
+        write_bytes(location.as_uri(), b"content", storage)
+        written.own(location.as_uri())
+        return location
+
+    with StagedFiles(storage) as kept:
+        path = write(kept, "kept")
+    assert path.exists()
+    assert kept.locations == (path.as_uri(),)
+    paths: list[Path] = []
+
+    def fail() -> None:
+        with StagedFiles(storage) as written:
+            paths.extend(write(written, name) for name in ("one", "other"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert len(paths) == 2
+    assert not any(path.exists() for path in paths)

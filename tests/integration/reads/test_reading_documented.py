@@ -1,0 +1,195 @@
+"""docs/reading.md, block by block, and what `mirror-pump sql` promises there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.model import format_lsn
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from tests.support.cli import Run, no_settings, run
+from tests.support.pipeline import runner
+from tests.support.readers import role_of
+from tests.support.retention import at_once
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["no_settings", "run", "runner"]
+
+_TEXT = (Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
+_BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", _TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
+    made = Mirror.create(database, warehouse, runner)
+    database.execute(
+        "CREATE TABLE public.products (id int PRIMARY KEY, name text)",
+        "CREATE TABLE public.orders (id bigint PRIMARY KEY, product int, amount numeric(10,2), paid bigint)",
+        "INSERT INTO public.products VALUES (1, 'tea'), (2, 'salt')",
+        "INSERT INTO public.orders VALUES (1, 1, 1.10, NULL), (2, 2, 2.20, 9007199254740993), (3, 1, 3.30, 1)",
+    )
+    made.register("public.products", "public.orders")
+    database.execute(
+        "CREATE TABLE public.events (at bigint, id bigint, v text, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)",
+        "CREATE TABLE public.old_events PARTITION OF public.events FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE public.new_events PARTITION OF public.events FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
+    )
+    made.register("public.events", retention=at_once("50"))
+    made.catch_up()
+    return made
+
+
+_PASSED = "SELECT FROM modak.cutline WHERE table_id = 'public.events'::regclass::oid::bigint AND tier_key_hi = 100"
+
+
+def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
+    """v by tier key, of what the statements and DuckDB find, put together as the document says, by a reader's role.
+    psql's `\\gset` and variables are done here."""
+    variables: dict[str, Any] = {}
+    found: list[list[tuple[Any, ...]]] = []
+    with database.connect() as connection:
+        connection.execute(f"GRANT SELECT ON public.events TO {role}; SET ROLE {role}".encode())
+        for statement in filter(None, map(str.strip, re.split(r";\n|\\gset\n", text))):
+            written = re.sub(r"(?<!:):(\w+)", r"{\1}", statement).format_map(variables)
+            cursor = connection.execute(written.encode())
+            if "release" in written:
+                continue
+            if cursor.description is not None:
+                rows = cursor.fetchall()
+                found.append(rows)
+                variables |= dict(zip([column.name for column in cursor.description], rows[0], strict=True))
+    (_, young, corrections) = found
+    read = {at: v for at, _, v in lake_rows(variables["metadata_location"])}
+    assert read, "S holds the old rows"
+    for pk, op, payload in corrections:
+        at = int(pk.partition(chr(31))[0])
+        if op == 1:
+            del read[at]
+        else:
+            read[at] = payload["v"]
+    assert not read.keys() & {row[0] for row in young}, "nothing is in both"
+    return read | {at: v for at, _, v in young}
+
+
+def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSession, monkeypatch: Any) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda *values: printed.append(" ".join(map(str, values))))
+    Path("report.sql").write_text(
+        "SELECT max(amount) AS most FROM orders; SELECT count(*) AS products FROM products;\n"
+    )
+    names: dict[str, Any] = {"spark": spark}
+    kinds = []
+    with mirror.pumping(), role_of(mirror.database) as role:
+        for kind, text in _BLOCKS:
+            kinds.append(kind)
+            if kind == "sh":
+                for line in text.splitlines():
+                    program, *arguments = shlex.split(line.replace("analyst", role.name), comments=True)
+                    assert program == "mirror-pump"
+                    result = run(*arguments, *(("--max-wait", "30") if "hybrid" in arguments else ()))
+                    assert result.exit_code == 0, result.output
+                    printed.append(result.stdout)
+            elif kind == "python":
+                exec(compile(text, "docs/reading.md", "exec"), names)
+            else:
+                await_true(lambda: mirror.database.rows(_PASSED), 30, "T has passed the old partition")
+                mirror.database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
+                mirror.database.execute("""SELECT modak.delete('events', '{"at": 20, "id": 20}')""")
+                by_hand = read_by_hand(mirror.database, text, f'"{role.name}"')
+                assert by_hand == {at: "first" for at in range(0, 200, 10) if at != 20} | {10: "late"}
+    assert kinds == ["sh", "sh", "python", "python", "sql"]
+    assert "3 | 6.60" in re.sub(r" +", " ", printed[2])
+    assert printed[3] == "id,name\n1,tea\n2,salt\n3,tea\n"
+    assert pq.read_table("orders.parquet").num_rows == 3
+    assert orjson.loads(printed[5]) == [{"count_star()": 3}]
+    assert "public | orders   | live" in printed[6]
+    assert re.search(r"^amount +\| DECIMAL\(10,2\)", printed[7], re.MULTILINE)
+    assert printed[8] == "most\n3.30\nproducts\n2\n"
+    assert names["old_and_young"] == 3
+    assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
+
+
+def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
+    mirror.database.execute("UPDATE public.orders SET paid = 2 WHERE id = 3")
+    mirror.catch_up()
+    first = mirror.frontier()
+    mirror.database.execute("DELETE FROM public.orders WHERE id = 1")
+    mirror.catch_up()
+    between = time.time()
+    mirror.database.execute("INSERT INTO public.orders VALUES (4, 2, 0, NULL), (5, 2, 0, NULL)")
+    mirror.catch_up()
+    statement = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM products)"
+    for at, wanted in ((format_lsn(first), "3,2"), (str(int(between)), ""), (format_lsn(mirror.frontier()), "4,2")):
+        result = run("sql", statement, "--at", at, "--format", "csv")
+        if wanted:
+            assert result.exit_code == 0, result.output
+            assert result.stdout.splitlines()[1] == wanted
+            assert "read at F = " in result.stderr
+        else:
+            assert result.exit_code == 2
+    second = int(time.time()) + 1
+    await_true(lambda: time.time() >= second, 10, "the next full second")
+    moment, future = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(point)) for point in (second, second + 3600))
+    assert run("sql", statement, "--at", moment, "--format", "csv").stdout.splitlines()[1] == "4,2"
+    assert "is in the future" in run("sql", statement, "--at", future).output
+    assert run("sql", statement, "--at", future).exit_code == 2
+    assert run("sql", statement, "--at", "1999-01-01").exit_code == 1
+    assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
+
+
+def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+    for arguments, code, said in (
+        (["SELECT 1; SELECT nothing"], 2, "nothing"),
+        (["DELETE FROM orders"], 2, "this is not one query"),
+        (["SELECT FROM WHERE"], 2, "syntax error"),
+        (["FROM nowhere"], 2, "nowhere does not exist"),
+        (["SELECT nothing FROM orders"], 2, "nothing"),
+        (["FROM orders", "--at", "yesterday"], 2, "neither a WAL position nor a time"),
+        (["FROM orders", "--at", "0/1", "--mode", "lake"], 2, "leave --mode and --min-lsn out"),
+        (["FROM orders", "--format", "parquet"], 2, "give --output FILE"),
+        (["FROM orders", "--output", str(tmp_path / "no" / "file")], 2, "cannot be written"),
+        (["FROM orders", "--min-lsn", "7FFFFFFF/0", "--max-wait", "0.1"], 1, "has not passed"),
+        (["EXPLAIN SELECT id FROM orders"], 0, "ICEBERG_SCAN"),
+        (["SELECT 1 AS one"], 0, "(1 row)"),
+    ):
+        result = run("sql", *arguments)
+        assert (result.exit_code, said in result.output) == (code, True), (arguments, result.output)
+    assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
+
+
+def test_two_moments_in_one_statement_are_told(mirror: Mirror, run: Run) -> None:
+    statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
+    for mode, told in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
+        with mirror.pumping():
+            result = run("sql", statement, "--mode", mode, "--format", "csv", "--max-wait", "30")
+        assert result.exit_code == 0, result.output
+        # The old partition leaves the heap meanwhile.
+        assert mode == "heap" or result.stdout.splitlines()[1] == "20,2"
+        assert (told in result.stderr) if told else ("retention" not in result.stderr), (mode, result.stderr)
+    assert "retention" not in run("sql", "FROM events").stderr
+
+
+def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: Run) -> None:
+    mirror.database.execute(
+        'CREATE SCHEMA "Old Ones"',
+        'CREATE TABLE "Old Ones".orders (id bigint PRIMARY KEY)',
+        'INSERT INTO "Old Ones".orders VALUES (77)',
+    )
+    mirror.register('"Old Ones".orders')
+    mirror.catch_up()
+    assert "several mirrored tables" in run("sql", "FROM orders").output
+    assert run("sql", 'SELECT id FROM "Old Ones".orders', "--format", "csv").stdout == "id\n77\n"
+    found = run("sql", "SELECT count(*) AS n FROM PUBLIC.Orders", "--format", "json")
+    assert orjson.loads(found.stdout) == [{"n": 3}]

@@ -1,0 +1,174 @@
+"""`mirror-pump sql`: lists of tables, where queries come from, how results are written, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from mirror_pump.cli.main import app
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cli import PROGRAM, Run, no_settings, run
+
+__all__ = ["no_settings", "run"]
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
+    threads = ThreadTaskRunner()
+    database.execute(
+        'CREATE SCHEMA "Old Ones"',
+        'CREATE TABLE "Old Ones".orders (id bigint PRIMARY KEY)',
+        "CREATE TABLE public.orders (id int PRIMARY KEY, product text, amount numeric(10,2))",
+        "INSERT INTO public.orders VALUES (1, 'tea', 1.10), (2, 'salt; pepper', 2.20)",
+        "CREATE TABLE public.blobs (id int PRIMARY KEY, one bytea, many bytea[])",
+        r"INSERT INTO public.blobs VALUES (1, '\xDEAD00626565', ARRAY['\xBEEF'::bytea, NULL, '']), (2, '', NULL),"
+        " (3, NULL, '{}')",
+    )
+    made = Mirror.create(database, warehouse, threads)
+    made.register('"Old Ones".orders', "public.orders", "public.blobs")
+    made.catch_up()
+    database.execute("CREATE TABLE public.later (id int PRIMARY KEY, at date)")
+    made.register("public.later")
+    yield made
+    threads.close()
+
+
+def csv(run: Run, *arguments: str) -> str:
+    result = run("sql", *arguments, "--format", "csv")
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+    away = tmp_path / "away"
+    (tmp_path / "warehouse").rename(away)
+    try:
+        brief = "schema,name,state\nOld Ones,orders,live\npublic,blobs,live\npublic,later,copying\npublic,orders,live\n"
+        for statement in ("SHOW TABLES", "show tables;", "/* all */ SHOW\tTABLES", "SHOW"):
+            assert csv(run, statement) == brief, statement
+        assert csv(run, 'SHOW TABLES FROM "Old Ones"') == "schema,name,state\nOld Ones,orders,live\n"
+        for statement in ("DESCRIBE", "SHOW ALL TABLES", "desc tables"):
+            result = run("sql", statement, "--format", "json")
+            assert result.exit_code == 0, result.output
+            tables = orjson.loads(result.stdout)
+            assert [table["name"] for table in tables] == ["orders", "blobs", "later", "orders"]
+            assert tables[3] == {
+                "schema": "public",
+                "name": "orders",
+                "state": "live",
+                "column_names": ["id", "product", "amount"],
+                "column_types": ["INTEGER", "VARCHAR", "DECIMAL(10,2)"],
+            }
+        # What names a table looks at that table.
+        assert run("sql", "DESCRIBE blobs").exit_code == 1
+    finally:
+        away.rename(tmp_path / "warehouse")
+    described = csv(run, "DESCRIBE public.orders").splitlines()
+    assert [line.split(",")[:2] for line in described[1:3]] == [["id", "INTEGER"], ["product", "VARCHAR"]]
+    assert "amount" in csv(run, "SUMMARIZE FROM public.orders")
+    assert csv(run, "SHOW public.orders").splitlines() == described
+
+
+def test_no_table_is_listed_where_none_is_mirrored(database: Database, warehouse: str, run: Run) -> None:
+    threads = ThreadTaskRunner()
+    Mirror.create(database, warehouse, threads)
+    threads.close()
+    assert "(0 rows)" in run("sql", "SHOW TABLES").stdout
+    assert orjson.loads(run("sql", "DESCRIBE", "--format", "json").stdout) == []
+
+
+def piped(text: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["sql", *arguments, "--format", "csv"], input=text)
+
+
+def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+    script = "-- two; of them\nSELECT id, product FROM public.orders WHERE product LIKE '%; %';\nSELECT 2 AS two\n"
+    wanted = "id,product\n2,salt; pepper\ntwo\n2\n"
+    file = tmp_path / "q.sql"
+    file.write_text(script)
+    for result in (piped(script), piped(script, "-"), piped("", "-f", str(file)), piped(script, "--file", "-")):
+        assert (result.exit_code, result.stdout) == (0, wanted), result.output
+    assert csv(run, script.partition("\n")[2]) == wanted
+    # The first error ends it, and decides the exit code; what was before it has been written.
+    failing = piped("SELECT 1 AS a; SELECT nothing; SELECT 2 AS b")
+    assert (failing.exit_code, failing.stdout) == (2, "a\n1\n"), failing.output
+    # Each statement reads what is there by then.
+    for arguments, text, said in (
+        ((), "", "no query is given"),
+        (("-",), " ; -- nothing\n", "no query is given"),
+        (("-f", str(tmp_path / "none.sql")), "", "No such file"),
+        (("-f", str(file), "SELECT 1"), "", "given twice"),
+        (("-f", str(file), "--output", str(tmp_path / "x.csv")), "", "these are 2 queries"),
+        (("DROP TABLE orders",), "", "this is not one query"),
+    ):
+        result = piped(text, *arguments)
+        assert (result.exit_code, said in result.output) == (2, True), (arguments, result.output)
+
+
+def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+    def written(name: str, *arguments: str) -> Path:
+        file = tmp_path / name
+        result = run("sql", "SELECT id FROM public.orders ORDER BY 1", "--output", str(file), *arguments)
+        assert (result.exit_code, result.stdout) == (0, ""), result.output
+        return file
+
+    assert orjson.loads(written("a.json").read_bytes()) == [{"id": 1}, {"id": 2}]
+    assert written("a.CSV").read_text() == "id\n1\n2\n"
+    assert pq.read_table(written("a.parquet", "--format", "parquet")).column("id").to_pylist() == [1, 2]
+    assert "(2 rows)" in written("a.txt").read_text()
+    assert orjson.loads(written("a.out", "--format", "json").read_bytes()) == [{"id": 1}, {"id": 2}]
+    for wanted in ("csv", "table", "parquet"):
+        result = run("sql", "SELECT 1", "--output", str(tmp_path / "b.json"), "--format", wanted)
+        assert result.exit_code == 2
+        assert f"--format {wanted} contradicts --output" in result.output
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+    with mirror.database.connect() as connection:
+        printed = [row[0] for row in connection.execute("SELECT one::text FROM public.blobs ORDER BY id").fetchall()]
+    assert printed == [r"\xdead00626565", r"\x", None]
+    result = run("sql", "FROM blobs ORDER BY id", "--format", "json")
+    rows = orjson.loads(result.stdout)
+    assert [row["one"] for row in rows] == printed
+    assert [row["many"] for row in rows] == [[r"\xbeef", None, r"\x"], None, []]
+    assert csv(run, "SELECT one FROM blobs ORDER BY id") == "one\n\\xdead00626565\n\\x\n\n"
+    lines = run("sql", "SELECT one AS o, many AS o FROM blobs ORDER BY id").stdout.splitlines()
+    assert lines[2] == r"\xdead00626565 | [\xbeef, NULL, \x]"
+    assert lines[3].split() == [r"\x", "|", "NULL"]
+    file = tmp_path / "blobs.parquet"
+    assert run("sql", "SELECT one FROM blobs ORDER BY id", "--output", str(file)).exit_code == 0
+    assert pq.read_table(file).column("one").to_pylist() == [b"\xde\xad\x00bee", b"", None]
+
+
+def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> None:
+    endless = "SELECT count(*) FROM public.orders, range(1000000000000) a(i), range(1000000) b(j) WHERE i % 7 = j % 5"
+    with subprocess.Popen(
+        [*PROGRAM, "sql", endless],
+        env={**os.environ, "MIRROR_PUMP_DSN": database.dsn},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            await_true(lambda: database.rows("SELECT FROM modak.read_pins"), 30, "the tables are pinned")
+            spent = psutil.Process(process.pid).cpu_times().user
+            await_true(lambda: psutil.Process(process.pid).cpu_times().user > spent + 1.5, 60, "the query runs")
+            process.send_signal(signal.SIGINT)
+            said, error = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (130, b"")
+    (line,) = error.splitlines()
+    assert orjson.loads(line)["event"] == "interrupted"
+    assert database.rows("SELECT FROM modak.read_pins") == []

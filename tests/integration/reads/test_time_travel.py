@@ -1,0 +1,188 @@
+"""`sql --at` finds the rows of a published F from the moment on at which a table went live, and none before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from mirror_pump.cli.terminal.output import one_line
+from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import format_lsn
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.support.cli import Run, no_settings, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["no_settings", "run"]
+
+
+@pytest.fixture
+def gate() -> Iterator[GatedCopies]:
+    threads = ThreadTaskRunner()
+    yield GatedCopies(threads)
+    threads.close()
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, gate: GatedCopies) -> Mirror:
+    database.execute(
+        "CREATE TABLE changing (id int PRIMARY KEY, v text)",
+        "INSERT INTO changing SELECT g, repeat('x', 500) || g FROM generate_series(1, 100) g",
+        "CREATE TABLE resting (id int PRIMARY KEY, v text)",
+        "INSERT INTO resting SELECT g, 'v' || g FROM generate_series(1, 10) g",
+        "CREATE TABLE nothing (id int PRIMARY KEY)",
+    )
+    return Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+
+
+class Traveller:
+    """Reads tables as of positions or times by the program."""
+
+    def __init__(self, run: Run, directory: Path) -> None:
+        self._run = run
+        self._file = directory / "found.parquet"
+
+    def rows(self, table: str, at: int | str) -> list[Row]:
+        """What the table held."""
+        text = at if isinstance(at, str) else format_lsn(at)
+        written = ("--format", "parquet", "--output", str(self._file))
+        result = self._run("sql", f"FROM {table}", "--at", text, *written)
+        assert result.exit_code == 0, result.output
+        return normalised(duckdb.sql(f"FROM '{self._file}'").fetchall())
+
+    def refusal(self, table: str, at: int | str, code: int = 1) -> str:
+        """Why it cannot be told."""
+        result = self._run("sql", f"FROM {table}", "--at", at if isinstance(at, str) else format_lsn(at))
+        assert result.exit_code == code, result.output
+        return one_line(result.stderr)
+
+
+@pytest.fixture
+def traveller(run: Run, tmp_path: Path) -> Traveller:
+    return Traveller(run, tmp_path)
+
+
+def frontiers(mirror: Mirror) -> list[int]:
+    """Every F that was published, oldest first."""
+    return [row[0] for row in mirror.database.rows("SELECT present FROM audit.frontiers ORDER BY seen")]
+
+
+def live_since(mirror: Mirror, table: str) -> int:
+    """The first F that was published when the table's copy was complete."""
+    ((complete,),) = mirror.database.rows(
+        "SELECT live_after_lsn FROM modak.mirror_tables WHERE table_id = %s::regclass::oid::bigint", (table,)
+    )
+    return min(frontier for frontier in frontiers(mirror) if frontier >= complete)
+
+
+def change(mirror: Mirror, gate: GatedCopies, first: int) -> None:
+    """Changes rows while their copy is under way, some before their chunk is read and some after it."""
+    mirror.database.execute(
+        f"UPDATE changing SET v = 'changed' WHERE id IN ({first}, {first + 50})",
+        f"DELETE FROM changing WHERE id IN ({first + 1}, {first + 51})",
+        f"INSERT INTO changing VALUES ({first + 1000}, 'new')",
+    )
+    mirror.await_frontier()
+    gate.let_go(1)
+
+
+def test_a_table_can_be_read_at_every_f_from_the_one_on_at_which_it_went_live(
+    mirror: Mirror, gate: GatedCopies, traveller: Traveller
+) -> None:
+    mirror.database.execute("CREATE TABLE early (id int PRIMARY KEY)", "INSERT INTO early VALUES (1)")
+    with mirror.pumping():
+        mirror.register("early")
+        mirror.await_live("public.early")
+        gate.hold()
+        mirror.register("changing", "resting", "nothing")
+        await_true(lambda: gate.waiting, 30, "the copies wait")
+        for first in range(1, 7):
+            change(mirror, gate, first)
+        assert mirror.state("public.changing") == "copying"
+        before = time.time()
+        gate.let_go()
+        mirror.await_live("public.changing", "public.resting", "public.nothing")
+        since = {table: live_since(mirror, table) for table in ("changing", "resting", "nothing")}
+        states = {since["changing"]: mirror.heap("changing")}
+        for _ in range(2):
+            mirror.database.execute("UPDATE changing SET v = v || '+' WHERE id % 7 = 0", "INSERT INTO early VALUES (0)")
+            mirror.database.execute("DELETE FROM early WHERE id = 0")
+            states[int(mirror.await_frontier())] = mirror.heap("changing")
+        last = mirror.frontier()
+    for frontier, rows in states.items():
+        assert traveller.rows("changing", frontier) == rows
+    for table in ("resting", "nothing"):
+        for frontier in (since[table], *(one for one in states if one > since[table]), last):
+            assert traveller.rows(table, frontier) == mirror.heap(table)
+    # Before that, some chunks are in the lake, and rows as they were at later positions.
+    assert len([one for one in frontiers(mirror) if one < since["changing"]]) > 5
+    for table, frontier in since.items():
+        earlier = [one for one in frontiers(mirror) if one < frontier]
+        for one in (earlier[len(earlier) // 2], frontier - 1):
+            refusal = traveller.refusal(table, one)
+            assert f"public.{table} has been live since F = {format_lsn(frontier)} (20" in refusal
+            assert "before that it was being copied" in refusal
+            assert f"--at {format_lsn(frontier)}" in refusal
+    # Of several tables the last to go live decides.
+    late = max(since, key=lambda table: since[table])
+    assert f"public.{late} has been live" in traveller.refusal("resting, nothing, changing", frontiers(mirror)[0])
+    # Times likewise; those to come are refused as positions to come are.
+    text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(before - 1))
+    assert "public.resting has been live since" in traveller.refusal("resting", text)
+    assert traveller.rows("resting", time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())) == mirror.heap("resting")
+    tomorrow = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(before + 86400))
+    assert f"{tomorrow[:-1]}.000Z is in the future: it is 20" in traveller.refusal("resting", tomorrow, 2)
+
+
+def test_a_table_that_was_copied_again_can_be_read_from_there_on(
+    mirror: Mirror, gate: GatedCopies, traveller: Traveller
+) -> None:
+    with mirror.pumping():
+        mirror.register("changing")
+        mirror.await_live("public.changing")
+        mirror.database.execute("UPDATE changing SET v = 'first life' WHERE id < 10")
+        former = int(mirror.await_frontier())
+        content = mirror.heap("changing")
+        gate.hold()
+        mirror.database.execute("ALTER TABLE changing ALTER v TYPE varchar USING v || '!'")
+        mirror.await_frontier()
+        await_true(lambda: gate.waiting, 30, "the copy waits")
+        # What readers see meanwhile has its past, however long the copy takes.
+        assert traveller.rows("changing", former) == content
+        for first in range(11, 14):
+            change(mirror, gate, first)
+        during = mirror.frontier()
+        assert mirror.state("public.changing") == "copying"
+        gate.let_go()
+        mirror.await_live("public.changing")
+        since = live_since(mirror, "changing")
+        content = mirror.heap("changing")
+    assert traveller.rows("changing", since) == content
+    for frontier in (former, during, since - 1):
+        assert f"public.changing has been live since F = {format_lsn(since)} (20" in traveller.refusal(
+            "changing", frontier
+        )
+
+
+def test_readers_of_the_lake_alone_are_told_f(mirror: Mirror, gate: GatedCopies) -> None:
+    with mirror.pumping():
+        gate.hold()
+        mirror.register("changing", "resting")
+        await_true(lambda: gate.waiting, 30, "the copies wait")
+        change(mirror, gate, 1)
+        gate.let_go()
+        mirror.await_live("public.changing", "public.resting")
+    for table in ("changing", "resting"):
+        *earlier, newest = read_metadata(mirror.location(f"public.{table}"), StorageOptions({}))["snapshots"]
+        assert newest["summary"]["mirror-pump.frontier"] == format_lsn(live_since(mirror, table))
+        assert newest["summary"]["total-equality-deletes"] == "0" or table == "changing"
+        assert all("mirror-pump.frontier" not in one["summary"] for one in earlier)
+        assert all(one["summary"]["mirror-pump.copying"] == "true" for one in earlier[1:])

@@ -1,0 +1,133 @@
+"""TRUNCATE, copies that begin again and schema changes of a table whose old rows only the lake has: they stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cutline_tables import WIDTH, Divided, run, upsert
+from tests.support.pipeline import writing
+
+
+def _main(divided: Divided) -> list[tuple[object, ...]]:
+    """Main's rows at or above T."""
+    rows = lake_rows(divided.mirror.location("public.events"))
+    return sorted(row for row in rows if row[0] >= divided.cut)
+
+
+def _hot(divided: Divided) -> list[tuple[object, ...]]:
+    with divided.mirror.database.connect() as connection:
+        return sorted(run(connection, f"SELECT * FROM events WHERE at >= {divided.cut}").fetchall())
+
+
+def test_truncate_concerns_rows_from_t_on(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600, index_memory=1 << 24)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        # One file with rows on both sides of T, deletes among them.
+        with database.connect(autocommit=False) as connection:
+            for at in range(0, 3 * WIDTH, 7):
+                upsert(connection, at, 1, "before")
+        mirror.await_frontier()
+        divided.advance(running)
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 3, 3, "corrected")
+            connection.execute("TRUNCATE events")
+            run(connection, f"DELETE FROM model WHERE at >= {divided.cut}")
+            upsert(connection, WIDTH + 1, 1, "after")
+        mirror.await_frontier()
+        divided.assert_exact()
+        assert _main(divided) == _hot(divided)
+        assert len(_main(divided)) == 1
+        divided.advance(running)
+        divided.assert_exact()
+        assert mirror.state("public.events") == "live"
+        assert len(divided.seam()[0]) > 50, "the old rows are there"
+
+
+@pytest.mark.parametrize("index_memory", [0, 1 << 24])
+def test_a_copy_that_begins_again_leaves_old_rows_alone(database: Database, tmp_path: Path, index_memory: int) -> None:
+    """Equality deletes of before stay for the old rows' sake, and must not reach what is copied again."""
+    mirror = Mirror.create(
+        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.1, index_memory=index_memory, resolve_age=3600
+    )
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        with database.connect(autocommit=False) as connection:
+            run(connection, "UPDATE events SET n = n + 1")
+            run(connection, "UPDATE model SET n = n + 1")
+        mirror.await_frontier()
+        divided.advance(running)
+        with writing(database, divided.write, 5) as written:
+            before = written()
+            with database.connect(autocommit=False) as connection:
+                connection.execute("TRUNCATE p2")
+                run(connection, f"DELETE FROM model WHERE at >= {2 * WIDTH}")
+            await_true(lambda: running.steps.count(Step.TABLE_COPIED_AGAIN) == 1, 20, "a copy that begins again")
+            mirror.await_live("public.events")
+            while written() < before + 40:
+                divided.assert_exact()
+        mirror.await_frontier()
+        divided.assert_exact()
+        assert _main(divided) == _hot(divided)
+        divided.advance(running)
+        divided.assert_exact()
+        assert running.steps.count(Step.RETRYING) == 0
+    mirror.assert_sound()
+
+
+def test_what_would_make_old_rows_wrong_sets_the_table_aside(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.1)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        before = divided.seam()[0]
+        database.execute("ALTER TABLE events ADD COLUMN flag int DEFAULT 1")
+        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table set aside")
+        assert "column flag is new and may have values" in mirror.error("public.events")
+        assert "old rows are in the lake alone" in mirror.error("public.events")
+        database.execute("ALTER TABLE events DROP COLUMN flag")
+        assert divided.seam()[0] == before, "what is there stays readable"
+
+
+def test_corrections_follow_their_columns_names(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
+    divided = Divided.create(mirror, partitions=2)
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        divided.advance(running)
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 3, 3, "renamed")
+        for table in ("events", "model"):
+            with database.connect() as connection:
+                run(connection, f"ALTER TABLE {table} RENAME COLUMN v TO w")
+                run(connection, f"ALTER TABLE {table} DROP COLUMN big")
+                run(connection, f"ALTER TABLE {table} ADD COLUMN big text")
+        mirror.await_frontier()
+        payload = database.rows("SELECT payload FROM modak.delta")[0][0]
+        assert payload == {"at": 3, "id": 3, "n": 7, "w": "renamed"}
+    with mirror.with_options(fold_age=0.1).pumping() as running:
+        await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 20, "the fold")
+        assert (3, 3, 7, "renamed", None) in lake_rows(mirror.location("public.events"))
+
+
+def test_rows_of_a_partition_that_was_dropped_do_not_go_with_a_copy_again(database: Database, tmp_path: Path) -> None:
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner())
+    divided = Divided.create(mirror)
+    with mirror.pumping():
+        mirror.await_live("public.events")
+        mirror.await_frontier()
+        before = _main(divided)
+        database.execute("DROP TABLE p1")
+        database.execute("TRUNCATE p2")
+        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table set aside")
+        assert "of partition p1, which was dropped or detached above T" in mirror.error("public.events")
+        assert _main(divided) == before

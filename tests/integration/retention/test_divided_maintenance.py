@@ -1,0 +1,100 @@
+"""Maintenance of a table with heap retention: S, its metadata file and pinned ones outlive it, and let old files go."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.format.metadata import COLD_CUT, archive_snapshot
+from mirror_pump.ops.verify.compare_spark import compare
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.verification import verify
+from mirror_pump.pipeline.retention import fold
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cutline_tables import Divided, run, upsert
+from tests.support.maintenance import STORAGE, Maintained, age
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENTS = "public.events"
+
+
+def test_compaction_expiry_and_sweep_leave_s_readable(
+    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "_STALE_INTERVAL", 0.2)
+    monkeypatch.setattr(fold, "_STALE_AGE", 0.0)
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
+    maintained = Maintained(mirror, spark)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        with database.connect() as connection:
+            row = connection.execute("SELECT pin_id, metadata_location FROM modak.pin('events')").fetchone()
+            assert row is not None
+            pin, pinned = row
+        before = lake_rows(pinned)
+        for number in range(6):
+            with database.connect(autocommit=False) as connection:
+                upsert(connection, number, 1, f"{number}")
+                upsert(connection, 150 + number, 1, f"{number}")
+            mirror.await_frontier()
+        await_true(
+            lambda: database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)],
+            20,
+            "folds",
+        )
+        # Everything is old enough to go, but for what somebody needs.
+        maintained.policy(EVENTS, snapshot_retention_hours=0, snapshot_min_retained=1)
+        age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
+        result = maintained.maintain(EVENTS)
+        assert not result.errors
+        assert any("rewrite" in line for line in result.done), result.done
+        divided.assert_exact()
+        assert lake_rows(pinned) == before, "what a pinned reader was told of is gone"
+        await_true(lambda: _fresh(mirror), 20, "S made anew of the compacted files")
+        divided.assert_exact()
+        with database.connect() as connection:
+            run(connection, f"SELECT modak.release({pin})")
+        seam = Path(pinned.removeprefix("file://")).parent
+        orphan = seam / f"00001-{uuid.uuid4()}.metadata.json"
+        orphan.write_text("{}")
+        age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
+        assert not maintained.maintain(EVENTS).errors
+        assert not orphan.exists(), "no publish that landed names it"
+        divided.assert_exact()
+        divided.advance(running)
+        divided.assert_exact()
+        head = archive_snapshot(maintained.lake_table(EVENTS).metadata)
+        assert head is not None
+        assert head["summary"][COLD_CUT] == str(divided.cut)
+
+
+@pytest.mark.slow
+def test_verify_compares_what_is_at_or_above_t(database: Database, tmp_path: Path, spark: SparkSession) -> None:
+    mirror = Mirror.create(database, (tmp_path / "lake").as_uri(), ThreadTaskRunner(), fold_age=0.05)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 5, 1, "below")
+            upsert(connection, 150, 1, "above")
+        (one,) = verify(mirror.settings, ["events"], ComparisonEngine(mirror.runner, partial(compare, spark))).tables
+        table = one.to_json()
+        assert table["equal"], table
+        hot = database.rows("SELECT count(*) FROM events WHERE at >= 100")
+        assert table["heap_rows"] == table["lake_rows"] == hot[0][0] > 0
+
+
+def _fresh(mirror: Mirror) -> bool:
+    return not fold.archive_is_outdated(LakeTable.load(mirror.location(EVENTS), STORAGE), STORAGE, 0.0)

@@ -1,0 +1,241 @@
+"""Corrections of keys that have no row: new ones that arrive late, and deletes of absent ones. A key index knows that
+there is nothing to delete, so no snapshot ever has an equality delete, and every engine reads every snapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, LiteralString
+
+import pytest
+
+from mirror_pump.engine.index_keys import read_keys
+from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.retention import fold
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.support.cutline_tables import Divided, delete, run, upsert
+from tests.support.key_index_checks import check_indexes
+from tests.support.maintenance import Maintained
+from tests.support.pipeline import writing
+from tests.support.seam_scene import by_pyiceberg
+
+EVENTS = "public.events"
+
+
+def _announced(database: Database, *, going_on: bool) -> None:
+    """Says that another engine rewrites the table's files, or that it has done so."""
+    if going_on:
+        database.execute(
+            "INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)"
+            " VALUES (gen_random_uuid(), 'events'::regclass::oid, 'compaction', 'rewriting', '{\"since_sequence\": 1}')"
+        )
+    else:
+        database.execute("UPDATE modak.op_log SET phase = 'done' WHERE phase = 'rewriting'")
+
+
+class Folds:
+    """Watches what each fold leaves, as the pump's observer, in the loop's thread."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror = mirror
+        self.seen: list[tuple[int, str]] = []
+        """Snapshots with equality deletes; and the index's phase as `status` shows it."""
+
+    def __call__(self, step: Step, _: dict[str, object]) -> None:
+        if step is not Step.FOLDED:
+            return
+        metadata = read_metadata(self.mirror.location(EVENTS), StorageOptions())
+        unread = [one for one in metadata["snapshots"] if int(one["summary"]["total-equality-deletes"])]
+        (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
+        self.seen.append((len(unread), str(phase)))
+
+    def await_told(self) -> None:
+        """Every correction is in the lake, and every fold was seen."""
+        database = self.mirror.database
+        unfolded = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
+        await_true(lambda: database.rows(unfolded) == [(0,)], 120, "every correction folded")
+        # Each is told of after it was published.
+        folds = database.rows("SELECT count(*) FROM modak.op_log WHERE details ->> 'kind' = 'fold'")[0][0]
+        await_true(lambda: len(self.seen) >= folds, 60, "every fold is told of")
+
+    def await_folded(self) -> None:
+        """The same, and nobody was ever kept from reading a snapshot."""
+        self.await_told()
+        assert {unread for unread, _ in self.seen} == {0}, "a snapshot has equality deletes"
+        assert {phase for _, phase in self.seen} == {"ready"}
+
+
+def _insert_late(connection: Any, first: int, count: int) -> None:
+    """Rows of new keys below T, by plain INSERT."""
+    for table in ("events", "model"):
+        run(
+            connection,
+            f"INSERT INTO {table} SELECT g % 100, 10000 + g, 1, 'late', NULL"
+            f" FROM generate_series({first}, {first + count - 1}) g",
+        )
+
+
+def _assert_read_by_all(divided: Divided) -> None:
+    """S is every row below T, and main the whole table, by DuckDB and pyiceberg."""
+    divided.assert_exact()
+    database = divided.mirror.database
+    (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0]
+    for where, read in ((f"WHERE at < {divided.cut}", location), ("", divided.mirror.location(EVENTS))):
+        with database.connect() as connection:
+            wanted = normalised(run(connection, f"SELECT at, id, n, v, big FROM model {where}").fetchall())
+        assert_same(wanted, lake_rows(read), f"{read} by DuckDB")
+        by_arrow = by_pyiceberg(read)
+        assert by_arrow is not None, "pyiceberg refuses it"
+        assert_same(wanted, by_arrow, f"{read} by pyiceberg")
+
+
+def test_a_thousand_late_inserts_leave_no_equality_delete(database: Database, tmp_path: Path) -> None:
+    """From the first one on: the fold waits for the index, which the table has not needed before. And again with a pump
+    that has just been started."""
+    mirror = Mirror.create(
+        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, fold_rows=100, resolve_age=3600
+    )
+    divided = Divided.create(mirror)
+    folds = Folds(mirror)
+    for turn in range(2):
+        with mirror.pumping(Steps(on=folds)) as running:
+            if not turn:
+                mirror.await_live(EVENTS)
+                divided.advance(running)
+            for batch in range(5):
+                with database.connect(autocommit=False) as connection:
+                    _insert_late(connection, turn * 500 + batch * 100, 100)
+                    delete(connection, 3, 70_000 + batch)
+                    upsert(connection, 4, 2, f"changed {turn} {batch}")
+                    delete(connection, 10 + 2 * batch, turn)
+                folds.await_folded()
+            _assert_read_by_all(divided)
+            assert running.steps.count(Step.RESOLVED) == 0, "there was nothing to convert"
+            assert check_indexes(running.pump, mirror.runner, database) == 1
+    assert len(folds.seen) >= 10
+
+
+def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Database, tmp_path: Path) -> None:
+    """Deletes are written by key then, but for keys that have no row."""
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=3600)
+    divided = Divided.create(mirror)
+    folds = Folds(mirror)
+    with mirror.pumping(Steps(on=folds)) as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        with database.connect(autocommit=False) as connection:
+            _insert_late(connection, 0, 10)
+        folds.await_folded()
+        _announced(database, going_on=True)
+        with database.connect(autocommit=False) as connection:
+            _insert_late(connection, 10, 10)
+            delete(connection, 3, 70_000)
+        folds.await_folded()
+        _assert_read_by_all(divided)
+        with database.connect(autocommit=False) as connection:
+            _insert_late(connection, 20, 10)
+            upsert(connection, 4, 2, "changed")
+        folds.await_told()
+        assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
+        divided.assert_exact()
+        metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
+        assert max(int(one["summary"]["total-equality-deletes"]) for one in metadata["snapshots"]) == 1
+        _announced(database, going_on=False)
+        divided.assert_exact()
+
+
+@pytest.mark.parametrize("index_memory", [0, 1])
+def test_without_room_for_an_index_folds_do_not_wait(database: Database, tmp_path: Path, index_memory: int) -> None:
+    mirror = Mirror.create(
+        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=0.2, index_memory=index_memory
+    )
+    divided = Divided.create(mirror, partitions=2)
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        with database.connect(autocommit=False) as connection:
+            _insert_late(connection, 0, 10)
+            delete(connection, 3, 70_000)
+        await_true(lambda: running.steps.count(Step.FOLDED), 20, "a fold")
+        divided.assert_exact()
+
+
+@pytest.mark.parametrize("wanted_by", ["the fold", "the stream"])
+def test_a_fold_waits_for_its_index_only_so_long(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted_by: str
+) -> None:
+    """Whoever made the index be built. Then it deletes by key, as without one."""
+    monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
+    gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
+    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600)
+    divided = Divided.create(mirror)
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+        gate.hold()
+        try:
+            if wanted_by == "the stream":
+                for turn in range(50):
+                    run_both(database, f"UPDATE {{}} SET n = {turn} WHERE at >= 100 AND at < 120")
+                    mirror.await_frontier()
+                    if gate.waiting:
+                        break
+                assert gate.waiting, "the index is being built"
+            with database.connect(autocommit=False) as connection:
+                _insert_late(connection, 0, 10)
+            await_true(lambda: running.steps.count(Step.FOLDED), 30, "the fold goes without")
+            assert gate.waiting
+            assert not running.steps.count(Step.INDEX_READY)
+        finally:
+            gate.let_go()
+        await_true(lambda: running.steps.count(Step.INDEX_READY), 30, "the index is ready")
+        divided.assert_exact()
+
+
+def run_both(database: Database, statement: str) -> None:
+    """On the table and on its model, in one transaction."""
+    with database.connect(autocommit=False) as connection:
+        for table in ("events", "model"):
+            run(connection, statement.format(table))
+
+
+@pytest.mark.soak  # Its rewrites are Spark's.
+def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
+    database: Database, tmp_path: Path, spark: Any
+) -> None:
+    """Random corrections of present and absent keys; pumps that end; merges of the pump's, rewrites of Spark's."""
+    mirror = Mirror.create(
+        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, fold_rows=25, resolve_age=0.3
+    )
+    divided = Divided.create(mirror)
+    maintained = Maintained(mirror, spark)
+    maintained.policy(EVENTS, snapshot_retention_hours=0, snapshot_min_retained=1)
+    folds = 0
+    with mirror.pumping() as running:
+        mirror.await_live(EVENTS)
+        divided.advance(running)
+    with writing(database, divided.write, 17) as written:
+        for turn in range(3):
+            with mirror.pumping() as running:
+                before = written()
+                await_true(lambda: written() >= before + 40, 120, "changes")  # noqa: B023
+                with database.connect(autocommit=False) as connection:
+                    _insert_late(connection, turn * 100, 100)
+                if turn:
+                    assert not maintained.maintain(EVENTS).errors
+                divided.assert_exact()
+                folds += running.steps.count(Step.FOLDED)
+    with mirror.pumping() as running:
+        await_true(
+            lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 120, "everything folded and cleared"
+        )
+        # What was deleted by key while files were rewritten is converted within moments, and S made anew then.
+        pointer: LiteralString = "SELECT lake_props ->> 'metadata_location' FROM modak.cutline"
+        await_true(lambda: by_pyiceberg(mirror.location(EVENTS)) is not None, 60, "no equality deletes in main")
+        await_true(lambda: by_pyiceberg(database.rows(pointer)[0][0]) is not None, 60, "no equality deletes in S")
+        _assert_read_by_all(divided)
+        check_indexes(running.pump, mirror.runner, database)
+    assert folds >= 3

@@ -1,0 +1,79 @@
+"""docs/retention.md, block by block, and what the command line says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from mirror_pump.config import Settings
+from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cli import Run, no_settings, run, slot
+
+__all__ = ["no_settings", "run", "slot"]
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "retention.md").read_text(encoding="utf-8")
+CLI_JSON = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text(encoding="utf-8")
+
+
+def test_the_document_does_what_it_says(database: Database, warehouse: str, run: Run, slot: str) -> None:
+    chosen = Settings(
+        dsn=database.dsn,
+        warehouse=warehouse,
+        slot=slot,
+        publication=slot,
+        batch_age=0.05,
+        storage_fsync=False,
+        retention_interval=0.1,
+    )
+    initialise(chosen, lambda _: None)
+    mirror = Mirror(database, chosen, ThreadTaskRunner(2))
+    said: list[str] = []
+    blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sh"]
+
+    def execute(language: str, text: str) -> None:
+        if language == "sql":
+            with database.connect() as connection:
+                connection.execute(text.encode())
+            return
+        for line in text.strip().splitlines():
+            result = run(*shlex.split(line)[1:])
+            assert result.exit_code == 0, (line, result.stderr)
+            said.append(result.stdout)
+
+    execute(*blocks[0])
+    execute(*blocks[1])
+    with mirror.pumping():
+        execute(*blocks[2])
+        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in said[2]
+        await_true(
+            lambda: database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'dropped'") == [(2,)],
+            60,
+            "two partitions are dropped",
+        )
+        execute(*blocks[3])
+        assert database.rows("SELECT n FROM events WHERE id = 9000") == [(5,)]
+        await_true(
+            lambda: database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)],
+            30,
+            "three corrections are folded",
+        )
+        execute(*blocks[4])
+        document = json.loads(run("status", "--json").stdout)["tables"][0]["retention"]
+        listed = CLI_JSON[CLI_JSON.index("A table's `retention`") :]
+        assert list(document) == re.findall(r'^  "(\w+)"', listed[: listed.index("\n}")], re.MULTILINE)
+        assert document["cut"] == "2026-03-01 00:00:00+00"
+        assert document["partitions"]["dropped"] == 2
+        assert document["heap_retention"] is None, "it was unset at the end"
+        (outlook,) = json.loads(run("retain", "--dry-run", "--json").stdout)
+        listed = CLI_JSON[CLI_JSON.index("retain --json") :]
+        assert set(outlook) | set(outlook["partitions"][0]) == set(re.findall(r'^ +"(\w+)":', listed, re.MULTILINE))
+        assert outlook["partitions"][0]["outlook"] == "stays: heap_retention is not set"
+        plain = run("status").stdout
+        assert "T = 2026-03-01 00:00:00+00" in plain
+        assert "2 dropped" in plain

@@ -1,0 +1,210 @@
+"""The proof sees every difference and imagines none, whatever the types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirror_pump.engine.row_hashes import HashSecret, _values, mixed, row_hashes
+from mirror_pump.lake.key_index.packed_keys import MULTIPLIER
+from mirror_pump.pipeline.retention import drop_proof as proving
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.retention import at_once
+
+# What the lake holds as itself, as text, as a list, and beside its column.
+COLUMNS = {
+    "a": ("float8", ("-0", "NaN", "Infinity", "0.1")),
+    "b": ("float4", ("-0", "NaN", "3.4028235e38", "1")),
+    "c": ("numeric(10,2)", ("1.10", "NaN", "-99999999.99", "0")),
+    "d": ("numeric", ("1.10", "Infinity", "0.000", "1e400")),
+    "e": ("numeric(38,10)", ("1.1", "9999999999999999999999999999.9999999999", "NaN", "-1")),
+    "f": ("text", ("", "null", "\u2603", "x" * 100_000)),
+    "g": ("char(4)", ("ab", "", "abcd", "z")),
+    "h": ("bool", ("t", "f", "t", "f")),
+    "i": ("bytea", (r"\xdead", r"\x", r"\x00", r"\xff")),
+    "j": ("uuid", ("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",) * 4),
+    "k": ("date", ("infinity", "0044-03-15 BC", "5874897-12-31", "2026-01-31")),
+    "l": ("timestamp", ("-infinity", "0044-03-15 01:02:03.000001 BC", "294276-12-31 23:59:59.999999", "2026-01-01")),
+    "m": ("timestamptz", ("infinity", "2026-03-29 02:30:00.5+02", "12345-06-07 00:00:00+00", "1970-01-01")),
+    "n": ("time", ("24:00:00", "00:00:00", "23:59:59.999999", "12:00")),
+    "o": ("interval", ("1 year 2 mons -3 days 04:05:06.7", "-00:00:01", "0", "1 day")),
+    "p": ("json", ('{"b":1,  "a":[1.0, null]}', "null", '"text"', "3")),
+    "q": ("jsonb", ('{"b": 1}', "null", '"text"', "3.00")),
+    "r": ("int4[]", ("{1,NULL,3}", "[0:1]={7,8}", "{{1,2},{3,4}}", "{}")),
+    "s": ("text[]", ('{a,"b c",NULL}', "{}", '{""}', "{a}")),
+    "u": ("numeric(10,2)[]", ("{1.10,NaN}", "{}", "{0}", "{1,2,3}")),
+    "v": ("float8[]", ("{-0,NaN}", "{0}", "{}", "{1}")),
+    "w": ("inet", ("10.0.0.1", "10.0.0.0/8", "::1", "10.0.0.2")),
+    "x": ("int4range", ("[1,4)", "empty", "(,)", "[5,6)")),
+    "y": ("oid", ("4294967295", "0", "1", "2")),
+    "z": ("smallint", ("-32768", "0", "32767", "1")),
+}
+
+
+def test_every_type_is_proven(database: Database, warehouse: str) -> None:
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), retention_interval=0.1)
+    listed = ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
+    with database.connect() as connection:
+        connection.execute(
+            f"CREATE TABLE odd (id text, at int, {listed}, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)".encode()
+        )
+        for number in range(3):
+            connection.execute(
+                f"CREATE TABLE odd{number} PARTITION OF odd FOR VALUES FROM ({number}0) TO ({number + 1}0)".encode()
+            )
+        names, marks = ", ".join(COLUMNS), ", ".join(["%s"] * len(COLUMNS))
+        insert = f"INSERT INTO odd (id, at, {names}) VALUES (%s, %s, {marks})".encode()
+        for number in range(4):
+            texts = [values[number] for _, values in COLUMNS.values()]
+            connection.execute(insert, [f"copied {number}", number, *texts])
+        connection.execute("INSERT INTO odd (id, at) VALUES ('nulls', 5), ('top', 29)")
+        mirror.register("odd", retention=at_once("1000"))
+        mirror.catch_up()
+        for number in range(4):
+            texts = [values[number] for _, values in COLUMNS.values()]
+            connection.execute(insert, [f"streamed {number}", number, *texts])
+        connection.execute("UPDATE odd SET f = 'changed' WHERE id = 'copied 1'")
+        connection.execute("UPDATE modak.tables SET heap_retention_lag = 10")
+        with mirror.pumping():
+            await_true(
+                lambda: connection.execute("SELECT to_regclass('odd0')::text").fetchone() == (None,),
+                40,
+                "odd0 is dropped",
+            )
+    proven = database.rows("SELECT details -> 'rows' FROM modak.op_log WHERE details ->> 'kind' = 'prove'")
+    assert proven == [(9,)]
+
+
+def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(
+    database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pin is short and renewed with every task: what a killed pump leaves behind delays drops for two minutes."""
+    monkeypatch.setattr(proving, "_TASK_BYTES", 8192)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2))
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE t (at int PRIMARY KEY, v text) PARTITION BY RANGE (at)")
+        connection.execute("CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (0) TO (1000)")
+        connection.execute("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (1000) TO (2000)")
+        connection.execute("INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(0, 1999) g")
+        mirror.register("t", retention=at_once("1000000"))
+        mirror.catch_up()
+        connection.execute("CREATE TABLE pins (act text)")
+        connection.execute(
+            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.pins"
+            " VALUES (TG_OP); RETURN NULL; END $$"
+        )
+        connection.execute(
+            "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON modak.read_pins"
+            " FOR EACH ROW EXECUTE FUNCTION note()"
+        )
+        # Half of no time has always passed; expired pins hold nothing up that is not looked at meanwhile.
+        monkeypatch.setattr(proving, "_PIN_SECONDS", 0.0)
+        connection.execute("UPDATE modak.tables SET heap_retention_lag = 900")
+        with mirror.pumping():
+            await_true(
+                lambda: connection.execute("SELECT to_regclass('t0')::text").fetchone() == (None,), 40, "t0 is dropped"
+            )
+    acts = dict(database.rows("SELECT act, count(*) FROM pins GROUP BY act"))
+    assert acts["INSERT"] == acts["DELETE"]
+    blocks = 1000 * 200 // 8192
+    assert acts["UPDATE"] >= blocks
+
+
+SECRET = HashSecret((0x123456789ABCDEF, 0xFEDCBA987654321), (1, 2))
+
+_VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.string(): st.text(max_size=5),
+    pa.binary(): st.binary(max_size=5),
+    pa.float64(): st.sampled_from([0.0, -0.0, 1.5, float("inf")]),
+    pa.bool_(): st.booleans(),
+    pa.list_(pa.string()): st.lists(st.none() | st.text(max_size=2), max_size=3),
+    pa.date32(): st.dates(),
+}
+
+
+@given(data=st.data())
+def test_rows_hash_alike_if_and_only_if_they_are(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(list(_VALUES)), min_size=1, max_size=3))
+    rows = data.draw(
+        st.lists(st.tuples(*(st.none() | _VALUES[kind] for kind in kinds)), min_size=1, max_size=8), label="rows"
+    )
+    columns = {place + 1: pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)}
+    begin = data.draw(st.integers(0, len(rows) - 1), label="slice")
+    first, second = row_hashes(columns, len(rows), SECRET)
+    part = row_hashes({one: column.slice(begin) for one, column in columns.items()}, len(rows) - begin, SECRET)
+    assert (part[0] == first[begin:]).all(), "where a row stands does not matter"
+    assert (part[1] == second[begin:]).all()
+    for here in range(len(rows)):
+        for there in range(here):
+            same = repr(rows[here]) == repr(rows[there])
+            assert (first[here] == first[there]) is np.bool_(same)
+            assert (second[here] == second[there]) is np.bool_(same)
+
+
+def _thue_morse(size: int, *, complement: bool) -> str:
+    return "".join("ab"[(place.bit_count() + complement) % 2] for place in range(size))
+
+
+def _marked(place: int) -> bytes:
+    return b"\0" * place + b"\1" + b"\0" * (5000 - place)
+
+
+def _pair_of_words(first: int) -> bytes:
+    """16 bytes; the second word undoes what the first did to a chain of `mixed`."""
+    word = np.array([first], np.uint64)
+    return word.tobytes() + mixed(word).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        (_thue_morse(4096, complement=False), _thue_morse(4096, complement=True), pa.string()),
+        # A part further, and a block of parts further.
+        (_marked(0), _marked(7), pa.binary()),
+        (_marked(7), _marked(7 * 256), pa.binary()),
+        (b"a", b"a\0", pa.binary()),
+        (b"", b"\0" * 7, pa.binary()),
+        (_pair_of_words(1), _pair_of_words(2), pa.binary(16)),
+        ([None], [-1 - int(MULTIPLIER) + (1 << 64)], pa.list_(pa.int64())),
+        ([None, 1], [1, None], pa.list_(pa.int64())),
+    ],
+)
+def test_values_that_were_chosen_to_meet_do_not(one: Any, other: Any, kind: pa.DataType) -> None:
+    for _ in range(5):
+        lanes = row_hashes({1: pa.array([one, other], kind)}, 2, HashSecret.draw())
+        assert all(lane[0] != lane[1] for lane in lanes)
+
+
+def test_a_text_is_the_polynomial_of_its_bytes() -> None:
+    """By Python's own numbers, and whatever stands around it."""
+    prime = (1 << 61) - 1
+    sizes = [0, 1, 6, 7, 8, 7 * 256, 7 * 256 + 1, 3, 500_000]
+    texts = [np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes() for size in sizes]
+    for point, words in zip(SECRET.points, _values(pa.array(texts, pa.binary()), SECRET.points), strict=True):
+        expected = []
+        for text in texts:
+            value, power = len(text), 1
+            for start in range(0, len(text), 7):
+                power = power * point % prime
+                value += int.from_bytes(text[start : start + 7], "little") * power
+            expected.append(value % prime)
+        assert (words == mixed(np.array(expected, np.uint64))).all()
+
+
+@pytest.mark.parametrize("one", [["a", "bc"], ["ab", None]])
+def test_neighbouring_columns_do_not_run_together(one: list[str | None]) -> None:
+    columns = [{1: pa.array([row[0]], pa.string()), 2: pa.array([row[1]], pa.string())} for row in (one, ["ab", "c"])]
+    assert row_hashes(columns[0], 1, SECRET)[0] != row_hashes(columns[1], 1, SECRET)[0]
+    # A column that one side does not have is one of NULLs.
+    assert (
+        row_hashes({1: columns[0][1]}, 1, SECRET)[0]
+        == row_hashes({1: columns[0][1], 3: pa.nulls(1, pa.string())}, 1, SECRET)[0]
+    )

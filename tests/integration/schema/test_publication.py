@@ -1,0 +1,263 @@
+"""The publication is somebody else's to change as well: what it left out meanwhile is never taken for mirrored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from mirror_pump.errors import SourceError, TableError
+from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.ops.status.status_report import MirrorStatus, TableStatus
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
+from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
+
+
+@pytest.fixture
+def two(database: Database, warehouse: str) -> Mirror:
+    """Two tables that are live."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE u (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, g FROM generate_series(1, 100) g",
+        "INSERT INTO u SELECT g, g FROM generate_series(1, 100) g",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", "u")
+    mirror.catch_up()
+    return mirror
+
+
+def _alter(mirror: Mirror, *statements: str) -> None:
+    """Statements in one transaction; {} stands for the publication."""
+    with mirror.database.connect() as connection, connection.transaction():
+        for statement in statements:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(mirror.settings.publication)))
+
+
+def _promised(mirror: Mirror, table: str) -> int:
+    """F of a table."""
+    rows = mirror.database.rows(
+        "SELECT c.replicated_lsn FROM modak.cutline c JOIN modak.tables t USING (table_id)"
+        " WHERE t.schema_name || '.' || t.table_name = %s",
+        (table,),
+    )
+    return int(rows[0][0])
+
+
+def _status(mirror: Mirror) -> MirrorStatus:
+    with StatusReader(complete(mirror.settings)) as reader:
+        return reader.read()
+
+
+def _table(mirror: Mirror, name: str) -> TableStatus:
+    return next(one for one in _status(mirror).tables if one.table == name)
+
+
+def _copied_again(pump: RunningPump | Steps) -> list[Any]:
+    steps = pump if isinstance(pump, Steps) else pump.steps
+    return steps.details(Step.TABLE_COPIED_AGAIN, "table")
+
+
+_LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("ALTER PUBLICATION {} DROP TABLE t", _LOST, "ALTER PUBLICATION {} ADD TABLE t"),
+        (
+            "ALTER PUBLICATION {} SET TABLE u, t WHERE (id < 0)",
+            _LOST,
+            "ALTER PUBLICATION {} SET TABLE u, t",
+        ),
+    ],
+    ids=["taken out and given back", "filtered for a while"],
+)
+def test_a_table_that_was_not_published_for_a_while_is_copied_again(two: Mirror, change: tuple[str, ...]) -> None:
+    """In one transaction, while the pump runs; then statement by statement, while it does not."""
+    with two.pumping() as pump:
+        _alter(two, *change)
+        two.database.execute("UPDATE u SET v = 'kept'", "UPDATE t SET v = 'seen' WHERE id % 5 = 0")
+        await_true(lambda: "public.t" in _copied_again(pump), 30, "t is copied again")
+        two.await_live("public.t")
+        two.await_frontier()
+        two.assert_equal("public.t", "public.u")
+        assert set(_copied_again(pump)) == {"public.t"}
+        assert not _table(two, "public.t").error
+    for statement in change:
+        _alter(two, statement)
+    steps = Steps()
+    two.catch_up(steps)
+    two.assert_equal("public.t", "public.u")
+    assert set(_copied_again(steps)) == {"public.t"}
+    # Known from now on.
+    steps = Steps()
+    two.database.execute("DELETE FROM t WHERE id = 1")
+    two.catch_up(steps)
+    assert not _copied_again(steps)
+    two.assert_equal("public.t")
+    two.assert_sound()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER PUBLICATION {} DROP TABLE t",
+        "ALTER PUBLICATION {} SET TABLE u, t WHERE (id < 0)",
+        "ALTER PUBLICATION {} SET TABLE u, t (id)",
+    ],
+    ids=["taken out", "row filter", "column list"],
+)
+def test_a_table_that_is_not_published_whole_waits_at_its_last_f(two: Mirror, change: str) -> None:
+    before, heap = two.database.lsn(), two.heap("t")
+    with two.pumping() as pump:
+        _alter(two, change)
+        two.database.execute(_LOST, "UPDATE u SET v = 'kept'")
+        two.await_frontier()
+        assert _promised(two, "public.t") <= before, "the stream lacked its changes from there on"
+        assert _promised(two, "public.u") > before
+        two.assert_equal("public.u")
+        assert two.lake("public.t") == heap
+        said = _table(two, "public.t")
+        assert said.error is not None
+        assert 'ADD TABLE "public"."t"' in said.error
+        assert _table(two, "public.u").error is None
+        with pytest.raises(TableError, match="not published whole"):
+            two.register("t")
+        # Over a restart, and without a pump that waits for it.
+        pump.stop()
+    two.catch_up()
+    assert two.lake("public.t") == heap
+    with two.pumping():
+        if "SET TABLE" in change:
+            _alter(two, "ALTER PUBLICATION {} DROP TABLE t")
+        _alter(two, "ALTER PUBLICATION {} ADD TABLE t")
+        two.await_live("public.t")
+        two.await_frontier()
+        two.assert_equal("public.t", "public.u")
+        assert _table(two, "public.t").error is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "mend"),
+    [
+        (
+            "ALTER PUBLICATION {} SET (publish = 'insert')",
+            "other settings",
+            "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')",
+        ),
+        (
+            "ALTER PUBLICATION {} SET (publish_via_partition_root = false)",
+            "other settings",
+            "ALTER PUBLICATION {} SET (publish_via_partition_root = true)",
+        ),
+        ("ALTER PUBLICATION {} RENAME TO elsewhere", "does not exist", "ALTER PUBLICATION elsewhere RENAME TO {}"),
+    ],
+    ids=["operations", "partition root", "renamed"],
+)
+def test_a_publication_with_other_settings_stops_the_pump(two: Mirror, change: str, said: str, mend: str) -> None:
+    """Before anything is promised that it may have left out; once it is mended, all tables are copied again."""
+    if "RENAME" in change and major_version() < 18:
+        pytest.skip("the server cannot decode what was written while the publication was missing")
+    before = two.database.lsn()
+    pump = two.start()
+    _alter(two, change)
+    two.database.execute(_LOST)
+    with pytest.raises(SourceError, match=said) as caught:
+        pump.join()
+    assert caught.value.remedy
+    assert max(_promised(two, "public.t"), _promised(two, "public.u")) <= before
+    error = _status(two).slot.publication_error
+    assert error is not None
+    assert said in error
+    two.database.execute("CREATE TABLE w (id int PRIMARY KEY)")
+    with pytest.raises(SourceError, match=said):
+        two.register("w")
+    _alter(two, mend)
+    assert _status(two).slot.publication_error is None
+    steps = Steps()
+    two.catch_up(steps)
+    assert set(_copied_again(steps)) == {"public.t", "public.u"}
+    two.assert_equal("public.t", "public.u")
+
+
+def test_settings_that_came_and_went_between_two_looks_are_known_too(two: Mirror) -> None:
+    with two.pumping() as pump:
+        _alter(
+            two,
+            "ALTER PUBLICATION {} SET (publish = 'insert')",
+            _LOST,
+            "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')",
+        )
+        await_true(lambda: set(_copied_again(pump)) == {"public.t", "public.u"}, 30, "both are copied again")
+        two.await_live("public.t", "public.u")
+        two.await_frontier()
+        two.assert_equal("public.t", "public.u")
+
+
+def test_settings_that_change_while_tables_are_made_to_wait_are_not_taken_for_known(two: Mirror) -> None:
+    _alter(two, "ALTER PUBLICATION {} DROP TABLE t, u", "ALTER PUBLICATION {} ADD TABLE t, u")
+    steps = Steps()
+
+    def alter_once(step: Step, _: dict[str, object]) -> None:
+        if step is Step.STAGED and steps.count(Step.STAGED) == 1:
+            _alter(two, "ALTER PUBLICATION {} SET (publish = 'insert')")
+
+    steps.on = alter_once
+    with pytest.raises(SourceError, match="other settings"):
+        two.catch_up(steps)
+    _alter(two, "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
+    two.catch_up()
+    two.assert_equal("public.t", "public.u")
+
+
+@pytest.mark.skipif(major_version() < 18, reason="the server cannot decode what was written meanwhile")
+def test_a_publication_that_is_dropped_stops_the_pump_and_init_makes_it_again(two: Mirror) -> None:
+    before = two.database.lsn()
+    pump = two.start()
+    _alter(two, "DROP PUBLICATION {}")
+    two.database.execute(_LOST)
+    with pytest.raises(SourceError, match="does not exist") as caught:
+        pump.join()
+    assert "mirror-pump init" in caught.value.remedy
+    assert two.frontier() <= before or _promised(two, "public.t") <= before
+    with pytest.raises(SourceError, match="does not exist"):
+        two.catch_up()
+    said: list[str] = []
+    initialise(two.settings, said.append)
+    assert any("2 tables" in one for one in said), said
+    two.catch_up()
+    two.assert_equal("public.t", "public.u")
+    two.assert_sound()
+
+
+def test_what_the_mirror_does_to_its_publication_is_no_surprise_to_it(two: Mirror) -> None:
+    """Tables that come and go by register and unregister, and those that are set aside; and what concerns no table."""
+    two.database.execute(
+        "CREATE TABLE w (id int PRIMARY KEY)", "CREATE TABLE x (id int PRIMARY KEY)", "CREATE TABLE y (id int)"
+    )
+    with two.pumping() as pump:
+        _alter(two, "ALTER PUBLICATION {} ADD TABLE y")
+        if major_version() >= 15:
+            _alter(two, "ALTER PUBLICATION {} ADD TABLES IN SCHEMA public")
+        two.register("w")
+        two.await_live("public.w")
+        two.unregister("w")
+        two.register("w", "x")
+        two.await_live("public.w", "public.x")
+        two.database.execute('ALTER TABLE x ADD COLUMN "ID" int', "INSERT INTO w VALUES (1)")
+        await_true(lambda: two.state("public.x") == "failed", 30, "x is set aside")
+        two.database.execute("DROP TABLE w", "UPDATE t SET v = 'later'")
+        await_true(lambda: two.state("public.w") == "failed", 30, "w is set aside")
+        assert "dropped" in two.error("public.w")
+        two.await_frontier()
+        two.assert_equal("public.t", "public.u")
+        assert pump.steps.count(Step.RETRYING) == 0, pump.steps.details(Step.RETRYING, "error")
+        assert not _copied_again(pump)

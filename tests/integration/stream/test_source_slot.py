@@ -1,0 +1,140 @@
+"""Publication, slot and server checks against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from mirror_pump.errors import SourceError
+from mirror_pump.model import Lsn, TableName
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.server import check_server
+from mirror_pump.source.stream.slot import (
+    add_to_publication,
+    check_slot,
+    create_publication,
+    create_slot,
+    drop_slot,
+    published_tables,
+    read_slot,
+    remove_from_publication,
+    sends_generated,
+    system_identity,
+)
+from mirror_pump.testing.database import Database
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[PgConnection]:
+    with connect(database.dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def slot(database: Database) -> str:
+    return f"s_{database.name}"[:60]
+
+
+def test_publication_is_made_once_and_checked(conn: PgConnection) -> None:
+    assert create_publication(conn, 'odd "name"') is True
+    assert create_publication(conn, 'odd "name"') is False
+    row = conn.execute("SELECT pubviaroot, puballtables FROM pg_publication").fetchone()
+    assert row == (True, False)
+    assert sends_generated(conn, 'odd "name"') is (conn.info.server_version >= 180000)
+    conn.execute("CREATE PUBLICATION everything FOR ALL TABLES; CREATE PUBLICATION leaves")
+    conn.execute("CREATE SCHEMA s; CREATE PUBLICATION whole FOR TABLES IN SCHEMA s WITH (publish_via_partition_root)")
+    for name in ("everything", "leaves", "whole"):
+        with pytest.raises(SourceError) as failure:
+            create_publication(conn, name)
+        assert failure.value.remedy
+
+
+def test_tables_come_and_go(conn: PgConnection) -> None:
+    conn.execute('CREATE TABLE "T x" (id int PRIMARY KEY) PARTITION BY LIST (id)')
+    create_publication(conn, "p")
+    table = TableName("public", "T x")
+    assert add_to_publication(conn, "p", table) is True
+    assert add_to_publication(conn, "p", table) is False
+    assert list(published_tables(conn, "p").values()) == [table]
+    assert remove_from_publication(conn, "p", table) is True
+    assert remove_from_publication(conn, "p", table) is False
+    with pytest.raises(SourceError):
+        add_to_publication(conn, "p", TableName("public", "missing"))
+
+
+def test_slot_is_made_once_and_read(conn: PgConnection, slot: str) -> None:
+    assert read_slot(conn, slot) is None
+    made, created = create_slot(conn, slot)
+    assert created
+    assert made.plugin == "pgoutput"
+    assert made.failover is (True if conn.info.server_version >= 170000 else None)
+    assert made.wal_status == "reserved"
+    assert not made.active
+    assert made.confirmed_flush_lsn is not None
+    assert made.retained_bytes is not None
+    assert made.retained_bytes >= 0
+    again, created = create_slot(conn, slot)
+    assert not created
+    assert again.confirmed_flush_lsn == made.confirmed_flush_lsn
+    assert drop_slot(conn, slot) is True
+    assert drop_slot(conn, slot) is False
+    with pytest.raises(SourceError, match="no name"):
+        create_slot(conn, "Not-Allowed")
+
+
+def test_slots_of_another_kind_are_refused(conn: PgConnection, slot: str) -> None:
+    conn.execute("SELECT pg_create_physical_replication_slot(%s)", (slot,))
+    with pytest.raises(SourceError, match="physical"):
+        create_slot(conn, slot)
+    drop_slot(conn, slot)
+
+
+def test_a_slot_that_cannot_go_on_is_refused(conn: PgConnection, slot: str) -> None:
+    identity = system_identity(conn)
+    assert identity.timeline >= 1
+    with pytest.raises(SourceError, match="does not exist") as failure:
+        check_slot(conn, slot, applied_lsn=None, identity=identity)
+    assert "init" in failure.value.remedy
+    made, _ = create_slot(conn, slot)
+    confirmed = made.confirmed_flush_lsn
+    assert confirmed is not None
+    assert check_slot(conn, slot, applied_lsn=confirmed, identity=identity).name == slot
+    assert check_slot(conn, slot, applied_lsn=None, identity=None).name == slot
+    with pytest.raises(SourceError, match="ahead"):
+        check_slot(conn, slot, applied_lsn=Lsn(confirmed - 1), identity=identity)
+    for other in (replace(identity, system_identifier="1"), replace(identity, database="elsewhere")):
+        with pytest.raises(SourceError, match="was made in database"):
+            check_slot(conn, slot, applied_lsn=confirmed, identity=other)
+    check_slot(conn, slot, applied_lsn=confirmed, identity=replace(identity, timeline=99))
+
+
+def test_a_slot_of_another_database_is_refused(conn: PgConnection, slot: str, postgres_dsn: str) -> None:
+    create_slot(conn, slot)
+    with connect(postgres_dsn, autocommit=True) as elsewhere, pytest.raises(SourceError, match="belongs to database"):
+        create_slot(elsewhere, slot)
+
+
+@pytest.fixture
+def postgres_dsn(database: Database) -> str:
+    return database.server.dsn("postgres")
+
+
+def test_the_server_is_fit(conn: PgConnection) -> None:
+    facts = check_server(conn, slot_exists=False)
+    assert facts.version >= 140000
+    assert facts.wal_level == "logical"
+    assert facts.free_slots > 0
+    assert any("max_slot_wal_keep_size" in warning for warning in facts.warnings)
+
+
+def test_a_role_that_may_not_stream_is_refused(conn: PgConnection, database: Database) -> None:
+    role = f"plain_{database.name}"[:60]
+    conn.execute(f"CREATE ROLE {role}; SET ROLE {role}".encode())
+    try:
+        with pytest.raises(SourceError, match="may not stream"):
+            check_server(conn, slot_exists=False)
+        assert system_identity(conn).database == database.name
+    finally:
+        conn.execute(f"RESET ROLE; DROP ROLE {role}".encode())

@@ -1,0 +1,244 @@
+"""The replication stream against a real server: what arrives, what is acknowledged, how it waits and how it ends."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.model import Lsn
+from mirror_pump.source.connect import PgConnection, connect, replication_connect
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.stream.replication_stream import XLOG_HEADER_BYTES, ReplicationStream
+from mirror_pump.source.stream.slot import add_to_publication, create_publication, create_slot, drop_slot, read_slot
+from mirror_pump.testing.database import Database
+
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[PgConnection]:
+    with connect(database.dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def slot(database: Database, conn: PgConnection) -> str:
+    name = f"s_{database.name}"[:60]
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    create_publication(conn, "pub, lication")
+    add_to_publication(conn, "pub, lication", resolve_name(conn, "t")[0])
+    create_slot(conn, name)
+    return name
+
+
+@pytest.fixture
+def stream(database: Database, slot: str) -> Iterator[ReplicationStream]:
+    with ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0)) as opened:
+        yield opened
+
+
+def read_until(stream: ReplicationStream, done: Callable[[list[bytes]], bool]) -> list[bytes]:
+    messages: list[bytes] = []
+    deadline = time.monotonic() + DEADLINE
+    while not done(messages):
+        assert time.monotonic() < deadline, tags(messages)
+        stream.read(messages, 10_000, 0.2)
+        if stream.reply_requested:
+            stream.send_status(Lsn(0), Lsn(0), Lsn(0))
+    return messages
+
+
+def tags(messages: list[bytes]) -> str:
+    return "".join(chr(message[XLOG_HEADER_BYTES]) for message in messages)
+
+
+def commit_end(message: bytes) -> Lsn:
+    """pgoutput commit: tag, flags, commit LSN, end LSN, time."""
+    end: int = struct.unpack_from(">Q", message, XLOG_HEADER_BYTES + 10)[0]
+    return Lsn(end)
+
+
+def test_whole_transactions_arrive_as_raw_messages(conn: PgConnection, stream: ReplicationStream) -> None:
+    with conn.transaction():
+        conn.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b'); UPDATE t SET v = 'c' WHERE id = 1")
+        conn.execute("SELECT pg_logical_emit_message(true, 'mirror', 'hello')")
+    conn.execute("DELETE FROM t WHERE id = 2; TRUNCATE t")
+    messages = read_until(stream, lambda got: tags(got).count("C") == 2)
+    # The server describes a relation before its first use, and again whenever it has to look it up anew.
+    assert tags(messages).startswith("BRIIUMCB")
+    assert tags(messages).replace("R", "") == "BIIUMCBDTC"
+    assert all(message[0] == ord("w") for message in messages)
+    assert messages[2].endswith(b"t\x00\x00\x00\x01a")
+
+
+def test_the_number_of_messages_is_bounded(conn: PgConnection, stream: ReplicationStream) -> None:
+    conn.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 5000) i")
+    messages = read_until(stream, lambda got: "I" in tags(got))
+    while stream.read(messages, 7, DEADLINE) == 7 and tags(messages)[-1] != "C":
+        assert len(messages) <= 5003 + 10_000
+    read = read_until(stream, lambda got: tags(messages + got).endswith("C")) if tags(messages)[-1] != "C" else []
+    assert tags(messages + read).count("I") == 5000
+
+
+def test_acknowledged_transactions_do_not_come_again(
+    database: Database, conn: PgConnection, slot: str, stream: ReplicationStream
+) -> None:
+    conn.execute("INSERT INTO t VALUES (1, 'first')")
+    first = commit_end(read_until(stream, lambda got: tags(got).endswith("C"))[-1])
+    stream.send_status(first, first, first)
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        status = read_slot(conn, slot)
+        assert status is not None
+        assert status.active
+        if status.confirmed_flush_lsn is not None and status.confirmed_flush_lsn >= first:
+            break
+        assert time.monotonic() < deadline
+        stream.read([], 10, 0.01)
+    conn.execute("INSERT INTO t VALUES (2, 'second')")
+    stream.close()
+    with started_again(database, slot, Lsn(0)) as again:
+        messages = read_until(again, lambda got: tags(got).endswith("C"))
+    assert b"second" in b"".join(messages)
+    assert b"first" not in b"".join(messages)
+    # Not acknowledged: it comes once more, unless the start position is beyond it.
+    second = commit_end(messages[-1])
+    conn.execute("INSERT INTO t VALUES (3, 'third')")
+    with started_again(database, slot, second) as again:
+        messages = read_until(again, lambda got: tags(got).endswith("C"))
+    assert b"third" in b"".join(messages)
+    assert b"second" not in b"".join(messages)
+
+
+def started_again(database: Database, slot: str, start: Lsn) -> ReplicationStream:
+    """Streams as soon as the walsender before has let go of the slot."""
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return ReplicationStream.start(database.dsn, slot, "pub, lication", start)
+        except ConnectionLost:
+            assert time.monotonic() < deadline
+
+
+def test_keepalives_tell_how_far_an_idle_stream_is(conn: PgConnection, stream: ReplicationStream) -> None:
+    conn.execute("CREATE TABLE other (id int); INSERT INTO other SELECT generate_series(1, 1000)")
+    row = conn.execute("SELECT (pg_current_wal_lsn() - '0/0')::bigint").fetchone()
+    assert row is not None
+    deadline = time.monotonic() + DEADLINE
+    while stream.keepalive is None or stream.keepalive.wal_end < row[0]:
+        assert time.monotonic() < deadline
+        stream.send_status(Lsn(0), Lsn(0), Lsn(0), reply=True)
+        stream.read([], 10, 0.05)
+    assert abs(stream.keepalive.server_time_us - time.time() * 1e6) < 60e6
+
+
+def test_waiting_costs_nothing_and_can_be_ended(stream: ReplicationStream) -> None:
+    messages: list[bytes] = []
+    while stream.read(messages, 100, 0.1):
+        pass
+    stream.send_status(Lsn(0), Lsn(0), Lsn(0))
+    cpu, start = time.thread_time(), time.monotonic()
+    assert stream.read(messages, 100, 1.5) == 0
+    elapsed = time.monotonic() - start
+    assert elapsed > 1.4
+    assert (time.thread_time() - cpu) / elapsed < 0.02
+    threading.Timer(0.2, stream.wake).start()
+    start = time.monotonic()
+    assert stream.read(messages, 100, DEADLINE) == 0
+    assert time.monotonic() - start < DEADLINE / 2
+    assert messages == []
+
+
+def test_waking_a_stream_that_is_being_closed_touches_no_other_file(database: Database) -> None:
+    """The pipe's number is free at once for whatever is opened next: a byte too late would go in there."""
+    errors: list[BaseException] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            stream = ReplicationStream(replication_connect(database.dsn), "unused")
+            closed = threading.Event()
+
+            def waking(stream: ReplicationStream = stream, closed: threading.Event = closed) -> None:
+                try:
+                    while not closed.is_set():
+                        stream.wake()
+                except BaseException as error:  # noqa: BLE001 - looked at below
+                    errors.append(error)
+
+            thread = threading.Thread(target=waking)
+            thread.start()
+            stream.close()
+            pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(3)]
+            stream.wake()
+            closed.set()
+            thread.join()
+            for read_end, write_end in pipes:
+                with pytest.raises(BlockingIOError):
+                    os.read(read_end, 1)
+                os.close(read_end)
+                os.close(write_end)
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
+def test_a_message_ends_the_wait(conn: PgConnection, stream: ReplicationStream) -> None:
+    stream.read([], 100, 0.1)
+    threading.Timer(0.3, lambda: conn.execute("INSERT INTO t VALUES (1, 'x')")).start()
+    messages: list[bytes] = []
+    start = time.monotonic()
+    while "C" not in tags(messages):
+        assert time.monotonic() - start < DEADLINE
+        stream.read(messages, 100, DEADLINE)
+        if stream.reply_requested:
+            stream.send_status(Lsn(0), Lsn(0), Lsn(0))
+    assert time.monotonic() - start < DEADLINE / 2
+
+
+def test_a_killed_walsender_is_a_lost_connection(conn: PgConnection, slot: str, stream: ReplicationStream) -> None:
+    conn.execute("INSERT INTO t VALUES (1, 'x')")
+    messages = read_until(stream, lambda got: tags(got).endswith("C"))
+    conn.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", (slot,))
+    with pytest.raises(ConnectionLost, match="terminating"):
+        read_until(stream, lambda _: False)
+    with pytest.raises(ConnectionLost):
+        stream.read(messages, 100, 0.2)
+    with pytest.raises(ConnectionLost):
+        stream.send_status(Lsn(0), Lsn(0), Lsn(0))
+
+
+def test_starting_is_refused_with_a_reason(database: Database, conn: PgConnection, slot: str) -> None:
+    with pytest.raises(SourceError, match="does not exist") as failure:
+        ReplicationStream.start(database.dsn, "no_such_slot", "p", Lsn(0))
+    assert not isinstance(failure.value, ConnectionLost)
+    assert failure.value.remedy
+    with (
+        ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0)),
+        pytest.raises(ConnectionLost, match="in use"),
+    ):
+        ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0))
+    with pytest.raises(ConnectionLost):
+        ReplicationStream.start("host=127.0.0.1 port=1", slot, "p", Lsn(0))
+
+
+def test_a_missing_publication_ends_the_stream_with_its_name(database: Database, conn: PgConnection, slot: str) -> None:
+    with ReplicationStream.start(database.dsn, slot, "nowhere", Lsn(0)) as stream:
+        conn.execute("INSERT INTO t VALUES (1, 'x')")
+        if conn.info.server_version < 180000:
+            with pytest.raises(SourceError, match="nowhere"):
+                read_until(stream, lambda _: False)
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        try:
+            assert drop_slot(conn, slot)
+            break
+        except SourceError:
+            assert time.monotonic() < deadline

@@ -1,0 +1,180 @@
+"""verify compares small tables by DuckDB and large ones by Spark; both find the same, in every type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.model import TableId
+from mirror_pump.ops.verify import compare_spark, comparison, comparison_engines
+from mirror_pump.ops.verify import verification as verifying
+from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, EnginesBySize
+from mirror_pump.ops.verify.verification import TableProgress, VerifyPhase, VerifyReport, verify
+from mirror_pump.source.stream.publication import record_published
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.type_oracle import CASES, create_pool, pool_values
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class Spark:
+    """The run's Spark in the place of one that `verify` would start, which would take ten seconds."""
+
+    spark: SparkSession
+    compared: list[str] = field(default_factory=list)
+    """Lake tables, by their metadata files."""
+
+    @property
+    def engine(self) -> ComparisonEngine:
+        return ComparisonEngine(SparkTaskRunner(self.spark, 2), self._compare)
+
+    def _compare(self, heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
+        self.compared.append(lake)
+        return compare_spark.compare(self.spark, heap, lake, schema, line)
+
+
+@pytest.fixture
+def by_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Spark:
+    """What was compared by Spark when `verify` chose it."""
+    used = Spark(spark)
+    monkeypatch.setattr(EnginesBySize, "_spark", property(lambda _: used.engine))
+    return used
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
+    runner = ThreadTaskRunner()
+    yield Mirror.create(database, warehouse, runner)
+    runner.close()
+
+
+def change_unheard(mirror: Mirror, table: str, statements: list[str]) -> None:
+    """Changes the heap while the table is out of the publication: as if the stream had lost them."""
+    publication = mirror.settings.publication
+    with mirror.database.connect() as connection:
+        connection.execute(f'ALTER PUBLICATION "{publication}" DROP TABLE {table}'.encode())
+        for statement in statements:
+            connection.execute(statement.encode())
+        connection.execute(f'ALTER PUBLICATION "{publication}" ADD TABLE {table}'.encode())
+        ((table_id,),) = connection.execute("SELECT %s::regclass::oid::bigint", (table,)).fetchall()
+        record_published(connection, mirror.settings.slot, [TableId(table_id)])
+
+
+def summary(report: VerifyReport) -> tuple[int, int, int, list[tuple[Any, ...]]]:
+    """Counts, and by key what differs; a value that stands as text counts as its column's."""
+    (table,) = report.tables
+    found = table.comparison
+    assert found is not None, table.problem
+    differences = [
+        (int(one["key"]["id"]), one["kind"], sorted({name.removesuffix("__raw") for name in one["columns"]}))
+        for one in found.differences
+    ]
+    return found.heap_rows, found.lake_rows, found.different_rows, sorted(differences)
+
+
+@pytest.mark.slow
+@pytest.mark.unverified("the lake lacks changes on purpose")
+def test_both_engines_find_each_difference_of_each_type(
+    mirror: Mirror, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row for each type, in which only that type's column changes; one that is gone, and one that is new."""
+    with mirror.database.connect() as connection:
+        create_pool(connection, "pool")
+        _, texts = pool_values(mirror.database, "pool")
+        connection.execute("CREATE TABLE t (LIKE pool INCLUDING ALL)")
+        columns = ", ".join(f"c{n}" for n in range(len(CASES)))
+        gone, new = 10_000, 10_001
+        connection.execute(
+            f"INSERT INTO t (id, n, {columns}) SELECT g, 0, {columns} FROM pool, generate_series(0, {len(CASES)}) g"
+            " WHERE pool.id = 0".encode()
+        )
+        connection.execute(f"UPDATE t SET id = {gone} WHERE id = {len(CASES)}".encode())
+    mirror.register("t")
+    mirror.catch_up()
+    planted, statements = [], []
+    for n in range(len(CASES)):
+        name = f"c{n}"
+        # NULL, where the type has one value only.
+        others = sorted((text is None, row) for row, text in enumerate(texts[name]) if text != texts[name][0])
+        if others:
+            other = others[0][1]
+            statements.append(f"UPDATE t SET {name} = (SELECT {name} FROM pool WHERE id = {other}) WHERE id = {n}")
+            planted.append((n, "different", [name]))
+    assert len(planted) >= len(CASES) - 1, "one type may have a single value"
+    statements += [
+        f"DELETE FROM t WHERE id = {gone}",
+        f"INSERT INTO t (id, n, {columns}) SELECT {new}, 0, {columns} FROM pool WHERE id = 0",
+    ]
+    change_unheard(mirror, "t", statements)
+    planted += [(gone, "extra", []), (new, "missing", [])]
+    expected = (len(CASES) + 1, len(CASES) + 1, len(planted), planted)
+    monkeypatch.setattr(comparison, "SHOWN", 10_000)
+    with mirror.pumping():
+        assert summary(verify(mirror.settings)) == expected
+        engine = ComparisonEngine(mirror.runner, partial(compare_spark.compare, spark))
+        assert summary(verify(mirror.settings, engine=engine)) == expected
+
+
+def test_the_size_decides_which_engine_compares(
+    mirror: Mirror, by_spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mirror.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        # A heap of one page, and as much TOAST as that of a large table.
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g, repeat('x', 10000) FROM generate_series(1, 100) g",
+    )
+    mirror.register("t")
+    mirror.catch_up()
+    mirror.database.execute("UPDATE t SET v = 'one' WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    seen: list[TableProgress] = []
+
+    def equal() -> bool:
+        seen.clear()
+        (table,) = verify(mirror.settings, observe=seen.append).tables
+        assert table.comparison is not None
+        assert (table.comparison.heap_rows, table.comparison.lake_rows) == (99, 99)
+        return table.equal
+
+    with mirror.pumping():
+        assert equal()
+        assert by_spark.compared == []
+        assert all(progress.small for progress in seen)
+        with monkeypatch.context() as patch:
+            # More than its heap, less than that and its TOAST.
+            patch.setattr(comparison_engines, "SMALL_BYTES", 500_000)
+            patch.setattr(verifying, "SMALL_BYTES", 500_000)
+            assert equal()
+        assert len(by_spark.compared) == 1, "its heap is large"
+        assert [progress.phase for progress in seen] == [
+            VerifyPhase.READING, VerifyPhase.READING, VerifyPhase.READ, VerifyPhase.COMPARING, VerifyPhase.DONE
+        ]  # fmt: skip
+        assert [(progress.chunks_done, progress.rows) for progress in seen[:2]] == [(0, 0), (1, 99)]
+        assert not any(progress.small for progress in seen)
+        with monkeypatch.context() as patch:
+            patch.setattr(comparison_engines, "SMALL_ROWS", 98)
+            assert equal()
+        assert len(by_spark.compared) == 2, "the lake has more rows than that"
+        with monkeypatch.context() as patch:
+            patch.setattr(comparison_engines, "_MEMORY", "1KiB")
+            assert equal()
+        assert len(by_spark.compared) == 3, "DuckDB's memory does not suffice"
+        assert "compared-by-spark" in "".join(capsys.readouterr())
+        with monkeypatch.context() as patch:
+            # As it is without the extra `sql`.
+            patch.setitem(sys.modules, "duckdb", None)
+            assert equal()
+        assert len(by_spark.compared) == 4, "DuckDB is not installed"

@@ -1,0 +1,249 @@
+"""A small lake table, its files and its readers, for the tests of mirror_pump.lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import orjson
+import psycopg
+import pyarrow as pa
+import pytest
+from pyiceberg.manifest import ManifestContent, ManifestEntry
+from pyiceberg.table import StaticTable
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.engine import file_merge as merging
+from mirror_pump.engine import merge_plan
+from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.delete_conversion import convert_deletes
+from mirror_pump.engine.file_merge import merge_files, merge_positions
+from mirror_pump.engine.merge_plan import MergePlan, merged_file_rewrite, plan_merge, plan_rewrite
+from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, load_pointer, swap_pointer
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.manifests import ManifestWriter
+from mirror_pump.lake.format.metadata import (
+    DEFAULT_RETENTION,
+    metadata_directory,
+    new_snapshot_id,
+    next_location,
+    with_snapshot,
+)
+from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.format.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.storage import StorageOptions, write_all
+from mirror_pump.testing.lake import read_duckdb, read_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = LakeSchema(
+    0,
+    (
+        LakeField(1, "id", ColumnType(Kind.LONG), required=True),
+        LakeField(2, "v", ColumnType(Kind.STRING), required=False),
+    ),
+    (1,),
+)
+START_MS = 1_760_000_000_000
+STORAGE = StorageOptions(fsync=False)
+TARGET = 1 << 25
+"""Bytes from which on a data file is not merged."""
+
+Rows = dict[int, str | None]
+
+
+def own_positions_from(rows: int, patch: pytest.MonkeyPatch) -> None:
+    """Merges of position deletes give a data file with so many of them a file of its own, in this process."""
+    for module in (merging, merge_plan):
+        patch.setattr(module, "OWN_POSITIONS", rows)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A rewrite of all data files under way."""
+
+    table: LakeTable
+    """The state that it began at."""
+    rows: Rows
+
+
+@dataclass
+class SmallTable:
+    """public.t (id, v): commits at a clock of its own, 1 s apart, and moves the catalog's pointer if there is one."""
+
+    location: str
+    dsn: str | None = None
+    now_ms: int = START_MS
+    locations: list[str] = field(default_factory=list)
+    """Metadata locations of all commits."""
+
+    def __post_init__(self) -> None:
+        self.listing = Listing(STORAGE, (1, PATH_ID))
+        self.table = self._land(LakeTable.create(SCHEMA, self.location, STORAGE, {}, self.now_ms))
+
+    def data(self, rows: Rows) -> WrittenFile:
+        """A data file of these rows."""
+        table = pa.table({"id": list(rows), "v": pa.array(rows.values(), pa.string())}, schema=SCHEMA.arrow)
+        return write_data_file(table, SCHEMA, self.location, STORAGE)
+
+    def deletes(self, keys: Iterable[int]) -> WrittenFile:
+        """A delete file of these keys."""
+        return write_equality_deletes(
+            pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow), SCHEMA, self.location, STORAGE
+        )
+
+    def segment(self, rows: Rows, deleted: Iterable[int] = ()) -> SegmentFiles:
+        """A segment of at most one file of each kind."""
+        keys = list(deleted)
+        return SegmentFiles((self.data(rows),) if rows else (), (self.deletes(keys),) if keys else ())
+
+    def commit(self, delta: RowDelta, keep: frozenset[int] = frozenset()) -> StagedCommit:
+        """Stages and lands one commit."""
+        self.now_ms += 1000
+        staged = self.table.stage(delta, self.now_ms, keep)
+        self.table = self._land(staged)
+        return staged
+
+    def compute(self) -> FileRewrite | None:
+        """What a resolve of the present state comes to; None if there is nothing to resolve."""
+        plan = plan_conversion(self.table, self.listing)
+        if plan is None:
+            return None
+        return file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
+
+    def resolve(self) -> StagedCommit | None:
+        """A whole resolve."""
+        resolution = self.compute()
+        return None if resolution is None else self.commit(RowDelta((), resolution=resolution))
+
+    def compute_merge(self, target_bytes: int = TARGET) -> FileRewrite | None:
+        """What a merge of the present state comes to; None if nothing has piled up."""
+        return self._computed(plan_merge(self.table, self.listing, target_bytes))
+
+    def compute_renewal(self) -> FileRewrite | None:
+        """What writing the most worn file anew comes to; None if none is."""
+        return self._computed(plan_rewrite(self.table, self.listing))
+
+    def _computed(self, plan: MergePlan | None) -> FileRewrite | None:
+        if plan is None:
+            return None
+        merged = (merge_files(plan.data),) if plan.data is not None else ()
+        return merged_file_rewrite(
+            plan, merged, merge_positions(plan.positions) if plan.positions is not None else None
+        )
+
+    def merge(self, target_bytes: int = TARGET) -> StagedCommit | None:
+        """A whole merge, or a whole renewal if nothing has piled up."""
+        resolution = self.compute_merge(target_bytes) or (self.compute_renewal() if target_bytes else None)
+        return None if resolution is None else self.commit(RowDelta((), resolution=resolution))
+
+    def begin_rewrite(self, rows: Rows) -> Rewrite:
+        """Another engine begins to rewrite all data files; `rows` are what a reader sees now."""
+        return Rewrite(self.table, rows)
+
+    def end_rewrite(self, rewrite: Rewrite) -> bool:
+        """The other engine commits as Iceberg does: its file has the number that the rewrite began at, equality
+        deletes that came since stay, but for those that are older than all data files that it did not write (see
+        mirror_pump.lake.commit.concurrent_rewrites, 3). False, and nothing is done, if it finds a file gone or a new
+        position delete."""
+        began, now = rewrite.table, self.table
+        replaced = {one.path for one in began.live_data_files()}
+        positions = {one.path for one in self._deletes(now) if one.content is FileContent.POSITION_DELETES}
+        gone = not replaced <= {one.path for one in now.live_data_files()}
+        if gone or not positions <= {one.path for one in self._deletes(began)}:
+            return False
+        self.now_ms += 1000
+        number, snapshot_id = now.sequence_number + 1, new_snapshot_id(now.metadata)
+        writer = ManifestWriter(now.metadata, metadata_directory(now.metadata), snapshot_id, number)
+        others = [one.sequence_number for one in now.live_data_files() if one.path not in replaced]
+        oldest = min(others, default=now.sequence_number)
+        removal = writer.remove(
+            now.manifests,
+            STORAGE,
+            lambda one: one.path in replaced or (one.content != 0 and one.sequence_number < oldest),
+            lambda _: True,
+        )
+        files = [self.data(rewrite.rows)] if rewrite.rows else []
+        added = writer.add(ManifestContent.DATA, [(file, began.sequence_number) for file in files])
+        tally = FileTally()
+        for file in files:
+            tally.count(file.content, file.record_count, file.size_bytes)
+        manifests = [*([added] if added else []), *removal.untouched, *removal.rewritten]
+        snapshot = {
+            "sequence-number": number,
+            "snapshot-id": snapshot_id,
+            "parent-snapshot-id": now.snapshot_id,
+            "timestamp-ms": self.now_ms,
+            "summary": {**summarise(tally, removal.removed, now.summary, {}), "operation": "replace"},
+            "manifest-list": writer.list(manifests, now.snapshot_id),
+            "schema-id": now.metadata["current-schema-id"],
+        }
+        metadata = with_snapshot(now.metadata, snapshot, now.metadata_location, (), DEFAULT_RETENTION)
+        location = next_location(now.metadata, now.metadata_location)
+        write_all([*writer.files, (location, orjson.dumps(metadata))], STORAGE)
+        self.locations.append(location)
+        self.table = LakeTable.load(location, STORAGE)
+        return True
+
+    def _deletes(self, table: LakeTable) -> list[LiveFile]:
+        found = Listing(STORAGE).files([one for one in table.manifests if one.content == ManifestContent.DELETES])
+        return [file for files in found.values() for file in files]
+
+    def reload(self) -> None:
+        """Forgets what is in memory, as a restarted pump does; takes other engines' commits in."""
+        location = self.table.metadata_location
+        if self.dsn is not None:
+            with psycopg.connect(self.dsn) as connection:
+                location = load_pointer(connection, "public", "t") or location
+        self.table = LakeTable.load(location, STORAGE)
+
+    def duckdb(self, options: str = "") -> Rows:
+        """The live rows as DuckDB reads them; fails on a key that is there twice."""
+        location = self.table.metadata_location
+        found = read_duckdb(location, f"SELECT id, v FROM iceberg_scan('{location}'{options})").to_pylist()
+        return by_key([(row["id"], row["v"]) for row in found])
+
+    def spark(self, session: SparkSession, suffix: str = "") -> Rows:
+        """The live rows as Spark reads them from the catalog."""
+        return by_key([(row[0], row[1]) for row in read_spark(session, f"public.t{suffix}")])
+
+    def pyiceberg(self) -> StaticTable:
+        """The table as pyiceberg parses it."""
+        return StaticTable.from_metadata(self.table.metadata_location)
+
+    def scanned(self) -> Rows:
+        """The live rows as pyiceberg reads them, which refuses equality deletes."""
+        read = self.pyiceberg().scan().to_arrow()
+        return by_key(zip(read["id"].to_pylist(), read["v"].to_pylist(), strict=True))
+
+    def entries(self) -> list[ManifestEntry]:
+        """Live manifest entries of the current snapshot, by pyiceberg."""
+        table = self.pyiceberg()
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        return [entry for manifest in snapshot.manifests(table.io) for entry in manifest.fetch_manifest_entry(table.io)]
+
+    def _land(self, staged: StagedCommit) -> LakeTable:
+        self.locations.append(staged.new_location)
+        if self.dsn is not None:
+            with psycopg.connect(self.dsn) as connection:
+                if staged.old_location is None:
+                    ensure_namespace(connection, "public")
+                    insert_pointer(connection, "public", "t", staged.new_location)
+                else:
+                    assert swap_pointer(connection, "public", "t", staged.old_location, staged.new_location)
+        return staged.table
+
+
+def by_key(rows: Iterable[tuple[int, str | None]]) -> Rows:
+    """Rows as a dict; AssertionError for a key that occurs twice, which is what a wrong sequence number looks like."""
+    found = list(rows)
+    result = dict(found)
+    assert len(result) == len(found), f"a key occurs twice in {sorted(found)}"
+    return result

@@ -1,0 +1,265 @@
+"""A stream of inserts into a table that sheds partitions behind them, and late writes into those on their way out.
+
+Inserts bring one row a tier key to `public.stream`, its value the key; late writes change, delete, add and move rows
+from two partitions below T to one above, where partitions are sealed, passed by T, proven and dropped.
+`public.stream_model` is a plain table that gets the same in the same transactions. Values of late writes come from a
+sequence, so that no two are alike: a digest of keys and values per partition tells a lost, doubled or outdated row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, LiteralString
+
+import psycopg
+import pyarrow as pa
+
+from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
+from tests.support.retention import at_once
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+STREAM = "public.stream"
+
+_TABLES: LiteralString = """
+CREATE TABLE stream (at bigint, id bigint, n bigint NOT NULL, PRIMARY KEY (at, id)) PARTITION BY RANGE (at);
+CREATE TABLE stream_model (LIKE stream INCLUDING INDEXES);
+CREATE SEQUENCE stamps START 1000000000;
+CREATE FUNCTION late_writes(width bigint, writes int) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    cut bigint;
+    a bigint;
+    b bigint;
+    k bigint;
+    s bigint;
+    done int := 0;
+    one record;
+BEGIN
+    SELECT greatest(c.tier_key_hi, 0) INTO cut FROM modak.cutline c WHERE c.table_id = 'stream'::regclass::oid::bigint;
+    FOR i IN 1..writes LOOP
+        a := greatest(cut + ((random() * 3 - 2) * width)::bigint, 0);
+        b := greatest(cut + ((random() * 3 - 2) * width)::bigint, 0);
+        k := floor(random() * 3);
+        s := nextval('stamps');
+        CASE floor(random() * 6)::int
+        WHEN 0 THEN
+            INSERT INTO stream VALUES (a, s, s);
+            INSERT INTO stream_model VALUES (a, s, s);
+            done := done + 1;
+        WHEN 1 THEN
+            PERFORM modak.upsert('stream', jsonb_build_object('at', a, 'id', k, 'n', s));
+            INSERT INTO stream_model VALUES (a, k, s) ON CONFLICT (at, id) DO UPDATE SET n = excluded.n;
+            done := done + 1;
+        WHEN 2 THEN
+            PERFORM modak.delete('stream', jsonb_build_object('at', a, 'id', k));
+            DELETE FROM stream_model WHERE at = a AND id = k;
+            done := done + 1;
+        WHEN 3 THEN
+            FOR one IN UPDATE stream SET n = s WHERE at BETWEEN a AND a + 2 RETURNING at, id LOOP
+                UPDATE stream_model m SET n = s WHERE m.at = one.at AND m.id = one.id;
+                done := done + 1;
+            END LOOP;
+        WHEN 4 THEN
+            FOR one IN DELETE FROM stream WHERE at = a RETURNING at, id LOOP
+                DELETE FROM stream_model m WHERE m.at = one.at AND m.id = one.id;
+                done := done + 1;
+            END LOOP;
+        ELSE
+            -- Across T in either direction, or within a partition.
+            SELECT at, id INTO one FROM stream t WHERE at BETWEEN a AND a + 9
+               AND NOT EXISTS (SELECT FROM stream_model m WHERE m.at = b AND m.id = t.id) LIMIT 1;
+            IF FOUND THEN
+                UPDATE stream t SET at = b, n = s WHERE t.at = one.at AND t.id = one.id;
+                IF FOUND THEN
+                    UPDATE stream_model m SET at = b, n = s WHERE m.at = one.at AND m.id = one.id;
+                    done := done + 1;
+                END IF;
+            END IF;
+        END CASE;
+    END LOOP;
+    RETURN done;
+END $$
+"""
+
+
+@dataclass
+class LateStream:
+    """The table, its model, and how much was written. `width`: tier keys of a partition."""
+
+    mirror: Mirror
+    width: int
+    partitions: int = 0
+    top: int = 0
+    """The next tier key."""
+    inserted: int = 0
+    late: int = 0
+    seconds: float = 0.0
+    failures: list[BaseException] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, mirror: Mirror, width: int) -> LateStream:
+        """Makes and registers the table with four partitions, of which three are filled; a pump has to copy it."""
+        self = cls(mirror, width)
+        with mirror.database.connect() as connection:
+            connection.execute(_TABLES)
+            for _ in range(4):
+                self._add_partition(connection)
+            self._insert(connection, 3 * width)
+        mirror.register(STREAM, retention=at_once(str(width)))
+        return self
+
+    @property
+    def digest(self) -> str:
+        """A row a partition: how many rows, and sums that no other rows are likely to have. For Postgres and DuckDB;
+        for Spark with backticks."""
+        each = '("at" * 31 + id * 7) % 1000003'
+        sums = {
+            "part": f'("at" - "at" % {self.width}) / {self.width}',
+            "amount": "count(*)",
+            "stamps": "sum(n)",
+            "mixed": f"sum(({each}) * (n % 999983))",
+            "squares": f"sum(({each}) * ({each}))",
+        }
+        return "SELECT " + ", ".join(f"CAST({value} AS bigint) AS {name}" for name, value in sums.items())
+
+    def model(self, connection: psycopg.Connection[Any]) -> list[Row]:
+        """The model's digest, as the connection sees it."""
+        return normalised(connection.execute(f"{self.digest} FROM stream_model GROUP BY 1".encode()).fetchall())
+
+    @contextlib.contextmanager
+    def writing(self, seed: int, inserts: int, late: int) -> Iterator[None]:
+        """So many inserts and late writes a second, as far as the machine lets them, for the time of the block. An
+        error of a writer is raised at its end."""
+        stop = threading.Event()
+        began = time.monotonic()
+        turns = 20
+
+        def insert(connection: psycopg.Connection[Any]) -> None:
+            while self.top + 2 * self.width > self.partitions * self.width:
+                self._add_partition(connection)
+            self.inserted += self._insert(connection, inserts // turns)
+
+        def change(connection: psycopg.Connection[Any]) -> None:
+            row = connection.execute("SELECT late_writes(%s, %s)", (self.width, late // turns)).fetchone()
+            assert row is not None
+            self.late += row[0]
+
+        threads = [
+            threading.Thread(target=self._paced, args=(work, turns, stop, seed), daemon=True)
+            for work in (insert, change)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+            self.seconds += time.monotonic() - began
+        if self.failures:
+            raise self.failures[0]
+
+    def _paced(
+        self, work: Callable[[psycopg.Connection[Any]], None], turns: int, stop: threading.Event, seed: int
+    ) -> None:
+        try:
+            with self.mirror.database.connect() as connection:
+                connection.execute("SELECT setseed(%s)", (random.Random(seed).uniform(-1, 1),))
+                due = time.monotonic()
+                while not stop.wait(max(due - time.monotonic(), 0)):
+                    # What could not be done in its time is not made up for.
+                    due = max(due + 1 / turns, time.monotonic())
+                    work(connection)
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+            self.failures.append(error)
+            stop.set()
+
+    def _add_partition(self, connection: psycopg.Connection[Any]) -> None:
+        low = self.partitions * self.width
+        connection.execute(
+            f"CREATE TABLE stream_{self.partitions} PARTITION OF stream"
+            f" FOR VALUES FROM ({low}) TO ({low + self.width})".encode()
+        )
+        self.partitions += 1
+
+    def _insert(self, connection: psycopg.Connection[Any], count: int) -> int:
+        first, self.top = self.top, self.top + count
+        with connection.transaction():
+            for table in ("stream", "stream_model"):
+                # Late writes come as far up as T and a partition: that is below what retention keeps.
+                connection.execute(
+                    f"INSERT INTO {table} SELECT g, 0, g FROM generate_series({first}, {self.top - 1}) g".encode()
+                )
+        return count
+
+    def states(self) -> dict[str, int]:
+        """How many partitions are in which state."""
+        return dict(
+            self.mirror.database.rows(
+                "SELECT state, count(*) FROM modak.partitions"
+                " WHERE table_id = 'stream'::regclass::oid::bigint GROUP BY 1"
+            )
+        )
+
+    def read(self, duckdb: DuckDBPyConnection, *, pinned_for: float | None) -> bool:
+        """One read by the protocol's statements, compared with the model; whether T or S had moved on by then.
+
+        `pinned_for` None: unpinned. Else the pin is taken, and the read begins when S has moved, or after so many
+        seconds."""
+        pin: Row | None = None
+        if pinned_for is not None:
+            (pin,) = self.mirror.database.rows(
+                "SELECT pin_id, t, metadata_location FROM modak.pin('stream', in_one_snapshot => true)"
+            )
+            deadline = time.monotonic() + pinned_for
+            with self.mirror.database.connect() as looker:
+                moved = False
+                while not moved and time.monotonic() < deadline:
+                    looker.execute("SELECT pg_sleep(0.05)")
+                    moved = self._seam(looker)[1] != pin[2]
+        with self.mirror.database.connect(autocommit=False) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cut, location = present = self._seam(connection)
+            if pin is not None:
+                _, cut, location = pin
+            hot = connection.execute("SELECT at, id, n FROM stream WHERE at >= %s", (cut,)).fetchall()
+            delta = connection.execute(
+                "SELECT (payload -> 'at')::bigint, (payload -> 'id')::bigint, (payload -> 'n')::bigint, op::bigint"
+                " FROM modak.delta WHERE table_id = 'stream'::regclass::oid::bigint AND tier_key < %s",
+                (cut,),
+            ).fetchall()
+            wanted = self.model(connection)
+        duckdb.register("hot", _arrow(hot, ("at", "id", "n")))
+        duckdb.register("delta", _arrow(delta, ("at", "id", "n", "op")))
+        cold = f"SELECT \"at\", id, n FROM iceberg_scan('{location}')"
+        found = duckdb.execute(
+            f'{self.digest} FROM (SELECT "at", id, n FROM hot'
+            f' UNION ALL SELECT "at", id, n FROM ({cold}) c ANTI JOIN delta d USING ("at", id)'
+            ' UNION ALL SELECT "at", id, n FROM delta WHERE op = 0) GROUP BY 1'
+        ).fetchall()
+        assert_same(wanted, normalised(found), f"digests by partition, {'un' if pin is None else ''}pinned, T = {cut}")
+        if pin is not None:
+            released = self.mirror.database.rows("SELECT modak.release(%s)", (pin[0],))
+            assert released == [(True,)], "the pin was gone before its reader"
+        return present != (cut, location)
+
+    @staticmethod
+    def _seam(connection: psycopg.Connection[Any]) -> tuple[int, str]:
+        row = connection.execute(
+            "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline"
+            " WHERE table_id = 'stream'::regclass::oid::bigint"
+        ).fetchone()
+        assert row is not None
+        return int(row[0]), str(row[1])
+
+
+def _arrow(rows: list[Row], names: tuple[str, ...]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    return pa.table({name: pa.array(column, pa.int64()) for name, column in zip(names, columns, strict=True)})

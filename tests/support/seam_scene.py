@@ -1,0 +1,263 @@
+"""A running mirror whose table sheds partitions as long as it is asked to, and the seam protocol's reader by hand."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, LiteralString
+
+import psycopg
+from pyiceberg.table import StaticTable
+
+from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.retain.retention import resume
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.pipeline import writing
+from tests.support.retention import COLUMNS, WIDTH, Row, Shedding, run
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+PIN: LiteralString = """
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
+SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '15 minutes'
+  FROM modak.cutline c WHERE c.table_id = %(table_oid)s
+RETURNING pin_id, pinned_tier_key_hi AS t, pinned_lake_snapshot_id AS s
+"""
+HANDLES: LiteralString = """
+SELECT lake_props->>'metadata_location' AS metadata_location, lake_props->>'snapshot_id' AS snapshot_id
+  FROM modak.cutline WHERE table_id = %(table_oid)s
+"""
+RELEASE: LiteralString = "DELETE FROM modak.read_pins WHERE pin_id = %(pin)s"
+UNPINNED: LiteralString = (
+    "SELECT tier_key_hi AS t, lake_snapshot_id AS s FROM modak.cutline WHERE table_id = %(table_oid)s"
+)
+"""The protocol's own statements; its `:name` is `%(name)s` here."""
+
+STORAGE = StorageOptions(fsync=False)
+
+_AUDIT = """
+CREATE TABLE audit.cutlines (
+    seen bigserial, xid xid8 DEFAULT pg_current_xact_id(), t bigint, s bigint, location text, snapshot text,
+    line bigint);
+CREATE FUNCTION audit.cutline() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO audit.cutlines (t, s, location, snapshot, line)
+  VALUES (NEW.tier_key_hi, NEW.lake_snapshot_id, NEW.lake_props ->> 'metadata_location',
+          NEW.lake_props ->> 'snapshot_id', NEW.retention_line);
+  RETURN NULL; END $$;
+CREATE TRIGGER audit AFTER UPDATE ON modak.cutline FOR EACH ROW EXECUTE FUNCTION audit.cutline();
+
+CREATE TABLE audit.corrections (seen bigserial, pk text, version bigint, op smallint, payload jsonb);
+CREATE FUNCTION audit.correction() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO audit.corrections (pk, version, op, payload) VALUES (NEW.pk, NEW.version, NEW.op, NEW.payload);
+  RETURN NULL; END $$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OF version ON modak.delta FOR EACH ROW
+  EXECUTE FUNCTION audit.correction();
+
+CREATE TABLE audit.misplaced (pk text, tier_key bigint, t bigint);
+CREATE FUNCTION audit.misplaced() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO audit.misplaced SELECT NEW.pk, NEW.tier_key, c.tier_key_hi FROM modak.cutline c
+   WHERE c.table_id = NEW.table_id AND NEW.tier_key >= c.tier_key_hi;
+  RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER misplaced AFTER INSERT OR UPDATE ON modak.delta DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW EXECUTE FUNCTION audit.misplaced();
+"""
+"""What every transaction left: T, S and their file; each version of each correction, in the order in which the locks of
+its row were had; corrections that were at or above T when their transaction ended."""
+
+
+@dataclass
+class Scene:
+    """public.events and its model under a pump that runs. Of four partitions the older two have left the heap."""
+
+    shedding: Shedding
+    running: RunningPump
+    duckdb: DuckDBPyConnection
+    table_oid: int
+
+    @property
+    def mirror(self) -> Mirror:
+        return self.shedding.mirror
+
+    @property
+    def database(self) -> Database:
+        return self.mirror.database
+
+    def rows(self, query: LiteralString, **parameters: Any) -> list[Row]:
+        """Everything that a query returns, in a transaction of its own."""
+        with self.database.connect() as connection:
+            return connection.execute(query, parameters or None).fetchall()
+
+    def advancing(self, partitions: int = 2, least: int = 10, seconds: float = 90) -> Iterator[int]:
+        """Counts from 0 until T has passed so many more partitions, and at least so far."""
+        target = self.shedding.cut + partitions * WIDTH
+        for _ in range(partitions):
+            self.shedding.grow()
+        deadline = time.monotonic() + seconds
+        turn = 0
+        while turn < least or self.shedding.cut < target:
+            assert time.monotonic() < deadline, f"T does not reach {target}: {self.shedding.explained()}"
+            yield turn
+            turn += 1
+
+    def await_folded(self) -> None:
+        """Returns once every correction is in the lake."""
+        await_true(
+            lambda: self.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)], 30, "folds"
+        )
+
+    def await_cut(self) -> None:
+        """Returns once T has passed what is sealed: while nobody has it pinned, which T waits for."""
+        sealed: LiteralString = "SELECT partition_id FROM modak.partitions WHERE state = 'sealing'"
+        await_true(lambda: self.rows(sealed) == [], 60, "T passes what is sealed")
+
+    def await_quiet(self) -> None:
+        """Returns once whatever is due has left the heap, and nothing waits for a fold."""
+
+        def gone() -> bool:
+            states = list(self.shedding.states().values())
+            return set(states) <= {"hot", "dropped"} and states.count("hot") == 2
+
+        # What was held up by a pin or a lock waits longer with every attempt.
+        resume(self.mirror.settings, ())
+        try:
+            await_true(gone, 60, "what is due has left the heap")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there is {self.shedding.explained()}") from None
+        self.await_folded()
+
+    def cold(self, connection: psycopg.Connection[Any], location: str, t: int) -> dict[str, Row]:
+        """The lake's rows at S by their canonical key, corrected by the delta as this connection sees it: the largest
+        version of a key wins. S is scanned without a filter."""
+        scanned = lake_rows(location, self.duckdb)
+        assert not [row for row in scanned if row[0] >= t], f"S holds rows at or above T = {t}"
+        cold = {canonical(row[0], row[1]): row for row in scanned}
+        assert len(cold) == len(scanned), "S holds a key twice"
+        candidates = connection.execute(
+            "SELECT pk, version, op, payload FROM modak.delta WHERE table_id = %s AND tier_key < %s",
+            (self.table_oid, t),
+        ).fetchall()
+        newest: dict[str, tuple[int, int, Any]] = {}
+        for pk, version, op, payload in candidates:
+            if pk not in newest or newest[pk][0] < version:
+                newest[pk] = version, op, payload
+        for pk, (_, op, payload) in newest.items():
+            cold.pop(pk, None)
+            if op == 0:
+                cold[pk] = tuple(payload[name] for name in COLUMNS.split(", "))
+        return cold
+
+    def compare(self, connection: psycopg.Connection[Any], t: int, location: str, what: str) -> None:
+        """Reads both branches in the connection's snapshot; fails unless they are the model, no key in both."""
+        found = run(connection, f"SELECT {COLUMNS} FROM events WHERE at >= {t}").fetchall()
+        hot = {canonical(row[0], row[1]): row for row in found}
+        cold = self.cold(connection, location, t)
+        both = hot.keys() & cold.keys()
+        assert not both, f"in both: {sorted(both)[:5]}"
+        model = run(connection, f"SELECT {COLUMNS} FROM model").fetchall()
+        merged = normalised([*hot.values(), *cold.values()])
+        assert_same(normalised(model), merged, f"{what} at T = {t}")
+
+    def read(self, what: str = "an unpinned read") -> None:
+        """One whole read in a snapshot of its own, compared."""
+        with self.database.connect(autocommit=False) as connection:
+            repeatable(connection)
+            t, _, location, _ = self.seam(connection)
+            self.compare(connection, t, location, what)
+
+    def seam(self, connection: psycopg.Connection[Any]) -> tuple[int, int, str, str]:
+        """T, S, the metadata file and the snapshot that cutline names, as the connection sees them."""
+        where = {"table_oid": self.table_oid}
+        cut = connection.execute(UNPINNED, where).fetchone()
+        handles = connection.execute(HANDLES, where).fetchone()
+        assert cut is not None
+        assert handles is not None
+        return int(cut[0]), int(cut[1]), str(handles[0]), str(handles[1])
+
+    def upsert(self, at: int, value: str) -> None:
+        """A row of key (at, 1000), which no writer knows."""
+        with self.database.connect(autocommit=False) as connection:
+            connection.execute(
+                "SELECT modak.upsert('events',"
+                " jsonb_build_object('at', %s::bigint, 'id', 1000, 'n', 1, 'v', %s::text))",
+                (at, value),
+            )
+            connection.execute(
+                "INSERT INTO model VALUES (%s, 1000, 1, %s) ON CONFLICT (at, id) DO UPDATE SET v = excluded.v",
+                (at, value),
+            )
+
+    @contextmanager
+    def busy(self, writers: int = 1) -> Iterator[None]:
+        """Writers of hot and of cold rows, by every allowed path, for the time of the block."""
+        seeds = [random.getrandbits(32) for _ in range(writers)]
+        print(f"writers' seeds {seeds}")
+        with ExitStack() as stack:
+            for seed in seeds:
+                stack.enter_context(writing(self.database, self.shedding.write, seed))
+            yield
+
+    def seam_now(self) -> tuple[int, int, str, str]:
+        """The same of this moment."""
+        with self.database.connect(autocommit=False) as connection:
+            repeatable(connection)
+            return self.seam(connection)
+
+    def snapshots(self) -> set[int]:
+        """IDs of the snapshots in the lake table's history."""
+        metadata = read_metadata(self.mirror.location("public.events"), STORAGE)
+        return {int(one["snapshot-id"]) for one in metadata["snapshots"]}
+
+
+def canonical(*parts: object) -> str:
+    """The protocol's key: one part as it is; several, each escaped, joined by chr(31)."""
+    if len(parts) == 1:
+        return str(parts[0])
+    return "\x1f".join(str(part).replace("\\", "\\\\").replace("\x1f", "\\\x1f") for part in parts)
+
+
+def by_pyiceberg(location: str) -> list[Row] | None:
+    """Every row as pyiceberg reads it, normalised; None while there are equality deletes, which it does not know."""
+    try:
+        scanned = StaticTable.from_metadata(location).scan().to_arrow()
+    except ValueError as error:
+        if "equality deletes" not in str(error):
+            raise
+        return None
+    return normalised(list(zip(*scanned.to_pydict().values(), strict=True)))
+
+
+def repeatable(connection: psycopg.Connection[Any]) -> None:
+    """All that the transaction which begins here reads is of one moment."""
+    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+@contextmanager
+def scene(database: Database, warehouse: str) -> Iterator[Scene]:
+    """The scene for the time of the block. At its end everything must have been right, and be right."""
+    tasks = ThreadTaskRunner(2)
+    mirror = Mirror.create(
+        database, warehouse, tasks, retention_interval=0.1, fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5
+    )
+    shedding = Shedding.create(mirror)
+    with database.connect() as connection:
+        connection.execute(_AUDIT)
+    oid = int(database.rows("SELECT 'events'::regclass::oid::bigint")[0][0])
+    with duckdb_connection() as duckdb, mirror.pumping(Steps()) as running:
+        mirror.await_live("public.events")
+        shedding.await_state(p0="dropped", p1="dropped")
+        made = Scene(shedding, running, duckdb, oid)
+        yield made
+        made.await_quiet()
+        made.read("the last read")
+        mirror.assert_sound()
+        assert made.rows("SELECT * FROM modak.read_pins") == []
+        assert made.rows("SELECT retention_stopped FROM modak.status") == [(None,)], "a proof failed"
+    tasks.close()

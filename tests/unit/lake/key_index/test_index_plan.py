@@ -1,0 +1,76 @@
+"""Commits of random segments: positions and index against a table kept as a list of rows that are hidden or not."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.key_index.index_plan import FileNumbers, KeyedSegment, SegmentKeys, apply_plan, plan_commit
+from mirror_pump.lake.key_index.key_index import KeyIndex, files_of, positions_of
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+
+SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
+PACKING = KeyPacking((ColumnType(Kind.LONG),), b"secret")
+
+
+def packed(keys: list[int]) -> PackedKeys:
+    return PackedKeys(np.array(keys, np.int64), None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_commits(seed: int) -> None:
+    """Each segment deletes some keys and brings some rows, as the decoder makes them: a row whose key has one comes
+    with a delete. Now and then a key is deleted that no row has."""
+    chance = random.Random(seed)
+    index, numbers = KeyIndex(1), FileNumbers()
+    live: dict[int, tuple[str, int]] = {}
+    for commit in range(40):
+        segments: list[KeyedSegment] = []
+        hidden: set[tuple[str, int]] = set()
+        unknown: list[list[int]] = []
+        known = set(live)
+        for part in range(chance.choice([1, 1, 2, 5])):
+            path = f"{commit}-{part}"
+            keys = chance.sample(range(40), chance.choice([0, 3, 12]))
+            brought = [key for key in keys if chance.random() < 0.7]
+            deleted = [key for key in keys if key in live or key not in brought]
+            unknown.append([place for place, key in enumerate(deleted) if key not in known])
+            hidden.update(live.pop(key) for key in deleted if key in live)
+            known.update(brought)
+            live.update({key: (path, row) for row, key in enumerate(brought)})
+            files = (path,) if brought else ()
+            table = pa.table({"id": deleted})
+            rows = (packed(brought),) if brought else ()
+            segments.append(KeyedSegment(files, SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
+        plan = plan_commit(index, numbers, segments)
+        found = [(path, int(row)) for path, rows in plan.positions.items() for row in rows]
+        assert found == sorted(found, key=lambda one: (numbers.number(one[0]), one[1]))
+        assert set(found) == hidden
+        assert len(found) == len(hidden)
+        assert [one.tolist() for one in plan.unknown] == unknown
+        if chance.random() < 0.2:
+            # A publish that failed, and is planned again.
+            assert plan_commit(index, numbers, segments).positions.keys() == plan.positions.keys()
+        apply_plan(index, plan)
+        every = index.find(packed(list(range(40))))
+        assert {
+            key: (numbers.path(int(files_of(place))), int(positions_of(place)))
+            for key, place in enumerate(every)
+            if place >= 0
+        } == live
+        assert index.alive == len(live)
+
+
+def test_numbers_are_used_again() -> None:
+    numbers = FileNumbers()
+    assert [numbers.number(path) for path in ("a", "b", "a")] == [0, 1, 0]
+    assert numbers.mask(["b", "never heard of"]).tolist() == [False, True]
+    numbers.forget(["a"])
+    assert numbers.known() == {"b"}
+    assert numbers.number("c") == 0
+    assert (numbers.path(0), numbers.path(1)) == ("c", "b")

@@ -1,0 +1,154 @@
+"""Time travel finds the snapshots of a published F, and refuses where the history does not tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.model import Lsn, TableName, format_lsn
+from mirror_pump.ops.reads.time_travel import When, history, parse_when, snapshots_at
+
+A = TableName("public", "a")
+
+
+def document(
+    *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Metadata with snapshots (ID, F, parent); the time of each is its ID in seconds. `copying`: IDs of those that a
+    copy made before it was complete."""
+    snapshots = [
+        {
+            "snapshot-id": number,
+            "sequence-number": number,
+            "timestamp-ms": number * 1000,
+            "summary": {"mirror-pump.copying": "true"}
+            if number in copying
+            else {}
+            if frontier is None
+            else {"mirror-pump.frontier": format_lsn(frontier)},
+            **({} if parent is None else {"parent-snapshot-id": parent}),
+        }
+        for number, frontier, parent in steps
+    ]
+    if cold is not None:
+        snapshots.append({"snapshot-id": 99, "sequence-number": cold, "timestamp-ms": 0, "summary": {COLD_CUT: "5"}})
+    return {"snapshots": snapshots}
+
+
+NOW_MS = 9_000_000
+
+
+def at(frontier: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    return chosen(When(Lsn(frontier), None), **documents)
+
+
+def at_time(moment_ms: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    return chosen(When(None, moment_ms), **documents)
+
+
+def chosen(when: When, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    histories = {TableName("public", name): history(one, Lsn(0)) for name, one in documents.items()}
+    frontier, snapshots = snapshots_at(when, histories, Lsn(1000), NOW_MS)
+    return frontier, {name.name: snapshot for name, snapshot in snapshots.items()}
+
+
+def test_a_table_that_did_not_change_is_at_its_snapshot_before() -> None:
+    a = document((1, 100, None), (2, 200, 1), (3, 300, 2))
+    b = document((1, 100, None), (4, 300, 1))
+    assert at(200, a=a, b=b) == (200, {"a": 2, "b": 1})
+    assert at(250, a=a, b=b) == (200, {"a": 2, "b": 1})
+    assert at(300, a=a, b=b) == (300, {"a": 3, "b": 4})
+    assert at(1000, a=a, b=b) == (1000, {"a": 3, "b": 4})
+
+
+def test_a_snapshot_that_is_gone_may_have_changed_the_table() -> None:
+    a = document((1, 100, None), (2, 200, 1), (3, 300, 2))
+    thinned = document((1, 100, None), (5, 300, 4))
+    with pytest.raises(TableError, match=r"public\.b is thinned out around F = 0/C8") as refused:
+        at(200, a=a, b=thinned)
+    assert refused.value.remedy == "readable, for example: --at 0/64, 0/12C"
+    assert at(100, a=a, b=thinned) == (100, {"a": 1, "b": 1})
+
+
+def test_rewrites_have_the_f_of_what_they_rewrote_and_cold_snapshots_are_none_of_mains() -> None:
+    a = document((1, 100, None), (2, None, 1), (3, 300, 2), cold=2)
+    assert at(200, a=a) == (100, {"a": 2})
+
+
+def test_a_table_that_was_copied_and_never_changed_is_at_its_copy() -> None:
+    a = document((1, None, None), (2, None, 1), (3, 200, 2), (4, 300, 3), copying=(2,))
+    b = document((1, None, None), (2, 250, 1))
+    assert at(250, b=b) == at(999, b=b) == (250, {"b": 2})
+    assert at(1000, b=b) == (1000, {"b": 2})
+    assert at(260, a=a, b=b) == (250, {"a": 3, "b": 2})
+    assert at(300, a=a, b=b) == (300, {"a": 4, "b": 2})
+    # Where the history begins with another engine's rewrite nobody knows what F that is of.
+    with pytest.raises(TableError, match=r"public\.b is thinned out"):
+        at(300, a=a, b=document((2, None, 1)))
+
+
+def test_before_a_table_was_live_is_refused_with_since_when_it_is() -> None:
+    a = document((1, None, None), (2, None, 1), (3, 300, 2), copying=(2,))
+    b = document((1, None, None), (2, 250, 1))
+    since = r"public\.a has been live since F = 0/12C \(1970-01-01T00:00:03.000Z\)"
+    for when in (When(Lsn(299), None), When(None, 2999)):
+        for documents in ({"a": a}, {"a": a, "b": b}):
+            with pytest.raises(TableError, match=since) as error:
+                chosen(when, **documents)
+            assert error.value.remedy == "readable, for example: --at 0/12C"
+    with pytest.raises(TableError, match=r"public\.b has been live since F = 0/FA"):
+        at(249, b=b)
+
+
+def test_before_a_table_was_copied_again_is_refused() -> None:
+    again = document((1, None, None), (2, 100, 1), (3, 200, 2), (4, None, 3), (5, None, 4), (6, 400, 5), copying=(4, 5))
+    assert at(400, a=again) == (400, {"a": 6})
+    for frontier in (100, 200, 399):
+        with pytest.raises(TableError, match=r"public\.a has been live since F = 0/190"):
+            at(frontier, a=again)
+    # The snapshots of the copy and the first one after it are thinned out: 200 is still another life's.
+    thinned = document((1, None, None), (2, 100, 1), (3, 200, 2), (7, 500, 6))
+    histories = {A: history(thinned, complete_from=Lsn(400))}
+    with pytest.raises(TableError, match="the history does not go back that far"):
+        snapshots_at(When(Lsn(200), None), histories, Lsn(1000), NOW_MS)
+
+
+def test_before_the_history_and_beyond_f_is_refused() -> None:
+    a = document((3, 300, 2))
+    with pytest.raises(TableError, match="does not go back that far"):
+        at(200, a=a)
+    with pytest.raises(UsageError, match="F has not reached 0/7D0"):
+        at(2000, a=a)
+
+
+def test_times_mean_what_was_published_by_then() -> None:
+    a, b = document((1, 100, None), (2, 200, 1)), document((1, 100, None))
+    assert at_time(1999, a=a, b=b) == (100, {"a": 1, "b": 1})
+    assert at_time(2000, a=a, b=b) == (200, {"a": 2, "b": 1})
+    assert at_time(NOW_MS, a=a, b=b) == (200, {"a": 2, "b": 1})
+
+
+def test_the_future_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"1970-01-01T02:30:00.001Z is in the future: it is 1970-01-01T02:30:00.000Z"):
+        at_time(NOW_MS + 1, a=document((1, 100, None)))
+
+
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("16/B374D848", When(Lsn(0x16_B374D848), None)),
+        ("1970-01-01T00:00:02Z", When(None, 2000)),
+        ("1970-01-01 01:00:02+01:00", When(None, 2000)),
+        ("1970-01-01 00:00:02", When(None, 2000)),
+    ],
+)
+def test_points_are_positions_or_times(text: str, when: When) -> None:
+    assert parse_when(text) == when
+
+
+def test_what_is_neither_is_refused() -> None:
+    with pytest.raises(UsageError, match="neither a WAL position nor a time"):
+        parse_when("yesterday")

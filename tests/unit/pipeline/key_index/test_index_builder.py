@@ -1,0 +1,54 @@
+"""What the index builder reads of files that another engine wrote, and what the index makes of it."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import numpy as np
+import pyarrow as pa
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.format.data_files import WrittenFile, write_data_file
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, TableId
+from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
+from mirror_pump.testing.tasks import ThreadTaskRunner
+
+STORAGE = StorageOptions(fsync=False)
+SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
+PACKING = KeyPacking((ColumnType(Kind.LONG),), b"secret")
+
+
+def data(location: str, *ids: int) -> WrittenFile:
+    return write_data_file(pa.table([list(ids)], schema=SCHEMA.arrow), SCHEMA, location, STORAGE)
+
+
+def test_of_two_rewrites_the_younger_rows_count(warehouse: str) -> None:
+    """Key 1 was updated while the first rewrite ran: its file has the row from before, which a delete hides that is
+    pending, and it comes first in the manifest list."""
+    location = f"{warehouse}/t"
+    old, new = data(location, 1, 2), data(location, 3, 1)
+    table = LakeTable.create(SCHEMA, location, STORAGE, {}, 0).table
+    table = table.stage(RowDelta((SegmentFiles((new,), ()),)), 0).table
+    table = table.stage(RowDelta((), backdated=(BackdatedFile(old, 1),)), 0).table
+    assert [file.path for file in table.live_data_files()] == [old.path, new.path]
+    tracked = TableIndex(Lsn(0), PACKING, 0, IndexPhase.FOLLOWING, KeyIndex(PACKING.words))
+    keys = PackedKeys(np.array([1, 2, 3]), None)
+    # Keys 1 and 3 were in a file that the second rewrite replaced, 2 in one that the first did.
+    numbers = np.array([tracked.numbers.number(path) for path in ("f2", "f1", "f2")])
+    tracked.index.put(keys, place_of(numbers, np.array([0, 1, 1])))
+    runner = ThreadTaskRunner(1)
+    try:
+        job = IndexJob(TableId(1), 0, table, PACKING, frozenset({"f1", "f2"}), 1 << 20)
+        followed = IndexBuilder(runner, SimpleQueue())._follow(job, frozenset({"f1", "f2"}))
+    finally:
+        runner.close()
+    assert tracked.followed(followed)
+    places = tracked.index.find(keys)
+    assert NOWHERE not in places
+    assert [tracked.numbers.path(number) for number in files_of(places)] == [new.path, old.path, new.path]

@@ -1,0 +1,82 @@
+"""Which rows of a comparison are looked at one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from mirror_pump.engine.partition_digests import Digest, DigestedRows
+from mirror_pump.engine.row_hashes import BUCKETS
+from mirror_pump.lake.key_index.packed_keys import PackedKeys
+from mirror_pump.pipeline.retention import drop_proof as proving
+from mirror_pump.pipeline.retention.drop_proof import compare_sides
+
+Row = tuple[int, int]
+"""Key, of which the bucket is the remainder, and what it hashes to."""
+
+
+class Rows:
+    """Rows of one side, which buckets were asked for, and how many rows that gave."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = [*rows]
+        self.asked: list[frozenset[int] | None] = []
+        self.given: list[int] = []
+
+    def __call__(self, wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+        self.asked.append(wanted)
+        sums = np.zeros((BUCKETS, 3), np.uint64)
+        for key, hashed in self._rows:
+            sums[key % BUCKETS] += np.array([1, hashed, hashed], np.uint64)
+        if wanted is None:
+            return Digest(sums, None)
+        kept = None if among is None else set(among.first.tolist())
+        given = [row for row in self._rows if row[0] % BUCKETS in wanted and (kept is None or row[0] in kept)]
+        self.given.append(len(given))
+        hashes = np.array([hashed for _, hashed in given], np.uint64)
+        keys = PackedKeys(np.array([key for key, _ in given], np.int64), None)
+        return Digest(sums, DigestedRows(keys, (hashes, hashes), tuple(str(key) for key, _ in given)))
+
+
+LAKE = [(key, key + 7) for key in range(2 * BUCKETS)]
+
+
+def test_of_an_empty_heap_no_row_is_looked_at() -> None:
+    heap, cold = Rows([]), Rows(LAKE)
+    assert compare_sides(heap, cold, truncated=True) == (0, [])
+    assert heap.asked == cold.asked == [None]
+
+
+def test_of_a_truncated_partition_the_heaps_rows_are_found_in_the_lake() -> None:
+    heap, cold = Rows(LAKE[:20]), Rows(LAKE)
+    assert compare_sides(heap, cold, truncated=True) == (20, [])
+    assert heap.asked == cold.asked == [None, frozenset(range(20))]
+    assert cold.given == [20]
+
+
+def test_of_a_truncated_partition_few_rows_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "_ROWS_AT_ONCE", 9)
+    heap, cold = Rows(LAKE[:20]), Rows(LAKE)
+    assert compare_sides(heap, cold, truncated=True) == (20, [])
+    assert heap.given == cold.given == [9, 9, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [([*LAKE[:20], (9 * BUCKETS, 1)], f"{9 * BUCKETS}: not in the lake"), ([(3, 11)], "3: other values")],
+)
+def test_of_a_truncated_partition_rows_that_the_lake_lacks_are_named(rows: list[Row], said: str) -> None:
+    assert compare_sides(Rows(rows), Rows(LAKE), truncated=True) == (len(rows), [said])
+
+
+def test_of_any_other_partition_some_differing_buckets_are_looked_at() -> None:
+    assert compare_sides(Rows(LAKE), Rows(LAKE), truncated=False) == (len(LAKE), [])
+    heap, cold = Rows(LAKE[10:]), Rows(LAKE)
+    rows, differing = compare_sides(heap, cold, truncated=False)
+    assert rows == len(LAKE) - 10
+    assert differing == [f"{key}: not in the heap" for key in range(8)]
+    assert heap.asked == cold.asked == [None, frozenset(range(8))]
+    _, differing = compare_sides(Rows(LAKE[:1] * 2), Rows(LAKE[:1]), truncated=False)
+    assert len(differing) == 1

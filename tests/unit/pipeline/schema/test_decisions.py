@@ -1,0 +1,289 @@
+"""What is provable about a changed table, and what is not: one fact at a time, without a server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from decoders.columns import ColumnType
+from mirror_pump.model import (
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    TableId,
+    TableName,
+    TableState,
+    Tier,
+    TierKind,
+)
+from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
+from mirror_pump.source.relations.change_notes import Note, described
+
+_TYPES = {
+    (20, -1): ("bigint", "long"),
+    (23, -1): ("integer", "int"),
+    (25, -1): ("text", "string"),
+    (26, -1): ("oid", "long"),
+    (1043, 24): ("character varying(20)", "string"),
+    (1700, 655366): ("numeric(10,2)", "decimal(10,2)"),
+    (1700, 917510): ("numeric(14,2)", "decimal(14,2)"),
+    (650, -1): ("cidr", "string"),
+    (869, -1): ("inet", "string"),
+}
+_RESOLVED = {key: ColumnType.parse(kind) for key, (_, kind) in _TYPES.items()}
+
+
+def _column(attnum: int, name: str, type_: tuple[int, int], **facts: bool) -> dict[str, Any]:
+    flags = {"not_null": name == "id", "generated": False, "filled": False} | facts
+    return {"attnum": attnum, "name": name, "type": type_[0], "modifier": type_[1], "sql": _TYPES[type_][0], **flags}
+
+
+_IDENTITY = {"setting": "d", "immediate": True, "index": 99, "key": ["id"]}
+
+
+def _leaf(number: int, file: int | None = None) -> dict[str, Any]:
+    return {
+        "id": number, "schema": "public", "name": f"t{number}", "kind": "r", "persistence": "p", "identity": _IDENTITY,
+        "row_security": False, "readable": True, "file": file,
+    }  # fmt: skip
+
+
+SHAPE: dict[str, Any] = {
+    "schema": "public", "name": "t", "kind": "r", "persistence": "p", "partition_of": None, "inherits": False,
+    "owned": True, "row_security": False, "identity": _IDENTITY, "leaves": [_leaf(20000)], "types": {},
+    "columns": [
+        _column(1, "id", (23, -1)), _column(3, "v", (1043, 24)), _column(4, "n", (1700, 655366)),
+        _column(5, "net", (650, -1)), _column(6, "g", (23, -1), generated=True),
+    ],
+}  # fmt: skip
+TABLE = MirroredTable(
+    table_id=TableId(20000),
+    name=TableName("public", "t"),
+    columns=described(SHAPE, TableId(20000), _RESOLVED).columns,
+    key=("id",),
+    state=TableState.LIVE,
+    start_lsn=Lsn(5),
+    data_sequence_number=SequenceNumber(1),
+    generation=0,
+    lake_table="t",
+    location="file:///lake/t",
+    live_after_lsn=None,
+    next_field_id=9,
+    shape=json.dumps(SHAPE),
+)
+TABLE = replace(
+    TABLE, columns=tuple(replace(column, field_id=place) for place, column in enumerate(TABLE.columns, start=1))
+)
+
+
+def _judged(shape: dict[str, Any], table: MirroredTable = TABLE, **note: Any) -> SchemaChangeDecision:
+    told = Note(table.table_id, **{"exact": True, **note}, shape=shape)
+    return decide(table, told, described(shape, table.table_id, _RESOLVED))
+
+
+def _with(place: int, **changed: Any) -> dict[str, Any]:
+    columns = list(SHAPE["columns"])
+    columns[place] = {**columns[place], **changed}
+    return {**SHAPE, "columns": columns}
+
+
+def _adding(**facts: Any) -> dict[str, Any]:
+    return {**SHAPE, "columns": [*SHAPE["columns"], _column(7, "z", (25, -1), **facts)]}
+
+
+def test_the_same_shape_is_nothing() -> None:
+    assert _judged(SHAPE).course is Action.NOTHING
+    assert _judged(SHAPE, exact=False).course is Action.NOTHING
+
+
+def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> None:
+    verdict = _judged({**SHAPE, "columns": [_column(1, "key", (23, -1), not_null=True), *_adding()["columns"][2:]],
+                       "identity": {**_IDENTITY, "key": ["key"]}})  # fmt: skip
+    assert verdict.course is Action.FOLLOW
+    assert [(one.name, one.field_id) for one in verdict.table.columns] == [("key", 1), ("n", 3), ("net", 4), ("z", 9)]
+    assert (verdict.table.key, verdict.table.next_field_id) == (("key",), 10)
+    # What was dropped does not lend its ID to a column of its name that comes later.
+    present = json.loads(verdict.table.shape)
+    again = _judged({**present, "columns": [*present["columns"], _column(8, "v", (25, -1))]}, verdict.table)
+    assert [(one.name, one.field_id) for one in again.table.columns][-1] == ("v", 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "note", "course"),
+    [
+        (_adding(), {}, Action.FOLLOW),
+        (_adding(filled=True), {}, Action.COPY_AGAIN),
+        (_adding(), {"rewritten": 2}, Action.COPY_AGAIN),
+        (_adding(), {"exact": False}, Action.COPY_AGAIN),
+        (_adding(generated=True), {"rewritten": 2}, Action.FOLLOW),
+        (_with(4, generated=False), {}, Action.COPY_AGAIN),
+        (_with(1, type=25, modifier=-1, sql="text"), {}, Action.FOLLOW),
+        (_with(1, type=25, modifier=-1, sql="text"), {"rewritten": 4}, Action.COPY_AGAIN),
+        (_with(1, type=25, modifier=-1, sql="text"), {"exact": False}, Action.COPY_AGAIN),
+        (_with(2, modifier=917510, sql="numeric(14,2)"), {}, Action.FOLLOW),
+        (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Action.COPY_AGAIN),
+        (_with(3, type=869, sql="inet"), {}, Action.COPY_AGAIN),
+        (_with(0, type=26, sql="oid"), {}, Action.COPY_AGAIN),
+        (_with(0, type=20, sql="bigint"), {"rewritten": 4}, Action.COPY_AGAIN),
+        (SHAPE, {"rewritten": 4}, Action.COPY_AGAIN),
+        (SHAPE, {"rewritten": 8}, Action.NOTHING),
+        ({**SHAPE, "name": "u"}, {}, Action.FOLLOW),
+        ({**SHAPE, "name": "u"}, {"exact": False}, Action.FOLLOW),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {}, Action.FOLLOW),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Action.COPY_AGAIN),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"exact": False}, Action.COPY_AGAIN),
+        ({**SHAPE, "leaves": []}, {}, Action.COPY_AGAIN),
+        (SHAPE, {"stayed": frozenset({20000})}, Action.NOTHING),
+        (SHAPE, {"stayed": frozenset()}, Action.COPY_AGAIN),
+        (_adding(), {"filled_columns": frozenset({7})}, Action.COPY_AGAIN),
+        ({**SHAPE, "inherits": True}, {}, Action.SET_ASIDE),
+        ({**SHAPE, "persistence": "u"}, {}, Action.SET_ASIDE),
+        ({**SHAPE, "identity": {**_IDENTITY, "key": []}}, {}, Action.WAIT),
+        ({**SHAPE, "identity": {**_IDENTITY, "setting": "n"}}, {}, Action.WAIT),
+        ({**SHAPE, "identity": {**_IDENTITY, "immediate": False}}, {}, Action.WAIT),
+        ({**SHAPE, "identity": {**_IDENTITY, "setting": "f"}}, {}, Action.FOLLOW),
+    ],
+)
+def test_the_course(shape: dict[str, Any], note: dict[str, Any], course: Action) -> None:
+    assert _judged(shape, **note).course is course
+
+
+def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_computed_them_anew() -> None:
+    computed = _with(1, computed=True)
+    table = replace(TABLE, shape=json.dumps(computed))
+    assert _judged(computed, table, rewritten=8).course is Action.NOTHING
+    assert _judged(computed, table, rewritten=2).course is Action.COPY_AGAIN
+    assert _judged(_with(1, computed=True, name="w"), table, rewritten=2).course is Action.COPY_AGAIN
+    # DROP EXPRESSION leaves the values that are there; together with SET EXPRESSION they are others.
+    assert _judged(_with(1, computed=False), table).course is Action.FOLLOW
+    assert _judged(_with(1, computed=False), table, rewritten=2).course is Action.COPY_AGAIN
+    # One that is not mirrored has no values in the lake.
+    left_out = _with(4, computed=True)
+    assert _judged(left_out, replace(TABLE, shape=json.dumps(left_out)), rewritten=2).course is Action.NOTHING
+
+
+def test_another_key_is_copied_again_under_it() -> None:
+    shape = _with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["n"]}}
+    verdict = _judged(shape)
+    assert (verdict.course, verdict.table.key) == (Action.COPY_AGAIN, ("n",))
+
+
+def test_a_type_that_does_not_widen_gets_a_new_field_id() -> None:
+    verdict = _judged(_with(2, type=25, modifier=-1, sql="text"), rewritten=4)
+    assert verdict.course is Action.COPY_AGAIN
+    assert [(one.name, one.field_id) for one in verdict.table.columns][2] == ("n", 9)
+    widened = _judged(_with(0, type=20, sql="bigint"), rewritten=4)
+    assert widened.table.columns[0].field_id == 1
+
+
+def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
+    before = {**SHAPE, "leaves": [_leaf(20000, 1)]}
+    table = replace(TABLE, shape=json.dumps(before))
+    after = {**SHAPE, "leaves": [_leaf(20000, 2)]}
+    assert _judged(after, table, exact=False).course is Action.COPY_AGAIN
+    # Once triggers tell why heaps are rewritten, shapes have no files; that alone changes nothing.
+    assert _judged(SHAPE, table, exact=False).course is Action.FOLLOW
+    assert _judged(SHAPE, table, filled=frozenset({20000})).course is Action.COPY_AGAIN, "it was another by then"
+    # Where there was no file before, it may have been another until a moment ago.
+    assert _judged(after, exact=False).course is Action.COPY_AGAIN
+    assert _judged(after).course is Action.COPY_AGAIN
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "note", "course"),
+    [
+        ((["700", None], False), (["701", None], False), {}, Action.COPY_AGAIN),
+        ((["700", None], False), (["701", None], False), {"exact": True}, Action.FOLLOW),
+        ((["700", None], False), (["701", "{a=r/a}"], False), {}, Action.FOLLOW),
+        ((["700", None], True), (["701", None], False), {}, Action.FOLLOW),
+        ((None, True), (["701", None], True), {}, Action.FOLLOW),
+    ],
+    ids=["a rewrite", "told", "a GRANT", "its default is gone", "its missing value is gone"],
+)
+def test_a_column_that_was_written_anew_untold_means_that_values_may_be_others(
+    before: tuple[Any, bool], after: tuple[Any, bool], note: dict[str, Any], course: Action
+) -> None:
+    former, present = (_with(2, altered=altered, filled=filled) for altered, filled in (before, after))
+    table = replace(TABLE, shape=json.dumps(former))
+    assert _judged(present, table, **{"exact": False, **note}).course is course
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "course"),
+    [
+        ({"1": {"7": "ok"}}, {"1": {"7": "ok", "8": "new"}}, Action.FOLLOW),
+        ({"1": {"7": "ok"}}, {"1": {"7": "fine"}}, Action.COPY_AGAIN),
+        ({"1": {"7": "ok"}}, {}, Action.FOLLOW),
+        ({"1": None}, {"1": {"7": "first"}}, Action.FOLLOW),
+        ({"1": {"1": 23}}, {"1": {"1": 23, "2": 23}}, Action.COPY_AGAIN),
+        ({"1": {"1": 23, "2": 23}}, {"1": {"1": 23}}, Action.COPY_AGAIN),
+    ],
+)
+def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str, Any], course: Action) -> None:
+    table = replace(TABLE, shape=json.dumps({**SHAPE, "types": before}))
+    assert _judged({**SHAPE, "types": after}, table, settled=True).course is course
+    waits = Action.WAIT if course is Action.COPY_AGAIN else course
+    assert _judged({**SHAPE, "types": after}, table).course is waits, "what was written before is to come"
+
+
+def test_a_dropped_table_is_set_aside_with_what_to_do() -> None:
+    verdict = decide(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
+    assert verdict.course is Action.SET_ASIDE
+    assert "unregister" in verdict.reason
+
+
+def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
+    assert decide(TABLE, Note(TABLE.table_id, rewritten=4), None).course is Action.WAIT
+
+
+def test_with_heap_retention_a_partition_that_goes_takes_no_rows_along() -> None:
+    table = replace(TABLE, tier=Tier("id", TierKind.BIGINT))
+    renamed = {**SHAPE, "leaves": [], "columns": [{**SHAPE["columns"][0], "name": "at"}, *SHAPE["columns"][1:]]}
+    renamed["identity"] = {**_IDENTITY, "key": ["at"]}
+    verdict = decide(
+        table, Note(TABLE.table_id, exact=True, shape=renamed), described(renamed, TABLE.table_id, _RESOLVED)
+    )
+    assert verdict.course is Action.FOLLOW
+    assert verdict.table.tier == Tier("at", TierKind.BIGINT), "the tier key under its new name"
+
+
+DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
+"""Rows below 10 are in the lake alone."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "note", "course"),
+    [
+        (_adding(), {}, Action.FOLLOW),
+        (_adding(filled=True), {}, Action.SET_ASIDE),
+        (_adding(), {"rewritten": 2}, Action.SET_ASIDE),
+        # A heap that was rewritten may have been filled, where no event trigger says why.
+        (_adding(), {"exact": False}, Action.COPY_AGAIN),
+        ({**_adding(), "leaves": [_leaf(20000, file=8)]}, {"exact": False}, Action.SET_ASIDE),
+        (_with(4, generated=False), {}, Action.SET_ASIDE),
+        # As a USING, a new expression has no effect on what the heap does not hold.
+        (_with(1, computed=True), {"rewritten": 2}, Action.COPY_AGAIN),
+        (_with(1, type=23, modifier=-1, sql="integer"), {"rewritten": 4}, Action.SET_ASIDE),
+        (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Action.COPY_AGAIN),
+        (_with(0, type=20, modifier=-1, sql="bigint"), {"rewritten": 4}, Action.SET_ASIDE),
+        (_with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["id", "n"]}}, {}, Action.SET_ASIDE),
+        ({**SHAPE, "leaves": []}, {}, Action.FOLLOW),
+        (SHAPE, {"stayed": frozenset(), "filled": frozenset({20000})}, Action.COPY_AGAIN),
+        ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Action.COPY_AGAIN),
+    ],
+)
+def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
+    shape: dict[str, Any], note: dict[str, Any], course: Action
+) -> None:
+    table = DIVIDED
+    if note.get("exact") is False:
+        table = replace(table, shape=json.dumps({**SHAPE, "leaves": [_leaf(20000, file=7)]}))
+        shape = {**shape, "leaves": [_leaf(20000, file=7)]} if shape["leaves"] == SHAPE["leaves"] else shape
+    verdict = _judged(shape, table, **note)
+    assert verdict.course is course, verdict.reason
+    # Before T has moved, every row is in the heap, and can be read again.
+    unmoved = replace(table, tier=Tier("id", TierKind.BIGINT, lag=5))
+    assert _judged(shape, unmoved, **note).course is (Action.COPY_AGAIN if course is Action.SET_ASIDE else course)
