@@ -10,6 +10,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOTSTRAP := build/bootstrap
 CHDB := build/chdb/.ready
+SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
 
@@ -44,8 +45,14 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 3
-test: $(READY)
+test: $(READY) $(SPARK_CLASSES)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+# Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
+# An empty file where this Java cannot make one.
+$(SPARK_CLASSES): tests/spark_java.py | $(READY)
+	@echo 'making an archive of the classes of Spark ...' >&2
+	@$(BIN)/python -m tests.spark_java || { mkdir -p $(@D) && : > $@; }
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -60,11 +67,11 @@ $(CHDB): requirements/bench.txt | $(READY)
 		&& touch $@ || echo 'make bench goes on without ClickHouse' >&2
 
 bench: $(READY) $(CHDB)
-	$(BIN)/python tests/benchmarks/run.py $(ARGS)
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
-	$(BIN)/python tests/benchmarks/soak.py $(ARGS)
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 wheel: $(READY)
 	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist

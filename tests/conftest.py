@@ -17,6 +17,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.verification import assert_verified
+from tests import spark_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-run"))
 
 # Processes that tests start inherit it: their Sparks are no less short-lived.
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
+os.environ |= spark_java.environment()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engines import CHDB
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.benchmarks.engines import CHDB
 from tests.support.cutline_tables import Divided, delete, upsert
 
 

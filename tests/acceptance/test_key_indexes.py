@@ -53,7 +53,7 @@ def await_index(mirror: Mirror, steps: Steps, table: str, statement: str, former
         mirror.await_frontier()
         if steps.details(Step.INDEX_READY, "table").count(table) > ready:
             break
-    await_true(lambda: steps.details(Step.INDEX_READY, "table").count(table) > ready, 10, f"an index of {table}")
+    await_true(lambda: steps.details(Step.INDEX_READY, "table").count(table) > ready, 60, f"an index of {table}")
     await_resolved(mirror, table)
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sampling import Peak, Sampler, parent_of
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.benchmarks.sampling import Peak, Sampler, parent_of
 
 SMALL, LARGE = 500_000, 5_000_000
 

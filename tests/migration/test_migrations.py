@@ -155,7 +155,7 @@ def test_two_programs_at_once_migrate_once(database: Database) -> None:
 
     def run() -> None:
         with database.connect() as connection:
-            start.wait(10)
+            start.wait(60)
             applied.append(migrate(connection))
 
     threads = [threading.Thread(target=run) for _ in range(4)]

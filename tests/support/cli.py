@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.program import Program
 
 PROGRAM = (
     sys.executable,
@@ -21,6 +22,26 @@ PROGRAM = (
 )
 """The program as a process of its own that obeys Ctrl-C: shells have what they run in the background ignore that, and
 tests may be run so."""
+
+
+_IN_THREADS = """
+from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.testing.tasks import ThreadTaskRunner
+SparkTaskRunner.start = lambda master, cores, others: ThreadTaskRunner(cores + others)
+from mirror_pump.cli.__main__ import main
+main()
+"""
+
+
+class ThreadedProgram(Program):
+    """The program, but that a pump in its process runs tasks in threads: starting a Spark takes most of the time of a
+    short command. For tests that are about something else."""
+
+    def command(self, *arguments: str) -> list[str]:
+        """As Program.command. Commands that never lead a mirror are as they are."""
+        if arguments[0] not in ("run", "register"):
+            return super().command(*arguments)
+        return [sys.executable, "-c", _IN_THREADS, *arguments]
 
 
 @pytest.fixture(autouse=True)

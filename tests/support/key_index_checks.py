@@ -28,7 +28,7 @@ def check_indexes(pump: Pump, runner: TaskRunner, database: Database) -> int:
         if tracked.phase is IndexPhase.READY and table_id in live
     ]
     for table_id, tracked in ready:
-        await_true(partial(_exact, table_id, tracked, runner), 15, "the index is exact")
+        await_true(partial(_exact, table_id, tracked, runner), 60, "the index is exact")
     return len(ready)
 
 

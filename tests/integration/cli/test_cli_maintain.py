@@ -16,7 +16,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run, ThreadedProgram, no_settings, run
 from tests.support.maintenance import write
 
 __all__ = ["no_settings", "run"]
@@ -64,21 +64,22 @@ def test_policies_are_shown_set_and_unset(mirror: Mirror, run: Run) -> None:
     said("get", "no_such_table", code=2)
 
 
-def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror) -> None:
+def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path: Path) -> None:
     """`run --maintain`: requests are answered while the pump runs, and nobody serves when it has ended."""
     mirror.register("t")
     mirror.catch_up()
     slot = mirror.settings.slot
+    threaded = ThreadedProgram(mirror.database.dsn, tmp_path)
     with mirror.database.connect() as connection:
-        pump = program.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
+        pump = threaded.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
         await_true(lambda: is_served(connection, slot), 60, "a maintainer serves")
         assert program.run("maintain", "--no-wait") == "public.t: requested\n"
         await_true(lambda: not mirror.database.rows("SELECT FROM modak.maintenance_requests"), 60, "it is claimed")
-        program.stop(pump, timeout=60)
-        await_true(lambda: not is_served(connection, slot), 10, "the maintainer ended with the pump")
-        pump = program.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
+        threaded.stop(pump, timeout=60)
+        await_true(lambda: not is_served(connection, slot), 30, "the maintainer ended with the pump")
+        pump = threaded.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
         await_true(lambda: is_served(connection, slot), 60, "a maintainer serves")
-        program.kill(pump)
+        threaded.kill(pump)
         await_true(lambda: not is_served(connection, slot), 30, "the maintainer ends when the pump is killed")
 
 

@@ -20,7 +20,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run, ThreadedProgram, no_settings, run, slot
 from tests.support.proxy import Proxy
 
 __all__ = ["no_settings", "run", "slot"]
@@ -68,7 +68,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
 def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, database: Database, tmp_path: Path) -> None:
     port = free_port()
     dsn = psycopg.conninfo.make_conninfo(database.dsn, port=port)
-    pump = Program(dsn, tmp_path).start("run", "--once", log="pump.log")
+    pump = ThreadedProgram(dsn, tmp_path).start("run", "--once", log="pump.log")
     try:
         deadline = time.monotonic() + 60
         while '"waiting for the server"' not in (tmp_path / "pump.log").read_text():
@@ -114,7 +114,8 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
         "CREATE TABLE keyless (id int)",
     )
 
-    said = program.run("register", "keyless", "good", "absent", code=1)
+    threaded = ThreadedProgram(database.dsn, tmp_path)
+    said = threaded.run("register", "keyless", "good", "absent", code=1)
 
     assert "public.good: live" in said
     errors = (tmp_path / "register.log").read_text()
@@ -124,7 +125,7 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
 
     database.execute("UPDATE good SET v = 'changed' WHERE id <= 10", "DELETE FROM good WHERE id = 50")
     end = database.lsn()
-    program.run("run", "--once")
+    threaded.run("run", "--once")
 
     program.run("wait", "--lsn", format_lsn(end), "--timeout", "0")
     (table,) = orjson.loads(program.run("status", "--json"))["tables"]

@@ -18,7 +18,7 @@ import pytest
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
-from tests.support.cli import slot
+from tests.support.cli import ThreadedProgram, slot
 
 __all__ = ["slot"]
 
@@ -34,8 +34,10 @@ class Interrupted:
         self._directory = directory
         self._processes: list[Process] = []
 
-    def start(self, *arguments: str) -> Process:
-        process = self._program.start(*arguments, log=f"{len(self._processes)}.log")
+    def start(self, *arguments: str, spark: bool = True) -> Process:
+        """Without `spark` its tasks run in threads."""
+        program = self._program if spark else ThreadedProgram(self.database.dsn, self._directory)
+        process = program.start(*arguments, log=f"{len(self._processes)}.log")
         self._processes.append(process)
         return process
 
@@ -173,7 +175,7 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) ->
     (left,) = mirror.rows("SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NULL")
     assert left > (0,), "it was over before it was interrupted"
 
-    assert mirror.start("register", "t").wait(120) == 0
+    assert mirror.start("register", "t", spark=False).wait(120) == 0
     assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("live",)]
 
 
@@ -188,7 +190,7 @@ def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, cod
 
 
 def test_verify_and_maintain_while_spark_starts(mirror: Interrupted, tmp_path: Path) -> None:
-    assert mirror.start("register", "t").wait(120) == 0
+    assert mirror.start("register", "t", spark=False).wait(120) == 0
     slots = mirror.rows("SELECT slot_name FROM pg_replication_slots")
     process = mirror.start("verify")
     mirror.until(lambda: spark_starts(process), process)

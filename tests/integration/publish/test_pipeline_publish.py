@@ -47,7 +47,7 @@ def test_a_second_pump_is_refused_and_told_why(mirror: Mirror, tmp_path: Path) -
         mirror.register("t")
         mirror.await_live("public.t")
         with pytest.raises(NotLeader) as refused:
-            mirror.start().join(10)
+            mirror.start().join()
         assert refused.value.exit_code == 1
         assert "process id" in str(refused.value)
         assert "stop" in refused.value.remedy

@@ -302,15 +302,15 @@ def test_waiting_for_f_wakes_the_pump_and_ends_in_time(heap: Heap) -> None:
     heap.database.execute("SELECT pg_drop_replication_slot('watch')")
     assert len(told) == 1
     found: list[Any] = []
-    waiter = threading.Thread(target=lambda: found.append(heap.value("SELECT modak.wait_for('0/FFFF', '20 seconds')")))
+    waiter = threading.Thread(target=lambda: found.append(heap.value("SELECT modak.wait_for('0/FFFF', '60 seconds')")))
     waiter.start()
     await_true(
-        lambda: heap.value("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT modak.wait_for(%20 s%'"),
-        10,
+        lambda: heap.value("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT modak.wait_for(%60 s%'"),
+        30,
         "it waits",
     )
     heap.database.execute("UPDATE modak.cutline SET replicated_lsn = 65536")
-    waiter.join(10)
+    waiter.join(60)
     assert found == [True]
     with repeatable_read(heap) as reader, pytest.raises(psycopg.errors.ActiveSqlTransaction):
         reader.execute("SELECT modak.wait_for()")

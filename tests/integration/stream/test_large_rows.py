@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from benchmarks.sampling import Sampler, parent_of
 from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.stream import toast_completion as completing
@@ -20,7 +21,6 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.benchmarks.sampling import Sampler, parent_of
 from tests.support.pipeline import runner
 
 __all__ = ["runner"]

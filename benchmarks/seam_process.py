@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from tests.benchmarks.aging import TABLE
-from tests.benchmarks.engines import DUCKDB, SPARK, Checks, checks
+from benchmarks.aging import TABLE
+from benchmarks.engines import DUCKDB, SPARK, Checks, checks
 
 SUMS, SCAN = "sums", "scan"
 _BATCH_ROWS = 100_000

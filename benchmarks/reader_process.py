@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from tests.benchmarks import engines
+from benchmarks import engines
 
 
 def main() -> None:

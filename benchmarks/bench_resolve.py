@@ -13,16 +13,16 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.lag_writer import RECORD
+from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
+from benchmarks.reading import current_snapshot, metadata
+from benchmarks.sampling import PUMP_ROLES
+from benchmarks.scene import Mirror
+from benchmarks.writing import steady_writer
 from mirror_pump.config import Settings
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.lake import duckdb_connection
-from tests.benchmarks.lag_writer import RECORD
-from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
-from tests.benchmarks.reading import current_snapshot, metadata
-from tests.benchmarks.sampling import PUMP_ROLES
-from tests.benchmarks.scene import Mirror
-from tests.benchmarks.writing import steady_writer
 
 ROWS = 50_000_000
 SECONDS = 180

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.benchmarks.pumping import Profiling
+from benchmarks.pumping import Profiling
 
 
 @dataclass(frozen=True)

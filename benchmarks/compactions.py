@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.pump_process import TABLE
-from tests.benchmarks.pumping import BenchmarkFailed
-from tests.benchmarks.sampling import Peak, Sampler, parent_of
-from tests.benchmarks.scene import Mirror
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import BenchmarkFailed
+from benchmarks.sampling import Peak, Sampler, parent_of
+from benchmarks.scene import Mirror
 
 _LONGEST = 300.0
 """Seconds that one process may take."""

@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import orjson
 
+from benchmarks.sampling import Sampler, parent_of
+from benchmarks.scene import ROOT, Mirror
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.sampling import Sampler, parent_of
-from tests.benchmarks.scene import ROOT, Mirror
 
 START_SECONDS = 120.0
 """Longest wait for the pump's first step."""
@@ -82,7 +82,7 @@ class MeasuredProcess:
         }
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.benchmarks.pump_process"],
+                [sys.executable, "-m", "benchmarks.pump_process"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ from mirror_pump.model import Lsn
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 SERVER_SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "5min"}
 """What differs from a server as installed, besides wal_level. fsync and synchronous_commit stay on, as they should."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from tests.benchmarks.pumping import BenchmarkFailed
-from tests.benchmarks.scene import Mirror
+from benchmarks.pumping import BenchmarkFailed
+from benchmarks.scene import Mirror
 
 PER_SECOND = 200
 _WRITERS = 4

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-CHDB = Path(__file__).resolve().parents[2] / "build" / "chdb"
+CHDB = Path(__file__).resolve().parents[1] / "build" / "chdb"
 """Where `make bench` installs ClickHouse: half a gigabyte that no test needs."""
 
 Value = int | str | None

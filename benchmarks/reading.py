@@ -19,10 +19,10 @@ from urllib.request import url2pathname
 import orjson
 import psycopg
 
-from tests.benchmarks.engines import POSTGRES, Checks, Row, checks, row
-from tests.benchmarks.pump_process import TABLE
-from tests.benchmarks.pumping import BenchmarkFailed
-from tests.benchmarks.scene import ROOT, Mirror
+from benchmarks.engines import POSTGRES, Checks, Row, checks, row
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import BenchmarkFailed
+from benchmarks.scene import ROOT, Mirror
 
 ENGINES = ("spark", "duckdb", "pyiceberg", "chdb")
 LONGEST = 90.0
@@ -158,7 +158,7 @@ class Reading:
 class Reader:
     """One engine in a process of its own, as a context manager that ends it."""
 
-    module = "tests.benchmarks.reader_process"
+    module = "benchmarks.reader_process"
     """What runs in the process."""
 
     def __init__(self, engine: str, mirror: Mirror) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.benchmarks.bench_read import FRESH, HOUR, LOAD, MAINTAINED, RESOLVED
-from tests.benchmarks.reading import ENGINES
+from benchmarks.bench_read import FRESH, HOUR, LOAD, MAINTAINED, RESOLVED
+from benchmarks.reading import ENGINES
 
 Content = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from mirror_pump.engine.runner import SparkTaskRunner  # noqa: E402 - the checkout has to be found first

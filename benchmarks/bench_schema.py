@@ -6,11 +6,11 @@ import time
 
 import orjson
 
+from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.scene import Mirror
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
-from tests.benchmarks.pump_process import TABLE
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.scene import Mirror
 
 ROWS = 10_000_000
 _TIMEOUT = 1800.0

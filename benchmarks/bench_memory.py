@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.sampling import Peak
+from benchmarks.scene import Mirror
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.outcome import Line, Options, Outcome
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.sampling import Peak
-from tests.benchmarks.scene import Mirror
 
 LARGE, SMALL = 2_000_000, 200_000
 _TIMEOUT = 900.0

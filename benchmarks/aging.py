@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tests.benchmarks.scene import Mirror
+from benchmarks.scene import Mirror
 
 TABLE = "public.aging"
 _REGISTER_SECONDS = 1800.0

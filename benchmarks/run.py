@@ -7,8 +7,8 @@ from pathlib import Path
 
 if __name__ == "__main__":
     # Started as a file, Python puts this directory first on its path instead of the root that our imports start from.
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-    from tests.benchmarks.suite import main
+    from benchmarks.suite import main
 
     sys.exit(main())

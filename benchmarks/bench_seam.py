@@ -19,15 +19,15 @@ from typing import Any
 import orjson
 import psycopg
 
+from benchmarks import aging
+from benchmarks.aging import TABLE
+from benchmarks.engines import POSTGRES, Checks, checks
+from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.reading import Reader
+from benchmarks.scene import Mirror
+from benchmarks.seam_process import SCAN, SUMS
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks import aging
-from tests.benchmarks.aging import TABLE
-from tests.benchmarks.engines import POSTGRES, Checks, checks
-from tests.benchmarks.outcome import Line, Options, Outcome
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.reading import Reader
-from tests.benchmarks.scene import Mirror
-from tests.benchmarks.seam_process import SCAN, SUMS
 
 ROWS = 10_000_000
 CORRECTIONS = 10_000
@@ -66,7 +66,7 @@ class _Took:
 
 
 class _SeamReader(Reader):
-    module = "tests.benchmarks.seam_process"
+    module = "benchmarks.seam_process"
 
     def _environment(self) -> dict[str, str]:
         # Neither settings of the program that whoever runs us has set, nor a time zone in which Spark's JDBC source

@@ -14,16 +14,16 @@ from typing import Any
 
 import psycopg
 
+from benchmarks import aging
+from benchmarks.aging import TABLE
+from benchmarks.late_writes import LateWrites
+from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
+from benchmarks.scene import Mirror
 from mirror_pump.config import load_settings
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks import aging
-from tests.benchmarks.aging import TABLE
-from tests.benchmarks.late_writes import LateWrites
-from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
-from tests.benchmarks.scene import Mirror
 
 ROWS = 1_000_000
 _BEFORE = 10.0

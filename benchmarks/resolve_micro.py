@@ -1,4 +1,4 @@
-"""Cost of resolving on one core: `python -m tests.benchmarks.resolve_micro [--rows 50000000]`.
+"""Cost of resolving on one core: `python -m benchmarks.resolve_micro [--rows 50000000]`.
 
 A table of that many rows in files of 500,000, bigint keys in random order, gets 1,000 updates of random keys a second,
 in ten commits between two resolves. No Postgres and no Spark: the functions that the tasks run, and the commits. A

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import orjson
 
+from benchmarks.bench_copy import rows_at
+from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.sampling import Peak
+from benchmarks.scene import Mirror
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.bench_copy import rows_at
-from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
-from tests.benchmarks.pump_process import TABLE
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.sampling import Peak
-from tests.benchmarks.scene import Mirror
 
 LEAST_COMMITS = 10
 _TIMEOUT = 900.0

@@ -11,12 +11,12 @@ from urllib.request import url2pathname
 
 from pyiceberg.table import StaticTable
 
+from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
+from benchmarks.reading import current, current_snapshot, metadata
+from benchmarks.scene import Mirror
+from benchmarks.writing import write_one_by_one
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.outcome import Line, Options, Outcome
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
-from tests.benchmarks.reading import current, current_snapshot, metadata
-from tests.benchmarks.scene import Mirror
-from tests.benchmarks.writing import write_one_by_one
 
 ROWS = 400_000
 """Of a table of its own, if `read` has not left a larger one: enough for each transaction's delete to find a row."""

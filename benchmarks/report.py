@@ -12,8 +12,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import readers
-from tests.benchmarks.outcome import Line
+from benchmarks import readers
+from benchmarks.outcome import Line
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "adbc-driver-postgresql", "psycopg")
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"

@@ -15,8 +15,7 @@ from typing import Any
 import psycopg
 from rich.console import Console
 
-from mirror_pump.testing.program import ProgramFailed
-from tests.benchmarks import (
+from benchmarks import (
     bench_cdc,
     bench_commits,
     bench_copy,
@@ -29,10 +28,11 @@ from tests.benchmarks import (
     bench_seam,
     report,
 )
-from tests.benchmarks.outcome import Line, Options, Outcome
-from tests.benchmarks.pump_process import TABLE
-from tests.benchmarks.pumping import BenchmarkFailed, Profiling
-from tests.benchmarks.scene import ROOT, Mirror, Scene
+from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import BenchmarkFailed, Profiling
+from benchmarks.scene import ROOT, Mirror, Scene
+from mirror_pump.testing.program import ProgramFailed
 
 USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
 BENCHMARKS = (*USUAL, "resolve")

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.compactions import Compactions
+from benchmarks.lag_writer import RECORD
+from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.scene import Mirror
+from benchmarks.writing import FRONTIER, steady_writer
 from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.compactions import Compactions
-from tests.benchmarks.lag_writer import RECORD
-from tests.benchmarks.outcome import Line, Options, Outcome, cpu_text
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.scene import Mirror
-from tests.benchmarks.writing import FRONTIER, steady_writer
 
 ROWS = 1_000_000
 SECONDS = 60

@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from mirror_pump.pipeline.flow.steps import Step
-from tests.benchmarks.outcome import Line, Options, Outcome
-from tests.benchmarks.pump_process import TABLE
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.reading import (
+from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.reading import (
     ENGINES,
     Moment,
     Reader,
@@ -25,8 +24,9 @@ from tests.benchmarks.reading import (
     moment,
     without_equality_deletes,
 )
-from tests.benchmarks.scene import Mirror
-from tests.benchmarks.writing import steady_writer, write_one_by_one
+from benchmarks.scene import Mirror
+from benchmarks.writing import steady_writer, write_one_by_one
+from mirror_pump.pipeline.flow.steps import Step
 
 COMMITS = 500
 _MAINTAIN_SECONDS = 900.0

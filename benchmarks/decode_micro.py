@@ -1,4 +1,4 @@
-"""Cost of decoding a segment on one thread, alone and with Parquet: `python -m tests.benchmarks.decode_micro`.
+"""Cost of decoding a segment on one thread, alone and with Parquet: `python -m benchmarks.decode_micro`.
 
 The main case is the benchmark's table public.acct under its mix of changes; the others show what other keys, unchanged
 TOAST values and REPLICA IDENTITY FULL cost, and what a tiny segment costs at least.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import orjson
 
-from tests.benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from tests.benchmarks.scene import ROOT, Mirror
+from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.scene import ROOT, Mirror
 
 FRONTIER = "SELECT replicated_lsn FROM modak.cutline WHERE table_id = 'public.acct'::regclass"
 _LONGEST = 60.0
@@ -76,7 +76,7 @@ def steady_writer(
         "file": str(file),
         "function": function,
     }
-    writer = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.lag_writer"], stdin=subprocess.PIPE, cwd=ROOT)
+    writer = subprocess.Popen([sys.executable, "-m", "benchmarks.lag_writer"], stdin=subprocess.PIPE, cwd=ROOT)
     try:
         assert writer.stdin is not None
         writer.stdin.write(orjson.dumps(request))

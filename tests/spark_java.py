@@ -1,0 +1,57 @@
+"""How Spark's Java is started in tests: with little compilation, and with its classes from an archive.
+
+Loading and verifying the classes of Spark is half of the CPU that its start costs. `make test` makes the archive once:
+`python -m tests.spark_java`. Without one, or with one of another Java or Spark, Java starts all the same, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+ARCHIVE = _ROOT / "build" / "spark.jsa"
+"""Classes as Java lays them out in memory; empty if this Java cannot make an archive."""
+_DEFAULTS = _ROOT / "tests" / "spark-defaults.conf"
+
+_FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Compiling costs the JVM of a test, which lives for seconds and sees a few rows, more CPU than it ever saves."""
+
+
+def environment(archive_option: str | None = None) -> dict[str, str]:
+    """Variables by which every Spark of this process and of those that it starts gets the settings of tests."""
+    if archive_option is None:
+        archived = ARCHIVE.exists() and ARCHIVE.stat().st_size > 0
+        # An archive that does not fit is not worth a word, where every line of Java's becomes one of the log.
+        archive_option = f"-XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if archived else ""
+    options = f"{_FEW_CYCLES} {archive_option}".strip()
+    arguments = ["--properties-file", str(_DEFAULTS), "--conf", f"spark.driver.defaultJavaOptions={options}"]
+    return {
+        "PYSPARK_SUBMIT_ARGS": shlex.join([*arguments, "pyspark-shell"]),
+        # Spark puts this directory on the class path; Java uses no archive if a directory with files is there.
+        "SPARK_CONF_DIR": str(_ROOT / "build" / "no-spark-conf"),
+    }
+
+
+def main() -> None:
+    """Makes ARCHIVE of the classes that a pump's Spark and a query use."""
+    from mirror_pump.engine.session import SparkSettings, end_java, spark_session
+
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    ARCHIVE.unlink(missing_ok=True)
+    os.environ |= environment(f"-XX:ArchiveClassesAtExit={ARCHIVE}")
+    log = ARCHIVE.with_suffix(".log")
+    session = spark_session(SparkSettings(master="local[2]", app_name="class-archive", jars=False, log=log))
+    try:
+        assert session.sparkContext.parallelize([1, 2], 2).map(abs).collect() == [1, 2]
+        assert session.sql("SELECT id % 2 AS k, count(*) FROM range(9) GROUP BY 1").count() == 2
+    finally:
+        session.stop()
+        # Java writes the archive at its end.
+        end_java()
+    ARCHIVE.touch()
+
+
+if __name__ == "__main__":
+    main()
