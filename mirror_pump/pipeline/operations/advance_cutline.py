@@ -34,7 +34,7 @@ class AdvanceCutline(Operation):
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         """AdvanceRefused unless readers see what is committed."""
         if not registration.readers_see_commits:
-            raise AdvanceRefused("the table is being copied")
+            raise AdvanceRefused("the table is being copied or filled")
         return replace(plan, archive_due=True, cut=self.cut)
 
     def lock(self, cursor: Cursor, recording: Recording) -> None:
