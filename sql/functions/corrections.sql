@@ -1,4 +1,4 @@
--- Corrections: rows of modak.delta, which readers merge with the lake below T.
+-- Corrections: rows of modak.delta, which readers merge with the lake below the cut-line.
 
 CREATE OR REPLACE FUNCTION modak.put_delta(id bigint, key text, what smallint, tier bigint, image jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

@@ -1,9 +1,10 @@
--- T, the cut-line of a table with heap retention, passes a partition: from then on its rows are the lake's, and changes of
--- them are corrections. It happens within the publish whose snapshot holds every row below the new T, as of its F.
+-- The cut-line of a table with heap retention passes a partition: from then on its rows are the lake's, and
+-- changes of them are corrections. It happens within the publish whose snapshot holds every row below the new cut-line, as
+-- of its frontier.
 
--- Locks what must not change while T passes a partition, for as long as lock_timeout lets it: the DEFAULT partition, so that no
--- partition is added, and the partition against writers, so that what is captured is all there is. `name` is NULL for a
--- partition that is not attached any more. `reason` says why it was no use.
+-- Locks what must not change while the cut-line passes a partition, for as long as lock_timeout lets it: the DEFAULT
+-- partition, so that no partition is added, and the partition against writers, so that what is captured is all there is.
+-- `name` is NULL for a partition that is not attached any more. `reason` says why it was no use.
 CREATE OR REPLACE FUNCTION modak.lock_to_advance(partition modak.partitions, OUT name text, OUT reason text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -25,18 +26,19 @@ BEGIN
     END IF;
 END $$;
 
--- Why T may not pass a partition as it is recorded, read under the locks; NULL: it may. `attached`: it is a partition still.
+-- Why the cut-line may not pass a partition as it is recorded, read under the locks; NULL: it may. `attached`: it is a
+-- partition still.
 CREATE OR REPLACE FUNCTION modak.not_ready(partition modak.partitions, attached boolean, frontier bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT attached AND partition.gone_as IS DISTINCT FROM modak.gone_mark(partition.relation_id::oid) THEN
-        -- F has to pass everything that was written to it while it was attached: sealed_lsn is behind that only once the
-        -- partition is known to be away.
+        -- The frontier has to pass everything that was written to it while it was attached: sealed_lsn is behind that only
+        -- once the partition is known to be away.
         RETURN format('partition %s was altered meanwhile', partition.partition_id);
     ELSIF partition.sealed_lsn IS NULL THEN
         RETURN format('partition %s is not sealed', partition.partition_id);
     ELSIF partition.sealed_lsn > frontier THEN
-        RETURN format('F has not passed the position at which partition %s was sealed', partition.partition_id);
+        RETURN format('the frontier has not passed the position at which partition %s was sealed', partition.partition_id);
     ELSIF attached AND (partition.state <> 'sealing' OR NOT modak.retained_by(partition.relation_id::oid, 'capture')) THEN
         RETURN format('changes of partition %s are not captured', partition.partition_id);
     ELSIF attached AND modak.captured_too_many(partition) THEN
@@ -49,7 +51,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Which partitions T has to pass before this one, or NULL.
+-- Which partitions the cut-line has to pass before this one, or NULL.
 CREATE OR REPLACE FUNCTION modak.passed_first(partition modak.partitions, cut bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -62,9 +64,10 @@ BEGIN
     HAVING count(*) > 0;
 END $$;
 
--- Keeps new pins out until the end of the transaction; returns a reader whom T must not overtake, or NULL. A reader takes
--- every correction of the table for one of a row below its T: were T to pass a partition under its pin, it would find the
--- partition's corrected rows in the heap and in the delta. Readers that say that they read in one snapshot do not care.
+-- Keeps new pins out until the end of the transaction; returns a reader whom the cut-line must not overtake, or NULL. A
+-- reader takes every correction of the table for one of a row below its cut-line: were the cut-line to pass a partition
+-- under its pin, it would find the partition's corrected rows in the heap and in the delta. Readers that say that they read
+-- in one snapshot do not care.
 CREATE OR REPLACE FUNCTION modak.lock_pins(id bigint, cut bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -89,8 +92,8 @@ ON CONFLICT (table_id, pk) DO UPDATE
        payload = excluded.payload, updated_at = now(), folded_sequence = NULL
 $$;
 
--- Moves T past a partition, to `cut`, within the publish that moves F to `frontier`. Returns why not, or NULL. Its locks last
--- until the end of the transaction.
+-- Moves the cut-line past a partition, to `cut`, within the publish that moves the frontier to `frontier`. Returns why not,
+-- or NULL. Its locks last until the end of the transaction.
 CREATE OR REPLACE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -100,7 +103,7 @@ DECLARE
 BEGIN
     SELECT * INTO partition FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by;
     IF NOT FOUND OR partition.state NOT IN ('hot', 'sealing') OR partition.tier_key_hi IS DISTINCT FROM cut THEN
-        RETURN format('partition %s is not waiting for T to reach %s', held_by, cut);
+        RETURN format('partition %s is not waiting for the cut-line to reach %s', held_by, cut);
     END IF;
     SELECT l.name, l.reason INTO name, reason FROM modak.lock_to_advance(partition) l;
     IF reason IS NOT NULL THEN
@@ -114,7 +117,7 @@ BEGIN
     END IF;
     UPDATE modak.cutline SET tier_key_hi = cut, updated_at = now() WHERE table_id = id AND tier_key_hi < cut;
     IF NOT FOUND THEN
-        RETURN format('T has passed %s already', cut);
+        RETURN format('the cut-line has passed %s already', cut);
     END IF;
     IF name IS NOT NULL THEN
         PERFORM modak.retain_triggers(id::oid, partition.relation_id::oid, held_by, 'cold');

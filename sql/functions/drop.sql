@@ -53,8 +53,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A reader that may still read a partition which T has passed, or NULL: it may have read T before. Then its pin is there, or
--- not committed yet, or its snapshot is older than that. Keeps new pins out until the end of the transaction.
+-- A reader that may still read a partition that the cut-line has passed, or NULL: it may have read the cut-line before. Then
+-- its pin is there, or not committed yet, or its snapshot is older than that. Keeps new pins out until the end of the
+-- transaction.
 CREATE OR REPLACE FUNCTION modak.reader_of(partition modak.partitions) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -65,7 +66,7 @@ BEGIN
     IF pin IS NOT NULL THEN
         RETURN pin;
     END IF;
-    RETURN format('process %s reads a snapshot of %s, from before T passed the partition', a.pid, a.xact_start)
+    RETURN format('process %s reads a snapshot of %s, from before the cut-line passed the partition', a.pid, a.xact_start)
       FROM pg_stat_activity a
      WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type <> 'autovacuum worker'
        AND age(a.backend_xmin) >= age(partition.advanced_xid::text::xid8::xid) ORDER BY a.xact_start LIMIT 1;

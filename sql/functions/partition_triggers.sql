@@ -3,14 +3,14 @@
 --
 -- A trigger's arguments: table_id, partition_id, the partition's attribute numbers of the tier key and of the key's columns
 -- (these survive renames), and the kind of trigger:
---   capture   the partition is being sealed: its changes wait in mirror_captured until T passes it
---   cold      T has passed it: its changes are corrections of the lake
---   default   the DEFAULT partition: rows below T that arrive here are corrections too
+--   capture   the partition is being sealed: its changes wait in mirror_captured until the cut-line passes it
+--   cold      the cut-line has passed it: its changes are corrections of the lake
+--   default   the DEFAULT partition: rows below the cut-line that arrive here are corrections too
 -- Triggers of a partition that was detached do nothing. Every value is printed under the settings of these functions, as
 -- the mirror's own connections do. Where row security would hide rows, they fail.
 
--- Records what a partition holds under a key whose row was changed: of a partition that is being sealed as captured, of
--- one below T as a correction.
+-- Records what a partition holds under a key whose row was changed: of a partition that is being sealed as captured, of one
+-- below the cut-line as a correction.
 CREATE OR REPLACE FUNCTION modak.put_change(kind text, id bigint, held_by text, key text, what smallint, tier bigint, image jsonb)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -42,7 +42,7 @@ BEGIN
     END IF;
 END $$;
 
--- For each row of a partition that is being sealed, or that T has passed.
+-- For each row of a partition that is being sealed, or that the cut-line has passed.
 CREATE OR REPLACE FUNCTION modak.record_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
@@ -64,7 +64,7 @@ BEGIN
         key := present.pk;
         IF kind = 'cold' AND present.op = 0 AND modak.is_infinite(id, present.tier) THEN
             RAISE EXCEPTION USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
-                MESSAGE = format('a row of "%s" below T has a finite tier key', TG_TABLE_NAME);
+                MESSAGE = format('a row of "%s" below the cut-line has a finite tier key', TG_TABLE_NAME);
         END IF;
     END IF;
     IF TG_OP <> 'INSERT' THEN
@@ -91,7 +91,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A TRUNCATE concerns rows at or above T: those of this partition stay in the lake.
+-- A TRUNCATE concerns rows at or above the cut-line: those of this partition stay in the lake.
 CREATE OR REPLACE FUNCTION modak.cold_truncate() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -103,7 +103,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- On the DEFAULT partition: a row below T goes to modak.delta, as other triggers leave it, any other belongs nowhere.
+-- On the DEFAULT partition: a row below the cut-line goes to modak.delta, as other triggers leave it, any other belongs
+-- nowhere.
 CREATE OR REPLACE FUNCTION modak.route_old_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
@@ -134,7 +135,7 @@ BEGIN
            INTO kept USING NEW;
         IF kept THEN
             RAISE EXCEPTION USING ERRCODE = 'triggered_data_change_violation',
-                MESSAGE = format('the row is below T, and a DELETE trigger keeps it in %s', TG_RELID::regclass),
+                MESSAGE = format('the row is below the cut-line, and a DELETE trigger keeps it in %s', TG_RELID::regclass),
                 HINT = 'create that trigger with WHEN (pg_trigger_depth() = 0): rows leave the DEFAULT partition by a DELETE',
                 SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
         END IF;

@@ -13,7 +13,7 @@ SELECT CASE WHEN cardinality(parts) = 1 THEN parts[1]
 $$;
 
 -- The attribute numbers of the tier key and of the key's columns, in the key's order, in `leaf`: a partition of `root`, or
--- that itself. The catalog has names as of F; the columns may have got others since, but keep their numbers.
+-- that itself. The catalog has names as of the frontier; the columns may have got others since, but keep their numbers.
 CREATE OR REPLACE FUNCTION modak.key_numbers(root oid, leaf oid, OUT tier int, OUT keys int[])
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

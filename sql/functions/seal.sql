@@ -1,5 +1,5 @@
--- Sealing: the first step of a partition's way out of the heap. From its seal on, its changes are captured, so that they can
--- become corrections in the moment in which T passes it.
+-- Sealing: the first step of a partition's way out of the heap. From its seal on, its changes are captured, so that they
+-- can become corrections in the moment in which the cut-line passes it.
 
 -- Why a partition cannot be sealed, or NULL: it is. The lock makes sure that a transaction which wrote to it has committed
 -- before the trigger was there, or has its changes captured. What was captured in a former attempt is void.
@@ -26,9 +26,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Makes a partition hot again that is not due any more; returns why not, or NULL. What was captured is forgotten: the stream
--- has all of it as long as T has not passed the partition. The triggers are switched off, not dropped, since that keeps no
--- reader out.
+-- Makes a partition hot again that is not due any more; returns why not, or NULL. What was captured is forgotten: the
+-- stream has all of it as long as the cut-line has not passed the partition. The triggers are switched off, not dropped,
+-- since that keeps no reader out.
 CREATE OR REPLACE FUNCTION modak.unseal(id bigint, held_by text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -53,7 +53,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether so many changes of a partition were captured since its seal that writers would wait too long for T to pass it.
+-- Whether so many changes of a partition were captured since its seal that writers would wait too long for the cut-line to
+-- pass it.
 CREATE OR REPLACE FUNCTION modak.captured_too_many(partition modak.partitions) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT count(*) > partition.capture_limit

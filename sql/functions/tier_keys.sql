@@ -19,7 +19,8 @@ SELECT CASE value WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN
             ELSE (value - date '1970-01-01')::bigint END
 $$;
 
--- T, or NULL as long as no row can be below it: T of a time key begins with the year 1 (mirror_pump.model.Tier.moved).
+-- The cut-line, or NULL as long as no row can be below it: the cut-line of a time key begins with the year 1
+-- (mirror_pump.model.Tier.moved).
 CREATE OR REPLACE FUNCTION modak.moved_cut(id bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
@@ -29,7 +30,7 @@ SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
                             ELSE -9223372036854775808 END
 $$;
 
--- Whether a tier value is infinity's, which the lake cannot hold. Above T the stream finds that out.
+-- Whether a tier value is infinity's, which the lake cannot hold. Above the cut-line the stream finds that out.
 CREATE OR REPLACE FUNCTION modak.is_infinite(id bigint, tier bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT tier = -9223372036854775808

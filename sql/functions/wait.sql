@@ -1,7 +1,7 @@
 -- Waiting for the frontier, from within the database.
 
--- Whether F of every live table has passed a WAL position (default: the present one), now or within `timeout`. An idle
--- pump is woken by a message that is in the stream at once, whatever becomes of the caller's transaction.
+-- Whether the frontier of every live table has passed a WAL position (default: the present one), now or within `timeout`.
+-- An idle pump is woken by a message that is in the stream at once, whatever becomes of the caller's transaction.
 CREATE OR REPLACE FUNCTION modak.wait_for(lsn pg_lsn DEFAULT NULL, timeout interval DEFAULT '5 seconds') RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -12,7 +12,7 @@ DECLARE
 BEGIN
     IF pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE EXCEPTION USING ERRCODE = 'active_sql_transaction',
-            MESSAGE = 'a transaction that reads one snapshot cannot see F move',
+            MESSAGE = 'a transaction that reads one snapshot cannot see the frontier move',
             HINT = 'wait before it begins, or in READ COMMITTED';
     END IF;
     LOOP

@@ -1,5 +1,5 @@
--- For applications: upsert() and delete() write a row wherever it is, in the heap or below T, with the caller's own rights on
--- the table.
+-- For applications: upsert() and delete() write a row wherever it is, in the heap or below the cut-line, with the caller's
+-- own rights on the table.
 
 -- The role whose statement this is, also within a SECURITY DEFINER function.
 CREATE OR REPLACE FUNCTION modak.caller() RETURNS name
@@ -7,7 +7,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END
 $$;
 
--- A tombstone for a row below T, on behalf of a caller who may delete rows of the table.
+-- A tombstone for a row below the cut-line, on behalf of a caller who may delete rows of the table.
 CREATE OR REPLACE FUNCTION modak.bury(relation regclass, key jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
@@ -47,7 +47,8 @@ BEGIN
 END $$;
 
 -- What callers of upsert() and delete() need of the catalog, whose tables they may not read: the tier key's column as the
--- heap has it, and T. T is NULL where no row can be below it, the row is missing for a table that is not mirrored.
+-- heap has it, and the cut-line. The cut-line is NULL where no row can be below it, the row is missing for a table that is
+-- not mirrored.
 CREATE OR REPLACE FUNCTION modak.tier_of(relation regclass) RETURNS TABLE (tier_column text, cut bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 SELECT (SELECT a.attname::text FROM modak.mirror_tables m CROSS JOIN jsonb_to_recordset(m.columns) AS c(attnum int, name text)
@@ -102,7 +103,7 @@ BEGIN
 END $$;
 
 -- Writes a whole row, wherever the row of its key is: INSERT ... ON CONFLICT (key) DO UPDATE on the table, whose triggers
--- take rows below T to modak.delta. A column that is not given gets its default. Says where the row went.
+-- take rows below the cut-line to modak.delta. A column that is not given gets its default. Says where the row went.
 CREATE OR REPLACE FUNCTION modak.upsert(relation regclass, image jsonb) RETURNS text
 LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
@@ -130,8 +131,8 @@ BEGIN
     RETURN CASE WHEN tier < cut THEN 'delta' ELSE 'heap' END;
 END $$;
 
--- Deletes the row of a key, wherever it is. Says where it was, or would have been: below T nobody looks before writing
--- the tombstone.
+-- Deletes the row of a key, wherever it is. Says where it was, or would have been: below the cut-line nobody looks before
+-- writing the tombstone.
 CREATE OR REPLACE FUNCTION modak.delete(relation regclass, key jsonb) RETURNS text
 LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$

@@ -114,7 +114,7 @@ CREATE TABLE modak.read_pins (
 );
 COMMENT ON TABLE modak.read_pins IS 'Readers at work; nothing that the oldest pin can see may be reclaimed';
 COMMENT ON COLUMN modak.read_pins.in_one_snapshot IS
-    'The reader takes heap and delta in one snapshot of the database, of the delta what is below its T: T moves on meanwhile';
+    'The reader takes heap and delta in one snapshot of the database, of the corrections those below its cut-line, which moves on meanwhile';
 CREATE INDEX modak_read_pins_horizon_idx ON modak.read_pins (table_id, pinned_lake_snapshot_id);
 
 CREATE TABLE modak.op_log (

@@ -1,8 +1,9 @@
--- Corrections of rows below T: read to be folded into the lake, and cleared afterwards (mirror_pump/source/retention/corrections.py).
+-- Corrections of rows below the cut-line: read to be folded into the lake, and cleared afterwards
+-- (mirror_pump/source/retention/corrections.py).
 
 -- name: backlog
--- Tables that T has passed rows of and that readers see: corrections that are not folded (as many as it takes to be due),
--- the age of the oldest in seconds, and whether some are folded and not cleared.
+-- Tables that the cut-line has passed rows of and that readers see: corrections that are not folded (as many as it takes to
+-- be due), the age of the oldest in seconds, and whether some are folded and not cleared.
 SELECT t.table_id,
        (SELECT count(*) FROM (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL
                                LIMIT %(rows)s) AS due),
@@ -38,7 +39,7 @@ SELECT c.lake_snapshot_id, i.metadata_location
 
 -- name: lock_pins
 -- Granted, no pin is there that nobody sees yet, and none appears before the end of the transaction. Whoever puts one in
--- place has a lock against this from before it reads S until its pin is visible, or never will be.
+-- place has a lock against this from before it reads the published snapshot until its pin is visible, or never will be.
 LOCK TABLE modak.read_pins IN SHARE MODE NOWAIT;
 
 -- name: pins

@@ -105,7 +105,7 @@ UPDATE modak.mirror_tables
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: published
--- Not of tables with heap retention, whose S is of the branch cold: no rewrite of main touches it.
+-- Not of tables with heap retention, whose published snapshot is of the branch cold: no rewrite of main touches it.
 SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_location
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)

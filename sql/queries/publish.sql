@@ -5,9 +5,10 @@
 SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
 -- name: registrations
--- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have pinned, the sequence number from which
--- on a rewrite under way needs the history, before when unreferenced files may have been removed, the time, the policy; then
--- where copied files are born, S, whether rows of partitions that are gone are still there, and what tells T.
+-- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have
+-- pinned, the sequence number from which on a rewrite under way needs the history, before when unreferenced files may have
+-- been removed, the time, the policy; then where copied files are born, the published snapshot, whether rows of partitions
+-- that are gone are still there, and what tells the cut-line.
 SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_table,
        coalesce(m.staged_location, i.metadata_location, ''), m.staged_location IS NOT NULL, i.metadata_location IS NULL,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
@@ -26,8 +27,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
  WHERE m.table_id = ANY (%(table_ids)s);
 
 -- name: due_to_go_live
--- Tables that go live at this F, or the present one; of those copied again their metadata; what readers see; that F. Not
--- those that are filled first (fill_next).
+-- Tables that go live at this frontier, or the present one; of those copied again their metadata; what readers see; that
+-- the frontier. Not those that are filled first (fill_next).
 SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s::bigint, s.applied_lsn)
   FROM modak.mirror_tables m
   JOIN modak.mirror_slots s USING (slot_name)
@@ -46,7 +47,8 @@ SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location),
  ORDER BY m.table_id;
 
 -- name: left_to_the_lake
--- Partitions above T that the table does not have any more, though it was never deleted from: the lake alone has their rows.
+-- Partitions above the cut-line that the table does not have any more, though it was never deleted from: the lake alone has
+-- their rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
   FROM modak.partitions p JOIN modak.cutline c USING (table_id)
  WHERE p.table_id = %(table_id)s AND p.tier_key_hi > c.tier_key_hi AND p.state IN ('hot', 'sealing')
@@ -78,7 +80,7 @@ UPDATE modak.cutline
  WHERE table_id = %(table_id)s;
 
 -- name: advance_cutline
--- Why T cannot pass the partition; NULL: it has. S follows in publish_snapshot.
+-- Why the cut-line cannot pass the partition; NULL: it has. The published snapshot follows in publish_snapshot.
 SELECT modak.advance(%(table_id)s, %(partition_id)s, %(cut)s, %(frontier)s);
 
 -- name: mark_folded
@@ -106,7 +108,8 @@ UPDATE modak.copy_chunks SET done_at = now(), rows = %(rows)s
  WHERE table_id = %(table_id)s AND generation = %(generation)s AND chunk_no = %(chunk_no)s;
 
 -- name: copy_progress
--- After the last chunk the table may go live once F passes the present end of WAL: what any chunk saw ends before it.
+-- After the last chunk the table may go live once the frontier passes the present end of WAL: what any chunk saw ends
+-- before it.
 WITH progress AS (
     UPDATE modak.copy_progress
        SET chunks_done = (SELECT count(*) FROM modak.copy_chunks
@@ -132,8 +135,8 @@ UPDATE modak.mirror_slots
  WHERE slot_name = %(slot)s;
 
 -- name: fill_next
--- Tables that were copied again from T on, whose rows below T may lack the values of new columns: they go on as those that
--- are filled. Until then files must not be exchanged, since copied ones come in beside them.
+-- Tables that were copied again from the cut-line on, whose rows below the cut-line may lack the values of new columns:
+-- they go on as those that are filled. Until then files must not be exchanged, since copied ones come in beside them.
 UPDATE modak.mirror_tables
    SET state = %(state)s, live_after_lsn = NULL, updated_at = now()
  WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
@@ -142,8 +145,9 @@ RETURNING table_id;
 
 -- name: swap_in
 -- A table that was copied again shows its new content in the publish that makes it live: whether the pointer was where it
--- was looked at, and has moved. S of a table with heap retention is what it was: nothing below T was copied
--- (modak.moved_cut() says when rows may be below T). Of one that was filled, S was made anew (publish_snapshot).
+-- was looked at, and has moved. The published snapshot of a table with heap retention is what it was: nothing below the
+-- cut-line was copied (modak.moved_cut() says when rows may be below the cut-line). Of one that was filled, the published
+-- snapshot was made anew (publish_snapshot).
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
            (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS divided
@@ -180,7 +184,7 @@ done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM
 SELECT table_id FROM live;
 
 -- name: promise
--- Every live table gets the same F, idle ones too: a reader of two tables at one F sees one point in time.
+-- Every live table gets the same frontier, idle ones too: a reader of two tables at one frontier sees one point in time.
 UPDATE modak.cutline c
    SET replicated_lsn = %(frontier)s, updated_at = now()
   FROM modak.mirror_tables m

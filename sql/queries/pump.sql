@@ -14,7 +14,7 @@ SELECT count(*) FROM modak.mirror_tables m
                                        WHERE n.table_id = m.table_id AND NOT n.whole)));
 
 -- name: due_to_go_live
--- The F at which the next copied or filled table may go live, if all of it is in the lake.
+-- The frontier at which the next copied or filled table may go live, if all of it is in the lake.
 SELECT min(live_after_lsn) FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('copying', 'filling');
 
 -- name: sender_timeout

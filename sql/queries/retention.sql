@@ -1,4 +1,5 @@
--- Heap retention (mirror_pump/source/retention/partitions.py, pipeline/retention/partition_shedding.py, and the publish that moves T).
+-- Heap retention (mirror_pump/source/retention/partitions.py, pipeline/retention/partition_shedding.py, and the publish
+-- that moves the cut-line).
 
 -- name: tables
 SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
@@ -61,8 +62,8 @@ ON CONFLICT (table_id, partition_id) DO UPDATE
 RETURNING partition_id;
 
 -- name: gone
--- A partition that its owner dropped or detached, noted once each time. Below T that was all; above, T passes it in its
--- turn, when F has passed everything that was written to it while it was attached.
+-- A partition that its owner dropped or detached, noted once each time. Below the cut-line that was all; above, the
+-- cut-line passes it in its turn, when the frontier has passed everything that was written to it while it was attached.
 UPDATE modak.partitions
    SET state = CASE WHEN state IN ('tiering', 'tiered') THEN 'dropped' ELSE state END,
        sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, updated_at = now(),
@@ -78,7 +79,7 @@ UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, re
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
 -- name: crowded
--- The same for one of which too much was captured; more and more is let by, so that T passes it some time.
+-- The same for one of which too much was captured; more and more is let by, so that the cut-line passes it some time.
 UPDATE modak.partitions p
    SET state = 'hot', sealed_lsn = NULL, capture_limit = 2 * capture_limit, updated_at = now()
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'sealing' AND modak.captured_too_many(p);
@@ -113,7 +114,7 @@ UPDATE modak.partitions SET state = 'tiering', proven_at = NULL
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
 
 -- name: reader_in_the_way
--- For whom T cannot pass a partition now, without a lock: what modak.advance() says under its locks counts.
+-- For whom the cut-line cannot pass a partition now, without a lock: what modak.advance() says under its locks counts.
 SELECT coalesce(modak.pin_below(%(table_id)s, %(cut)s, false), modak.pinning() || ' is putting a pin in place');
 
 -- name: waits
@@ -154,7 +155,7 @@ SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', 
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: lake_locations
--- The metadata files of S and of the lake table.
+-- The metadata files of the published snapshot and of the lake table.
 SELECT c.lake_props ->> 'metadata_location', i.metadata_location
   FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)

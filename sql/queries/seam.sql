@@ -12,7 +12,7 @@ SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
   FROM modak.pin_tables(%(table_ids)s::bigint[], make_interval(secs => %(seconds)s));
 
 -- name: pin_snapshot
--- A snapshot beside S: of `main`, or of the past.
+-- A snapshot beside the published snapshot: of `main`, or of the past.
 SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
                                     snapshot_id => %(snapshot_id)s);
 

@@ -11,8 +11,9 @@ SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, 
  ORDER BY m.table_id;
 
 -- name: free_to_change
--- The table's present Iceberg metadata, if its files may be exchanged at all. Never while it is copied: a chunk that
--- lands later is born at s0 and needs the deletes. Not under a rewrite either (mirror_pump/source/catalog/maintenance.py).
+-- The table's present Iceberg metadata, if its files may be exchanged at all. Never while it is copied: a chunk that lands
+-- later is born at the start sequence number and needs the deletes. Not under a rewrite either
+-- (mirror_pump/source/catalog/maintenance.py).
 SELECT i.metadata_location
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
@@ -31,8 +32,8 @@ SELECT coalesce(m.staged_location, i.metadata_location)
  WHERE m.table_id = %(table_id)s AND m.state = 'filling' AND m.live_after_lsn IS NULL;
 
 -- name: filled
--- Every file has the columns that the table had when its files were looked at: it may go live once F passes the present
--- end of WAL. Not if it has got other columns since.
+-- Every file has the columns that the table had when its files were looked at: it may go live once the frontier passes the
+-- present end of WAL. Not if it has got other columns since.
 UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling' AND live_after_lsn IS NULL
    AND columns = %(columns)s AND coalesce(dropped_rows, '[]') = %(dropped_rows)s;

@@ -9,9 +9,9 @@ SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <>
 SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(relations)s::bigint[]) relation;
 
 -- name: pin
--- F, every table's T, and the lake at F, of one moment, kept from expiry while they are compared. S of a table with heap
--- retention is what is below T; the lake at F is what the catalog's pointer names.
--- All of that comes from the function, which reads it under the pin.
+-- The frontier, every table's cut-line, and the lake at the frontier, of one moment, kept from expiry while they are
+-- compared. The published snapshot of a table with heap retention is what is below the cut-line; the lake at the frontier
+-- is what the catalog's pointer names. All of that comes from the function, which reads it under the pin.
 SELECT p.pin_id, p.table_id, p.replicated_lsn,
        CASE WHEN t.heap_retention_lag IS NULL AND p.tier_key_hi = -9223372036854775808
             THEN p.lake_props ->> 'metadata_location' ELSE p.metadata_location END,

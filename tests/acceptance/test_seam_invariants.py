@@ -406,7 +406,7 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
         return database.rows("SELECT DISTINCT state FROM modak.partitions WHERE partition_id ~ '0$'")
 
     with mirror.pumping():
-        await_true(lambda: states() == [("tiered",)], 60, "T has passed both")
+        await_true(lambda: states() == [("tiered",)], 60, "the cut-line has passed both")
         with database.connect() as connection:
             for setting in ("TimeZone = 'Asia/Kolkata'", "DateStyle = 'SQL, DMY'", "IntervalStyle = 'iso_8601'"):
                 connection.execute(f"SET {setting}".encode())

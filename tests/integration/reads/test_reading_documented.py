@@ -104,7 +104,7 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
             elif kind == "python":
                 exec(compile(text, "docs/reading.md", "exec"), names)
             else:
-                await_true(lambda: mirror.database.rows(_PASSED), 30, "T has passed the old partition")
+                await_true(lambda: mirror.database.rows(_PASSED), 30, "the cut-line has passed the old partition")
                 mirror.database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
                 mirror.database.execute("""SELECT modak.delete('events', '{"at": 20, "id": 20}')""")
                 by_hand = read_by_hand(mirror.database, text, f'"{role.name}"')

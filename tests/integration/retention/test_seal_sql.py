@@ -77,9 +77,9 @@ def test_t_passes_partitions_in_their_order_and_only_where_f_is(heap: Heap) -> N
     heap.seal("ev0")
     heap.seal("ev1")
     assert heap.advance("ev1", 200) == "partition public.ev0 comes first"
-    assert heap.advance("ev1", 150) == "partition ev1 is not waiting for T to reach 150"
+    assert heap.advance("ev1", 150) == "partition ev1 is not waiting for the cut-line to reach 150"
     behind = heap.value("SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 1)")
-    assert behind == "F has not passed the position at which partition ev0 was sealed"
+    assert behind == "the frontier has not passed the position at which partition ev0 was sealed"
     # A partition that nobody has noticed yet.
     heap.database.execute("CREATE TABLE before PARTITION OF ev FOR VALUES FROM (-100) TO (0)")
     assert heap.advance("ev0", 100) == "partition public.before comes first"
@@ -158,8 +158,8 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, aw
     assert heap.advance("ev0", 100, before) == "partition ev0 was altered meanwhile"
     assert heap.gone("ev0")
     assert not heap.gone("ev0"), "once is enough"
-    assert "F has not passed" in str(heap.advance("ev0", 100, before))
-    assert "F has not passed" in str(heap.advance("ev0", 100, behind)), "F may have passed what the owner did last"
+    assert "the frontier has not passed" in str(heap.advance("ev0", 100, before))
+    assert "the frontier has not passed" in str(heap.advance("ev0", 100, behind)), "F may have passed what the owner did last"
     if "DETACH" in away:
         known = heap.database.lsn()
         heap.database.execute("ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)")
@@ -167,7 +167,7 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, aw
         heap.database.execute(away)
         assert heap.advance("ev0", 100, known) == "partition ev0 was altered meanwhile"
         assert heap.gone("ev0"), "it was there again"
-        assert "F has not passed" in str(heap.advance("ev0", 100, known))
+        assert "the frontier has not passed" in str(heap.advance("ev0", 100, known))
     assert heap.advance("ev0", 100) is None
     assert heap.delta() == {}
     assert heap.value("SELECT count(*) FROM modak.mirror_captured") == 0
