@@ -159,7 +159,7 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(heap: Heap, aw
     assert heap.gone("ev0")
     assert not heap.gone("ev0"), "once is enough"
     assert "the frontier has not passed" in str(heap.advance("ev0", 100, before))
-    assert "the frontier has not passed" in str(heap.advance("ev0", 100, behind)), "F may have passed what the owner did last"
+    assert "the frontier has not passed" in str(heap.advance("ev0", 100, behind)), "passed the owner's last act"
     if "DETACH" in away:
         known = heap.database.lsn()
         heap.database.execute("ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)")
