@@ -1,4 +1,4 @@
-"""Settings: what a user may turn, where each value comes from, and how a wrong one is reported. No I/O but the toml.
+"""Settings: their definitions, the sources of their values, and the reports of wrong values. Only reads the TOML file.
 
 Precedence: command line, environment (`MIRROR_PUMP_*`), `mirror-pump.toml` (working directory, or --config), defaults.
 """
@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from mirror_pump.errors import UsageError
 
 CONFIG_FILE = "mirror-pump.toml"
-"""Read from the working directory when --config names no other."""
+"""Read from the working directory unless --config names another file."""
 
 ENV_PREFIX = "MIRROR_PUMP_"
 
@@ -28,17 +28,17 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Unit:
-    """What a setting's value is, for help, mirror_pump/settings_reference.py and docs/settings.md."""
+    """The unit of a setting's value, for `--help`, the example file and docs/settings.md."""
 
     metavar: str
-    """Stands for the value in `--help`."""
+    """The placeholder for the value in `--help`."""
     name: str
-    """What the value is in."""
+    """The unit, or the kind of text."""
 
 
 @dataclass(frozen=True)
 class DefaultText:
-    """What a default that depends on the machine is."""
+    """Describes a default that depends on the machine."""
 
     text: str
 
@@ -50,16 +50,16 @@ _CORES = Unit("CORES", "cores")
 _NAME = Unit("NAME", "text")
 
 Size = Annotated[ByteSize, Field(gt=0), _BYTES]
-"""Bytes; `16MiB`, `256kB` and plain numbers are understood."""
+"""A number of bytes above 0: `16MiB`, `256kB` or a plain number."""
 
 SizeOrNone = Annotated[ByteSize, Field(ge=0), _BYTES]
-"""As `Size`; 0 turns something off."""
+"""Like `Size`, but 0 is allowed and switches the feature off."""
 
 Seconds = Annotated[float, Field(ge=0, le=86_400), SECONDS]
 
 
 class Settings(BaseSettings):
-    """One pump's settings. Frozen; secrets do not appear in `repr()`."""
+    """The settings of one pump. Frozen. `repr()` shows no secrets."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
@@ -73,91 +73,102 @@ class Settings(BaseSettings):
     )
     warehouse: Annotated[str | None, Unit("URI", "a URI or a directory")] = Field(
         default=None,
-        description="Root URI of the lake's files: a directory, file:// or s3://",
+        description="Root of the lake's files: a directory, or a file:// or s3:// URI",
         examples=["s3://bucket/prefix"],
     )
-    slot: Annotated[str, _NAME] = Field(default="mirror_pump", description="Replication slot")
-    publication: Annotated[str, _NAME] = Field(default="mirror_pump", description="Publication")
+    slot: Annotated[str, _NAME] = Field(default="mirror_pump", description="Name of the replication slot")
+    publication: Annotated[str, _NAME] = Field(default="mirror_pump", description="Name of the publication")
     master: Annotated[str, Unit("MASTER", "a Spark master URL")] = Field(default="local[*]", description="Spark master")
 
     batch_age: Seconds = Field(default=1.0, description="Publish a batch this many seconds after its first change")
     batch_bytes: Size = Field(
-        default=ByteSize(16 * _MIB), description="Publish a batch when it holds this much WAL stream"
+        default=ByteSize(16 * _MIB), description="Publish a batch when it holds this many bytes of the stream"
     )
-    segment_bytes: Size = Field(default=ByteSize(4 * _MIB), description="Stream bytes that one Spark task decodes")
+    segment_bytes: Size = Field(
+        default=ByteSize(4 * _MIB), description="Bytes of the stream that one Spark task decodes"
+    )
     max_buffered_bytes: Size = Field(
-        default=ByteSize(256 * _MIB), description="Stop reading the stream while this much waits to be applied"
+        default=ByteSize(256 * _MIB), description="Stop reading the stream while this many bytes wait to be applied"
     )
 
     max_row_bytes: Size = Field(
-        default=ByteSize(256 * _MIB), description="Set a table aside when one change of a row takes more stream bytes"
+        default=ByteSize(256 * _MIB),
+        description="Fail a table when a single row change takes more than this many bytes of the stream",
     )
 
-    copy_chunk_bytes: Size = Field(default=ByteSize(64 * _MIB), description="Heap bytes that one copy task reads")
+    copy_chunk_bytes: Size = Field(
+        default=ByteSize(64 * _MIB), description="Bytes of the heap that one copy task reads"
+    )
     copy_workers: Annotated[
         int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("as many as the machine has cores")
-    ] = Field(default_factory=lambda: os.cpu_count() or 1, description="Copy chunks read at the same time")
+    ] = Field(default_factory=lambda: os.cpu_count() or 1, description="Number of copy chunks read at the same time")
 
     resolve_age: Seconds = Field(
-        default=10.0, description="Turn equality deletes into position deletes once one is this many seconds old"
+        default=10.0,
+        description="Convert a table's equality deletes to position deletes when the oldest is this many seconds old",
     )
     resolve_rows: Annotated[int, Field(ge=1), _ROWS] = Field(
         default=50_000,
-        description="Turn a table's equality deletes into position deletes once it has this many, whatever their age",
+        description="Convert a table's equality deletes to position deletes as soon as the table has this many",
     )
 
     fold_age: Seconds = Field(
-        default=10.0, description="Fold a correction of an old row into the lake once it is this many seconds old"
+        default=10.0, description="Fold a table's corrections into the lake when the oldest is this many seconds old"
     )
     fold_rows: Annotated[int, Field(ge=1, le=1_000_000), _ROWS] = Field(
         default=20_000,
-        description="Fold a table's corrections once it has this many, whatever their age, and at most so many at once",
+        description="Fold a table's corrections as soon as it has this many; also the most that one fold takes",
     )
 
     merge_bytes: SizeOrNone = Field(
-        default=ByteSize(32 * _MIB), description="Merge a table's small data files until they have this size; 0: never"
+        default=ByteSize(32 * _MIB),
+        description="Merge a table's small data files into files of up to this size; 0 switches merging off",
     )
 
     index_memory: SizeOrNone = Field(
         default=ByteSize(1024 * _MIB),
-        description="Memory for indexes of keys, with which deletes are written by position at once; 0 for none",
+        description="Memory for key indexes, which let deletes be written by position at once; 0 switches them off",
     )
 
     idle_publish_bytes: Size = Field(
         default=ByteSize(256 * 1024),
-        description="When idle, publish the frontier once this much foreign WAL has gone by",
+        description="When idle, publish the frontier after this many bytes of WAL without changes of mirrored tables",
     )
     idle_publish_interval: Seconds = Field(
-        default=10.0, description="When idle, seconds between two such publishes, at least"
+        default=10.0, description="When idle, publish the frontier at most once in this many seconds"
     )
     retention_interval: Annotated[float, Field(ge=0.05, le=3600), SECONDS] = Field(
-        default=2.0, description="Seconds between looks at which partitions may leave the heap"
+        default=2.0, description="Seconds between checks for partitions that may leave the heap"
     )
     lock_timeout: Annotated[float, Field(gt=0, le=3600), SECONDS] = Field(
-        default=2.0, description="Seconds that register waits for a table's lock before it lets go and tries again"
+        default=2.0, description="Seconds that register waits for a table's lock before it gives up and tries again"
     )
     publish_attempts: Annotated[int, Field(ge=1, le=1000), Unit("TRIES", "tries")] = Field(
-        default=16, description="Tries of one publish"
+        default=16, description="Maximum number of attempts for one publish"
     )
     publish_backoff_max: Seconds = Field(
-        default=10.0, description="Longest pause between two tries of a publish, in seconds"
+        default=10.0, description="Longest pause in seconds between two attempts to publish"
     )
-    reconnect_backoff_max: Seconds = Field(default=30.0, description="Longest pause between two reconnects, in seconds")
+    reconnect_backoff_max: Seconds = Field(
+        default=30.0, description="Longest pause in seconds between two attempts to reconnect"
+    )
 
     maintain_interval: Seconds = Field(
-        default=15.0, description="Seconds between two looks of `maintain --serve` at the tables' debt"
+        default=15.0, description="Seconds between checks of `maintain --serve` for due maintenance"
     )
     maintain_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
-        default=0.5, description="Share of the time that `maintain --serve` works unasked, at most"
+        default=0.5, description="Largest share of the time that `maintain --serve` spends on work nobody requested"
     )
     maintain_cores: Annotated[int, Field(ge=1, le=256), _CORES, DefaultText("half of the machine's")] = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
-        description="Cores of maintenance's own Spark, unless --master names another",
+        description="Cores for the local Spark of maintenance; not used with --master",
     )
-    maintain_memory: Size = Field(default=ByteSize(1024 * _MIB), description="Java heap of maintenance's own Spark")
+    maintain_memory: Size = Field(
+        default=ByteSize(1024 * _MIB), description="Java heap size for the local Spark of maintenance"
+    )
 
     storage_endpoint: Annotated[str | None, Unit("URL", "a URL")] = Field(
-        default=None, description="S3 endpoint URL, for anything that is not AWS", examples=["http://127.0.0.1:9000"]
+        default=None, description="S3 endpoint URL, for storage other than AWS", examples=["http://127.0.0.1:9000"]
     )
     storage_region: Annotated[str | None, Unit("REGION", "text")] = Field(
         default=None, description="S3 region", examples=["eu-central-1"]
@@ -172,29 +183,29 @@ class Settings(BaseSettings):
         default=None, description="S3 session token", examples=["session token"]
     )
     storage_fsync: Annotated[bool, Unit("true|false", "true or false")] = Field(
-        default=True, description="fsync local files before a publish may name them"
+        default=True, description="Call fsync on local files before a publish refers to them"
     )
 
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(
-        default="auto", description="Log lines on stderr: human, json, or auto (human on a terminal)"
+        default="auto", description="Format of log lines on stderr: human, json, or auto (human on a terminal)"
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Unit("debug|info|warning|error", "a word")] = (
-        Field(default="info", description="Least severe line logged")
+        Field(default="info", description="Lowest severity that is logged")
     )
 
     @field_validator("slot")
     @classmethod
     def _slot_name(cls, value: str) -> str:
-        # ReplicationSlotValidateName: nothing else is allowed, and quoting does not help.
+        # As ReplicationSlotValidateName in the server: other names are refused, quoted or not.
         if not re.fullmatch(r"[a-z0-9_]{1,63}", value):
-            raise ValueError("a slot's name holds only a-z, 0-9 and _, 63 at most")
+            raise ValueError("a slot name has 1 to 63 characters, all of them a-z, 0-9 or _")
         return value
 
     @field_validator("publication")
     @classmethod
     def _publication_name(cls, value: str) -> str:
         if not value or len(value.encode()) > 63:
-            raise ValueError("a publication's name has 1 to 63 bytes")
+            raise ValueError("a publication name has 1 to 63 bytes")
         return value
 
     @field_validator("warehouse")
@@ -203,22 +214,22 @@ class Settings(BaseSettings):
         return None if value is None else warehouse_uri(value)
 
     def require_dsn(self) -> str:
-        """The DSN; UsageError when none was given."""
+        """The DSN. Raises UsageError if none was given."""
         if not self.dsn:
             raise UsageError(
-                "no database was named", f'give --dsn, set {ENV_PREFIX}DSN, or put dsn = "..." into {CONFIG_FILE}'
+                "no database was given", f'give --dsn, set {ENV_PREFIX}DSN, or put dsn = "..." into {CONFIG_FILE}'
             )
         return self.dsn
 
     def require_warehouse(self) -> str:
-        """The warehouse's URI, without a slash at its end; UsageError when none is known."""
+        """The warehouse's URI, without a trailing slash. Raises UsageError if none is known."""
         if not self.warehouse:
             raise UsageError("no warehouse is known", "run `mirror-pump init --warehouse URI` first")
         return self.warehouse
 
     @property
     def storage_properties(self) -> dict[str, str]:
-        """The storage options under pyiceberg's FileIO names (`s3.endpoint` ...). Holds secrets: never print it."""
+        """The storage options under pyiceberg's FileIO names (`s3.endpoint` ...). Contains secrets: never print it."""
         named = {
             "s3.endpoint": self.storage_endpoint,
             "s3.region": self.storage_region,
@@ -234,10 +245,10 @@ def _reveal(secret: SecretStr | None) -> str | None:
 
 
 def warehouse_uri(text: str) -> str:
-    """The URI of a warehouse given as a URI or as a directory; ValueError for a scheme that the lake can't write."""
+    """The URI of a warehouse that is given as a URI or a directory. Raises ValueError for an unsupported scheme."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        # Not Path.as_uri(): it percent-encodes, and Hadoop, DuckDB and pyarrow disagree on who decodes.
+        # Not Path.as_uri(): it percent-encodes, and Hadoop, DuckDB and pyarrow do not all decode.
         return f"file://{Path(text).expanduser().resolve()}" if text else _refuse_warehouse(text)
     if scheme == "file" and rest.startswith("/"):
         return "file:///" + rest.strip("/")
@@ -247,13 +258,13 @@ def warehouse_uri(text: str) -> str:
 
 
 def _refuse_warehouse(text: str) -> str:
-    raise ValueError(f"{text!r} is no warehouse; give a directory, file:///absolute/path or s3://bucket/prefix")
+    raise ValueError(f"{text!r} is not a warehouse; give a directory, file:///absolute/path or s3://bucket/prefix")
 
 
 def load_settings(options: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
-    """Settings from all sources. `options` are the command line's, by field name; None means not given.
+    """Settings from all sources. `options` are those of the command line, by field name; None means not given.
 
-    UsageError names the option, variable or key that is wrong, never its value (it may be a secret).
+    Raises UsageError, which names the wrong option, variable or key, but never its value: it may be a secret.
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     from_file = _read_toml(config)
@@ -273,7 +284,7 @@ def _read_toml(config: Path | None) -> dict[str, Any]:
     except FileNotFoundError:
         if config is None:
             return {}
-        raise UsageError(f"{path}: no such file", "name an existing file with --config") from None
+        raise UsageError(f"{path}: no such file", "give --config an existing file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "it must be a TOML file of key = value lines") from None
     unknown = sorted(set(values) - set(Settings.model_fields))

@@ -1,4 +1,4 @@
-"""Errors, by who has to act. Each says what happened, to which object, and what to do about it."""
+"""Errors, classified by who has to act. Each says what happened, to which object, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 class MirrorPumpError(Exception):
-    """Base. `str()` is what happened and to what; `remedy` is what to do."""
+    """Base class. `str()` says what happened and to what; `remedy` says what to do."""
 
     exit_code = 1
 
@@ -16,60 +16,60 @@ class MirrorPumpError(Exception):
 
 
 def about(name: str, text: str) -> str:
-    """`text`, beginning with the name of what it is about: once, also if it begins with it already."""
+    """`text` with `name` and a colon in front, unless it begins with that name already."""
     return text if re.match(rf"{re.escape(name)}(?![\w.])", text) else f"{name}: {text}"
 
 
 class UsageError(MirrorPumpError):
-    """The command line or the configuration is wrong: nothing was tried."""
+    """The command line or the configuration is wrong. Nothing was attempted."""
 
     exit_code = 2
 
 
 class Interrupted(MirrorPumpError):
-    """Somebody pressed Ctrl-C. The message says what stands; nothing is half done."""
+    """The user pressed Ctrl-C. The message says what was completed; nothing is half done."""
 
     exit_code = 130
 
 
 class TableError(MirrorPumpError):
-    """One table cannot be mirrored (further): the owner of the table acts. Other tables go on."""
+    """One table cannot be mirrored (any longer), and its owner has to act. Other tables continue."""
 
 
 class SourceError(MirrorPumpError):
-    """The Postgres side needs its operator: slot missing, setting off, permission lacking."""
+    """The operator of Postgres has to act: a slot is missing, a setting is off, a permission is lacking."""
 
 
 class ConnectionLost(SourceError):
-    """Postgres went away. Retried with back-off; fatal only when retries are used up."""
+    """The connection to Postgres was lost. Retried with back-off; fatal only when the retries are used up."""
 
 
 class UnsendableRow(ConnectionLost):
-    """A row that the server cannot print ended the stream, and would each time: its transaction is passed over, and
-    what it may have changed is copied again."""
+    """The server cannot print a row, which ends the stream on every attempt. The pump skips the row's transaction and
+    copies again all tables that the transaction may have changed."""
 
     transaction: int = 0
-    """LSN of its commit, once known."""
+    """LSN of the transaction's commit, once known."""
     message_end: int = 0
-    """LSN behind it, if it is a logical message, which may stand outside of any transaction."""
+    """LSN after the logical message, if it is one that cannot be sent: it may be outside of any transaction."""
 
 
 class PublicationChanged(ConnectionLost):
-    """Somebody changed what is published: the stream may lack changes. Tables are copied again by the next session, or
-    it says what to do."""
+    """Somebody changed the publication, so the stream may lack changes. The next session copies the tables again, or
+    says what to do."""
 
 
 class NotLeader(SourceError):
-    """Another pump leads this database, or took over from us: this one must stop."""
+    """Another pump leads this database, or took over from this one, which must stop."""
 
 
 class LakeError(MirrorPumpError):
-    """Files or metadata of the lake cannot be read or written: the operator of the storage acts."""
+    """Files or metadata of the lake cannot be read or written. The operator of the storage has to act."""
 
 
 class FileMissing(LakeError):
-    """A file of the lake that something names, or the directory that it belongs into, is not there, although the
-    storage answered. Whether that is one table's trouble or the whole storage's, `lake.commit.presence` tells."""
+    """A file of the lake that is referred to, or its directory, does not exist, although the storage answered.
+    `lake.commit.presence` finds out whether that concerns one table or the whole storage."""
 
     def __init__(self, message: str, remedy: str = "", location: str = "") -> None:
         super().__init__(message, remedy)
@@ -78,20 +78,22 @@ class FileMissing(LakeError):
 
 
 class ForeignTable(LakeError):
-    """Another engine made of a lake table what the mirror cannot go on with: that table is set aside, others go on."""
+    """Another engine changed a lake table so that the mirror cannot continue it. That table fails; others continue."""
 
 
 class StorageFull(LakeError):
-    """There is no room for the lake's files, or for Spark's own: whoever owns the storage makes some. Tried again."""
+    """There is no space for the lake's files, or for Spark's own. The owner of the storage has to make some.
+    Retried."""
 
 
 class TaskFailed(MirrorPumpError):
-    """A Spark task, its worker or its executor broke. Retried, since machines do; fatal when it happens every time."""
+    """A Spark task, its worker or its executor failed. Retried; fatal when every attempt fails."""
 
 
 class CommitConflict(LakeError):
-    """Someone else moved an Iceberg table's pointer: rebase and retry."""
+    """Somebody else moved the metadata pointer of an Iceberg table. The commit is rebased and retried."""
 
 
 class OutcomeUnknown(MirrorPumpError):
-    """The connection was lost during COMMIT: landed or not, the database knows. No file may be deleted until then."""
+    """The connection was lost during COMMIT, so only the database knows whether the commit succeeded. No file may be
+    deleted until that is known."""

@@ -1,4 +1,5 @@
-"""Ctrl-C where work has to end in order: the work is asked to stop, and KeyboardInterrupt comes when it has."""
+"""Ctrl-C for work that must end in order: SIGINT asks the work to stop; KeyboardInterrupt follows when it has
+stopped."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """In the block, SIGINT calls `stop`; KeyboardInterrupt is raised when the block has ended, however it ended.
+    """Within the block, SIGINT calls `stop`. KeyboardInterrupt is raised when the block has ended, even with an error.
 
-    A second SIGINT ends the process at once. Outside of the main thread, and where somebody handles SIGINT in a way of
-    his own, nothing changes.
+    A second SIGINT ends the process at once. Nothing changes outside of the main thread, or if the program handles
+    SIGINT in its own way.
     """
     if not _default_applies():
         yield
@@ -38,8 +39,8 @@ def deferred_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def keeping_interrupts() -> Iterator[None]:
-    """What the block makes of SIGINT ends with it: pyspark puts a handler of its own in place that calls Java, from
-    wherever the main thread happens to be."""
+    """Restores the SIGINT handler after the block: pyspark installs one that calls Java at any point of the main
+    thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -47,7 +48,7 @@ def keeping_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        # None: somebody's C code had it, and does not come back this way.
+        # None: C code had installed the handler, and Python cannot restore it.
         signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 

@@ -1,4 +1,5 @@
-"""The values that every layer speaks in. No I/O; imports nothing of the project but the decoders' column types."""
+"""The values that all layers share. No I/O; imports nothing of the project but the decoders' column types and
+quoting."""
 
 from __future__ import annotations
 
@@ -37,56 +38,56 @@ def parse_lsn(text: str) -> Lsn:
 
 @dataclass(frozen=True, order=True)
 class TableName:
-    """A relation's schema and name as they stand in pg_class, unquoted."""
+    """A relation's schema and name, unquoted, as in pg_class."""
 
     schema: str
     name: str
 
     def __str__(self) -> str:
-        """As Postgres prints it, in quotes where they are needed: commands and SQL take it as it stands."""
+        """The name as Postgres prints it, quoted only where necessary. Commands and SQL accept it as is."""
         return f"{printed_identifier(self.schema)}.{printed_identifier(self.name)}"
 
     @property
     def quoted(self) -> str:
-        """The name as SQL wants it, with both parts quoted whether they need it or not."""
+        """The name for use in SQL, with both parts always quoted."""
         return ".".join(identifier(part) for part in (self.schema, self.name))
 
 
 class TableState(StrEnum):
-    """Where a mirrored table stands (modak.mirror_tables.state).
+    """The state of a mirrored table (modak.mirror_tables.state).
 
-    Only the publish transaction changes it, but for the first row (registering, which enters COPYING), the last
-    (unregistering deletes the row, from any state) and FAILED to DROPPED (the schema watcher).
-    `mirror_pump.table_life.TRANSITIONS` has all of them.
+    The publish transaction makes all changes of state, with three exceptions: registering inserts the row as COPYING,
+    unregistering deletes it from any state, and the schema watcher changes FAILED to DROPPED.
+    `mirror_pump.table_life.TRANSITIONS` lists all changes.
     """
 
     WAITING = "waiting"
-    """It has to be copied again, and cannot be yet: for want of a key or of being published whole, which its owner has
-    to mend (`error` says so), or because transactions that wrote to it before are still open. No change is applied;
-    readable as of its last frontier. It goes on by itself."""
+    """The table must be copied again, but cannot be yet. Either it has no key or is not published completely, which its
+    owner has to fix (`error` says so), or transactions that wrote to it earlier are still open. No change is applied.
+    The table is readable as of its last frontier. The copy starts by itself when the obstacle is gone."""
     COPYING = "copying"
-    """Its stream changes are applied, its copy is not complete: readers are promised nothing yet, or what they were
-    promised before, if it is copied again."""
+    """Stream changes are applied, but the copy is not complete. Readers see nothing yet; if the table is being copied
+    again, they see it as it was before."""
     FILLING = "filling"
-    """Every row is in the lake, but rows from before a column was added still lack its value. Readers see the table as
-    it was before."""
+    """Every row is in the lake, but rows older than an added column still lack its value. Readers see the table as it
+    was before."""
     LIVE = "live"
     """Everything at or below the frontier is in the lake."""
     FAILED = "failed"
-    """Set aside with an error; readable as of its last frontier; other tables go on."""
+    """Mirroring of the table ended with an error. It is readable as of its last frontier. Other tables continue."""
     DROPPED = "dropped"
-    """Dropped in Postgres. Readable as of its last frontier until it is unregistered, or another table of its name is
-    registered."""
+    """Dropped in Postgres. Readable as of its last frontier until it is unregistered, or until another table of the
+    same name is registered."""
 
     @property
     def has_all_rows(self) -> bool:
-        """Whether the lake table that commits build on holds every row as of the frontier: no row is still to be
+        """Whether the lake table that commits build on holds every row as of the frontier, so that no row remains to be
         copied."""
         return self in (TableState.LIVE, TableState.FILLING)
 
     @property
     def has_ended(self) -> bool:
-        """Whether no change of the table is applied any more, whatever comes: FAILED or DROPPED."""
+        """Whether no change of the table will ever be applied again: FAILED or DROPPED."""
         return self in (TableState.FAILED, TableState.DROPPED)
 
 
@@ -106,22 +107,22 @@ class Column:
     """The Iceberg field ID. Never changes, never reused."""
     not_null: bool
     chosen: bool = False
-    """The lake type is the user's choice, not the mapping's."""
+    """Whether the user chose the lake type, instead of taking the default mapping."""
     initial: str | None = None
-    """What rows have that existed before the column did, as Postgres prints it: they are in files that lack the column,
-    until these are filled. None: NULL."""
+    """The value, as Postgres prints it, of rows that are older than the column. Until they are filled, they are in
+    files that lack the column. None: NULL."""
 
 
 @dataclass(frozen=True)
 class ExcludedColumn:
-    """A column that the user left out of the mirror: it is sent, and thrown away."""
+    """A column that the user excluded from the mirror. The stream sends it; the pump discards it."""
 
     attnum: int
     name: str
 
 
 class TierKind(StrEnum):
-    """What the tier key is (modak.tables.tier_key_type); smallint and integer keys count as bigint."""
+    """The type of the tier key (modak.tables.tier_key_type). Keys of type smallint and integer count as bigint."""
 
     BIGINT = "bigint"
     TIMESTAMPTZ = "timestamptz"
@@ -130,7 +131,7 @@ class TierKind(StrEnum):
 
 
 EVERYTHING_IN_HEAP = -(2**63)
-"""The cut-line (cutline.tier_key_hi) of a table whose every row is at or above it, hence in Postgres."""
+"""The lowest cut-line (cutline.tier_key_hi): every row is at or above it, hence in Postgres."""
 
 FIRST_YEAR = {
     TierKind.BIGINT: EVERYTHING_IN_HEAP,
@@ -138,27 +139,27 @@ FIRST_YEAR = {
     TierKind.TIMESTAMP: -62_135_596_800_000_000,
     TierKind.DATE: -719_162,
 }
-"""0001-01-01, where the cut-line of a time key begins if the table has no partition for anything older: not every
-engine can write down what is before."""
+"""0001-01-01: the first cut-line of a time key, if the table has no partition for older rows. Not every engine has
+literals for earlier times."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Heap retention of a table: rows below the cut-line are the lake's and the delta's, the others the
-    heap's.
+    """Heap retention of a table: rows below the cut-line are in the lake, as corrected by modak.delta; all others are
+    in the heap.
 
-    Tier values are integers: bigint keys as they are, times as microseconds since 1970-01-01 UTC (a timestamp: as if it
-    were UTC), dates as days since then, -infinity -2^63, infinity 2^63-1.
+    Tier values are integers: bigint keys unchanged, times in microseconds since 1970-01-01 UTC (timestamps as if in
+    UTC), dates in days since 1970-01-01, -infinity as -2^63, infinity as 2^63-1.
     """
 
     column: str
-    """The partition key's column."""
+    """The column of the partition key."""
     kind: TierKind
     cut: int = EVERYTHING_IN_HEAP
     """The cut-line."""
     lag: int | None = None
     """How far below the high-water mark rows stay in the heap, in tier values. None: retention was switched off after
-    the cut-line had moved; what is below the cut-line stays the lake's."""
+    the cut-line had moved; rows below the cut-line stay in the lake."""
 
     @property
     def moved(self) -> bool:
@@ -168,7 +169,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class MirroredTable:
-    """A registered table as the pipeline needs it: read from the catalog, sent to tasks, never mutated."""
+    """A registered table as the pipeline uses it: read from the catalog, sent to tasks, never mutated."""
 
     table_id: TableId
     name: TableName
@@ -180,37 +181,37 @@ class MirroredTable:
     start_lsn: Lsn
     """The start LSN: only transactions that end after it concern the table."""
     data_sequence_number: SequenceNumber
-    """The start sequence number: the sequence number that copied files are born at."""
+    """The start sequence number: the data sequence number of copied files."""
     generation: int
-    """Counts restarts of the initial copy; a chunk read for an older generation is thrown away."""
+    """Counts restarts of the initial copy. A chunk that was read for an older generation is discarded."""
     lake_table: str
     """The Iceberg table's name within its namespace (the namespace is the Postgres schema)."""
     location: str
     """Root URI of the Iceberg table's files."""
     live_after_lsn: Lsn | None
-    """Set once the last chunk is read: the table is live when the frontier reaches it."""
+    """Set once the last chunk is read. The table becomes live when the frontier reaches it."""
     next_field_id: int = 0
-    """The lowest field ID that no column ever had; 0: one above the highest in use."""
+    """The lowest field ID that no column ever had. 0: one above the highest in use."""
     shape: str = ""
-    """What the table is like as of the frontier (modak.mirror_shape(), JSON); empty for one that was registered
-    without."""
+    """The shape of the table as of the frontier (modak.mirror_shape(), JSON). Empty for a table that was registered
+    without one."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
     dropped_rows: tuple[str, ...] = ()
-    """Rows that went with their partitions, and may still be in the lake (mirror_pump.lake.contents.dropped_rows), as
-    JSON."""
+    """Rows that were dropped with their partitions and may still be in the lake, as JSON
+    (mirror_pump.lake.contents.dropped_rows)."""
     tier: Tier | None = None
-    """Heap retention; None: a plain mirror, all of whose rows are in the heap."""
+    """Heap retention. None: a plain mirror, with all rows in the heap."""
 
     @property
     def awaiting_description(self) -> bool:
-        """It has to be copied again, and cannot be before the stream says what it is like: until then it is not
-        applied."""
+        """Whether the table must be copied again, and the copy must wait until the stream describes the table. Until
+        then its changes are not applied."""
         return self.state is TableState.WAITING
 
     @property
     def excluded_places(self) -> tuple[int, ...]:
-        """Where the excluded columns are in the rows that pgoutput sends, counted from 0."""
+        """The positions of the excluded columns in the rows that pgoutput sends, counted from 0."""
         order = sorted([column.attnum for column in self.columns] + [column.attnum for column in self.excluded])
         return tuple(order.index(column.attnum) for column in self.excluded)
 

@@ -1,7 +1,7 @@
-"""Names and texts as the dialects of SQL want them: PostgreSQL's, which is DuckDB's as well, and Spark's.
+"""Quotes names and texts for SQL: for PostgreSQL and DuckDB, which quote alike, and for Spark.
 
-Texts are literals where a statement takes no parameters, as COPY and SET. psycopg's own quoting is not used for them:
-without a connection it takes the encoding of whichever connection the process used last.
+Texts become literals in statements that take no parameters, such as COPY and SET. psycopg's own quoting is not used:
+without a connection it takes the encoding of the connection that the process used last.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ _KEYWORDS = frozenset(
     xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
     """.split()  # noqa: SIM905 - a list of 170 words as a page of prose
 )
-"""Those of PostgreSQL 18 (pg_get_keywords()) that quote_ident() quotes: all but the unreserved ones."""
+"""The keywords of PostgreSQL 18 (pg_get_keywords()) that quote_ident() quotes: all but the unreserved ones."""
 
 
 def identifier(name: str) -> str:
-    """The name as PostgreSQL and DuckDB want it."""
+    """The name as a quoted identifier of PostgreSQL and DuckDB."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def printed_identifier(name: str) -> str:
-    """The name as PostgreSQL prints it, by quote_ident(): in quotes only where it needs them."""
+    """The name as quote_ident() of PostgreSQL prints it, quoted only where necessary."""
     if re.fullmatch("[a-z_][a-z0-9_]*", name) and name not in _KEYWORDS:
         return name
     return identifier(name)
 
 
 def literal(text: str) -> str:
-    """The text as PostgreSQL's and DuckDB's literal: standard_conforming_strings is pinned."""
+    """The text as a literal of PostgreSQL and DuckDB. Connections pin standard_conforming_strings."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def in_query(sql: str) -> str:
-    """Part of a query with parameters: there a percent sign is doubled."""
+    """The SQL as part of a query with parameters, with percent signs doubled."""
     return sql.replace("%", "%%")
 
 
 def spark_identifier(name: str) -> str:
-    """The name as Spark wants it."""
+    """The name as a quoted identifier of Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def spark_literal(text: str) -> str:
-    """The text as Spark's literal."""
+    """The text as a literal of Spark."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -73,8 +73,8 @@ class ServiceThread:
             self._woken.wait(seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Wait, in the thread, whoever calls `wake`, until the time is over or it is to stop. Returns whether it is to
-        stop."""
+        """Wait, in the thread, until the time is over or the thread is to stop; `wake` does not end the wait. Returns
+        whether the thread is to stop."""
         return self._stopping.wait(seconds)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""Logs and meters behind one door: structlog to stderr, OpenTelemetry's API for counters (no-op without an SDK).
+"""Logs and metrics: structlog to stderr, and OpenTelemetry's API for counters (a no-op without an SDK).
 
-Stdout belongs to what a command was asked for; everything said along the way is a log line on stderr.
+Stdout is reserved for the result of a command. Everything else is a log line on stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PASSWORD = re.compile(
 
 
 def redact(text: str) -> str:
-    """`text` with the passwords of URIs and of key=value strings replaced by `***`."""
+    """`text` with the secrets in URIs and in key=value strings replaced by `***`."""
     return _PASSWORD.sub(lambda found: (found["uri"] or found["key"]) + "***", text)
 
 
@@ -40,9 +40,9 @@ def _redact_event(_logger: object, _method: str, event: MutableMapping[str, Any]
 
 
 def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> None:
-    """Sends log lines to stderr: for people when `human` (or `auto` on a terminal), else one JSON object a line.
+    """Sends log lines to stderr: readable text with `human` (or `auto` on a terminal), else one JSON object per line.
 
-    Also what the standard library's `logging` and `warnings` have to say.
+    The standard library's `logging` and `warnings` go the same way.
     """
     human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
     renderer: Any
@@ -63,10 +63,10 @@ def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> No
         logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=False,
     )
-    # py4j and pyiceberg log through the standard library; their chatter is of interest only when something is wrong.
+    # py4j and pyiceberg log through the standard library. Their messages matter only when something is wrong.
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
-    # psycopg warns when it cannot roll back on a connection that Ctrl-C interrupted in the middle of a query: the
+    # psycopg warns when it cannot roll back on a connection that Ctrl-C interrupted in the middle of a query. The
     # connection is closed then, and nothing is wrong.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     if not any(isinstance(handler, _Forward) for handler in root.handlers):
@@ -75,8 +75,8 @@ def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> No
 
 
 class _Stderr:
-    """Writes lines to whatever stderr is when a line is written: whoever embeds the pump may exchange it, and so does
-    a progress bar, to print above itself. One write a line, so that lines of several threads stay apart."""
+    """Writes each line to the stderr of the moment: a program that embeds the pump may replace stderr, and a progress
+    bar does so to print above itself. One write per line keeps the lines of several threads apart."""
 
     def msg(self, message: str) -> None:
         stream = sys.stderr.stream if isinstance(sys.stderr, _JsonLines) else sys.stderr
@@ -84,7 +84,7 @@ class _Stderr:
             stream.write(message + "\n")
             stream.flush()
         except (BrokenPipeError, ValueError):
-            # Nobody reads it any more: that ends nothing.
+            # Nobody reads stderr any more: the program continues.
             return
 
     log = debug = info = warn = warning = msg
@@ -92,11 +92,11 @@ class _Stderr:
 
 
 class _Forward(logging.Handler):
-    """Makes log lines like ours of the standard library's."""
+    """Turns records of the standard library's logging into log lines like ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt):
-            # py4j logs that a call was interrupted, with a traceback; whoever called it says so.
+            # py4j logs an interrupted call with a traceback; the caller reports the interruption itself.
             return
         get_logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info or None)
 
@@ -114,7 +114,7 @@ def _show_warning(
 
 
 def install_hooks() -> None:
-    """Has errors that nothing catches, in this thread, in others or in destructors, logged like everything else."""
+    """Logs uncaught errors of this thread, of other threads and of destructors like everything else."""
     sys.excepthook = lambda kind, error, trace: _uncaught("uncaught error", kind, error, trace)
     threading.excepthook = lambda args: _uncaught(
         f"uncaught error in thread {args.thread.name if args.thread else '?'}",
@@ -133,8 +133,8 @@ def install_hooks() -> None:
 
 
 class _JsonLines(io.TextIOBase):
-    """Stands for stderr where log lines are JSON: makes such lines of what others write there, who know nothing of
-    that, such as a library that prints a traceback."""
+    """Replaces stderr while log lines are JSON: turns text that others write there, such as a library's traceback, into
+    JSON lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -169,14 +169,14 @@ def _uncaught(what: str, kind: type[BaseException], error: BaseException | None,
 
 
 def logs_json() -> bool:
-    """Whether log lines are JSON; by what stderr is as long as nothing was configured."""
+    """Whether log lines are JSON. Before logging is configured: whether stderr is not a terminal."""
     if not structlog.is_configured():
         return not sys.stderr.isatty()
     return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
 
 
 def say_always(component: str, event: str, level: str, **fields: object) -> None:
-    """A log line whatever the least level is: what a command was asked to say."""
+    """Writes a log line regardless of the configured level: output that a command was asked for."""
     logger = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
     getattr(logger.bind(component=component), level)(event, **fields)
 
@@ -196,8 +196,8 @@ _batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "Fro
 
 
 def record_publish(*, changes: int, publish_seconds: float, batch_seconds: float | None) -> None:
-    """Counts one landed publish. `batch_seconds` is None when it published no batch, but copies or the frontier
-    alone."""
+    """Counts one committed publish. `batch_seconds` is None if the publish held no batch, only copies or the
+    frontier."""
     _publishes.add(1)
     _changes.add(changes)
     _publish_seconds.record(publish_seconds)
@@ -206,10 +206,10 @@ def record_publish(*, changes: int, publish_seconds: float, batch_seconds: float
 
 
 def record_merge(size_bytes: int) -> None:
-    """Counts the files of one merge that landed."""
+    """Counts the files of one committed merge."""
     _merged.add(size_bytes)
 
 
 def record_reconnect() -> None:
-    """Counts one return of the pump to what is published, after an error that time may cure."""
+    """Counts one restart of the pump from the published state, after an error that a retry may cure."""
     _reconnects.add(1)

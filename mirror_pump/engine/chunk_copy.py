@@ -28,7 +28,7 @@ class ChunkTask:
     snapshot: str | None = None
     """Exported snapshot to read in; None for a snapshot of the task's own."""
     beside: frozenset[int] = frozenset()
-    """Field IDs of columns known to need a sidecar. If others turn out to need one, the range is read again."""
+    """Field IDs of columns known to need a raw text column. If others turn out to need one, the range is read again."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
     rows = 0
     writer = DataFileWriter(schema, table.location, task.storage)
     with writer:
-        for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, beside=beside):
+        for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=beside):
             if line is not None:
                 # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
                 batch = batch.filter(pc.invert(line.below(batch.column(place)).combine_chunks()))

@@ -136,7 +136,7 @@ def _digest_heap(task: HeapTask, beside: frozenset[str]) -> Digest:
     ids = [column.field_id for column in columns]
     ids += [raw_text_id(column.field_id) for column in columns if column.name in beside]
     digester = _Digester(task.comparing)
-    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, beside=beside):
+    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=beside):
         digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
     return digester.digest()
 

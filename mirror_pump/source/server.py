@@ -1,48 +1,63 @@
-"""What the source server must offer, checked before anything is created in it."""
+"""Checks the source server's version and settings, before anything is created in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from psycopg.rows import class_row
 
 from mirror_pump.errors import SourceError
 from mirror_pump.source.connect import PgConnection, source_errors
 
 OLDEST_MAJOR = 14
-"""TID range scans, which the copy's chunks need, and pgoutput's logical messages came with 14."""
+"""Version 14 introduced TID range scans, which the copy needs, and logical messages of pgoutput."""
 
 NEWEST_MAJOR = 18
-"""The newest version that the tests ran on: another one may change what pgoutput sends."""
+"""The newest version that the tests run on. A later one may change what pgoutput sends."""
 
 _ADD_TABLE_FIXED = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
-"""The minor releases from which on adding a table to a publication loses no change of a concurrent transaction."""
+"""The first minor releases in which adding a table to a publication loses no change of a concurrent transaction."""
 
 _MANAGED_REPLICATION_ROLES = ("rds_replication", "cloudsqlsuperuser", "azure_pg_admin")
-"""Managed services give the privilege by membership; rolreplication stays false there."""
+"""Managed services grant the replication privilege by membership in these roles; rolreplication stays false."""
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What `check_server` saw."""
+    """The result of `check_server`."""
 
     version: int
     """server_version_num, such as 180001."""
     wal_level: str
     free_slots: int
     warnings: tuple[str, ...]
-    """What works but deserves its operator's attention."""
+    """Things that work, but that the operator should know of."""
+
+
+class _ServerRow(NamedTuple):
+    """The row of `_FACTS`."""
+
+    wal_level: str
+    slots: int
+    used_slots: int
+    senders: int
+    in_recovery: bool
+    may_replicate: bool
+    may_create: bool
+    keep_mb: int
+    schema_exists: bool
+    encoding: str
 
 
 def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
-    """The server's facts, if a mirror can live on it; SourceError with what to do otherwise.
+    """The server's facts. Raises SourceError, with what to do, if the server cannot be mirrored.
 
-    `slot_exists`: our own slot is there already, so that no free one is needed.
+    `slot_exists`: the mirror's slot exists already, so that no free one is needed.
     """
-    with source_errors("checking the server's settings"):
-        row = conn.execute(_FACTS, {"roles": list(_MANAGED_REPLICATION_ROLES)}).fetchone()
-    assert row is not None
-    wal_level, slots, used_slots, senders, in_recovery, may_replicate, may_create, keep_mb, schema_exists, encoding = (
-        row
-    )
+    with source_errors("checking the server's settings"), conn.cursor(row_factory=class_row(_ServerRow)) as cursor:
+        server = cursor.execute(_FACTS, {"roles": list(_MANAGED_REPLICATION_ROLES)}).fetchone()
+    assert server is not None
     version = conn.info.server_version
     major, minor = divmod(version, 10000)
     if not OLDEST_MAJOR <= major <= NEWEST_MAJOR:
@@ -50,52 +65,58 @@ def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
             f"the server is PostgreSQL {major}; mirror-pump works with {OLDEST_MAJOR} to {NEWEST_MAJOR}",
             "upgrade the server" if major < OLDEST_MAJOR else "upgrade mirror-pump",
         )
-    if in_recovery:
-        raise SourceError("the server is a standby: the mirror keeps its catalog there", "connect to the primary")
-    if encoding == "SQL_ASCII":
+    if server.in_recovery:
         raise SourceError(
-            f"database {conn.info.dbname} has the encoding SQL_ASCII: nobody knows what characters its bytes stand for",
-            "copy it into a database with ENCODING 'UTF8' (pg_dump with the --encoding that its bytes have), or another"
-            " encoding that names its characters",
+            "the server is a standby, but the mirror must write its catalog to the database", "connect to the primary"
         )
-    if wal_level != "logical":
+    if server.encoding == "SQL_ASCII":
         raise SourceError(
-            f"wal_level is {wal_level}: the WAL does not carry row changes",
+            f"database {conn.info.dbname} has the encoding SQL_ASCII, which does not define characters for its bytes",
+            "copy it into a database with ENCODING 'UTF8' or another real encoding (pg_dump with --encoding set to the"
+            " encoding that the bytes have)",
+        )
+    if server.wal_level != "logical":
+        raise SourceError(
+            f"wal_level is {server.wal_level}: the WAL does not carry row changes",
             "ALTER SYSTEM SET wal_level = 'logical', then restart the server",
         )
-    if not may_replicate:
+    if not server.may_replicate:
         raise SourceError("the role that mirror-pump connects as may not stream changes", "ALTER ROLE ... REPLICATION")
-    if not may_create and not schema_exists:
+    if not server.may_create and not server.schema_exists:
         raise SourceError(
             "the role that mirror-pump connects as may create neither schemas nor publications in this database",
             f"GRANT CREATE ON DATABASE {conn.info.dbname} TO the role",
         )
-    if not slot_exists and used_slots >= slots:
+    if not slot_exists and server.used_slots >= server.slots:
         raise SourceError(
-            f"all {slots} replication slots of the server are in use",
+            f"all {server.slots} replication slots of the server are in use",
             "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart",
         )
-    if senders < 1:
-        raise SourceError("max_wal_senders is 0: the server streams to nobody", "set it to 10 and restart the server")
+    if server.senders < 1:
+        raise SourceError(
+            "max_wal_senders is 0: the server cannot stream changes", "set it to 10 and restart the server"
+        )
     warnings = []
     if minor < _ADD_TABLE_FIXED.get(major, 0):
         warnings.append(
             f"PostgreSQL {major}.{minor} can lose changes of transactions that run while a table is added to a"
             f" publication; {major}.{_ADD_TABLE_FIXED[major]} does not"
         )
-    if keep_mb < 0:
+    if server.keep_mb < 0:
         warnings.append(
             "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full"
         )
-    return ServerFacts(version, wal_level, slots - used_slots, tuple(warnings))
+    return ServerFacts(version, server.wal_level, server.slots - server.used_slots, tuple(warnings))
 
 
 _FACTS = """
-SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
-       (SELECT count(*) FROM pg_replication_slots)::int, current_setting('max_wal_senders')::int, pg_is_in_recovery(),
+SELECT current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
+       (SELECT count(*) FROM pg_replication_slots)::int AS used_slots,
+       current_setting('max_wal_senders')::int AS senders, pg_is_in_recovery() AS in_recovery,
        (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
-       OR EXISTS (SELECT FROM pg_roles r WHERE rolname = ANY (%(roles)s) AND pg_has_role(r.oid, 'MEMBER')),
-       has_database_privilege(current_database(), 'CREATE'),
-       (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
-       to_regnamespace('modak') IS NOT NULL, current_setting('server_encoding')
+       OR EXISTS (SELECT FROM pg_roles r
+                   WHERE rolname = ANY (%(roles)s) AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
+       has_database_privilege(current_database(), 'CREATE') AS may_create,
+       (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS keep_mb,
+       to_regnamespace('modak') IS NOT NULL AS schema_exists, current_setting('server_encoding') AS encoding
 """

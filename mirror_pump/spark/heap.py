@@ -49,7 +49,11 @@ def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partiti
     if not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns):
         return _copied(spark, settings, read, "")
     plain = _by_jdbc(spark, settings, read, partitions)
-    return plain.unionAll(_copied(spark, settings, read, needs_exact_reader(heap.table))) if heap.odd else plain
+    return (
+        plain.unionAll(_copied(spark, settings, read, needs_exact_reader(heap.table)))
+        if heap.exact_reader_needed
+        else plain
+    )
 
 
 _TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
@@ -79,7 +83,7 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
         if not column.raw
     )
     # If the snapshot has no such row, nobody needs to search for them again.
-    plain = f"{needs_exact_reader(heap.table)} IS NOT TRUE" if heap.odd else ""
+    plain = f"{needs_exact_reader(heap.table)} IS NOT TRUE" if heap.exact_reader_needed else ""
     conditions = [condition for condition in (heap.condition, plain, _same_table(heap)) if condition]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     frame = spark.read.jdbc(

@@ -217,7 +217,9 @@ def assemble(
     values, raws = parse_rows(
         [row.values for row in rows], {column.name: presented(column.type) for column in table.columns}
     )
-    needed = frozenset() if heap is None else frozenset(c.field_id for c in table.columns if c.name in heap.beside)
+    needed = (
+        frozenset() if heap is None else frozenset(c.field_id for c in table.columns if c.name in heap.raw_text_columns)
+    )
     needed |= {column.field_id for column in table.columns if column.name in raws}
     columns = _columns(table, _schema(lake, storage), needed)
     corrections = None
@@ -288,9 +290,9 @@ def narrowed(read: TableRead, wanted: frozenset[str] | None = None) -> tuple[Hea
         return wanted is None or column.name in wanted or names.get(column.field_id) in wanted
 
     columns = tuple(column for column in read.table.columns if used(column)) or read.table.key_columns[:1]
-    beside = heap.beside & {column.name for column in columns}
+    beside = heap.raw_text_columns & {column.name for column in columns}
     raw = [names[column.field_id] for column in columns if column.name in beside]
-    side = replace(heap, table=replace(heap.table, columns=columns), beside=beside)
+    side = replace(heap, table=replace(heap.table, columns=columns), raw_text_columns=beside)
     return side, [*(column.name for column in columns), *raw]
 
 

@@ -1,1 +1,1 @@
-"""The catalog in schema modak, and a reader's side of the seam protocol."""
+"""The catalog in schema modak, and the seam protocol as readers use it."""

@@ -1,23 +1,21 @@
-"""A reader's side of the seam protocol: pins, and one snapshot of the database in which everything is read.
+"""The seam protocol as readers use it: pins, and one database snapshot in which everything is read.
 
-Invariant: what a `ConsistentSnapshot` shows is one state that the database had. The cut-line, the published snapshot,
-the delta and the heap are read in ONE
-REPEATABLE READ snapshot P (exported for parallel readers), and a pin on exactly that (the cut-line, the published
-snapshot) was committed before P:
+Invariant: a `ConsistentSnapshot` shows one state that the database had. The cut-line, the published snapshot, the
+corrections and the heap are all read in one REPEATABLE READ snapshot, which is exported for parallel readers. Before
+that database snapshot is taken, a pin on exactly this pair of cut-line and published snapshot is committed:
 
-1. The pin is inserted and its (the cut-line, the published snapshot) read by one statement, and committed.
-2. P is taken, and the cut-line read again in it. If it says another (the cut-line, the published snapshot), an advance
-or a fold landed in between;
-   it may have looked for pins before ours was there, so the pin is given back and the next one tried.
-3. Else nothing that P needs can go any more: rows below the cut-line are in the lake at the published snapshot, as P's
-delta corrects them; the published snapshot is
-   pinned, and was current when the pin stood already; the delta rows that P sees are P's own, whatever is cleared
-   later. Rows at or above the cut-line are in the heap as P sees it. Their partitions are neither dropped, since the
-   pin's the cut-line keeps them, nor truncated or rewritten under our feet, since their locks are held from before P
-   on.
+1. One statement reads the cut-line and the published snapshot, and inserts the pin on them. It is committed.
+2. The database snapshot is taken, and the pair is read again in it. If it differs, the cut-line advanced or a fold was
+   committed in between, perhaps by a transaction that looked for pins before ours was visible. The pin is released, and
+   the reader starts again.
+3. If the pair is the same, everything that the database snapshot needs stays. Rows below the cut-line are in the lake
+   at the published snapshot, as changed by the corrections. The published snapshot is pinned, and was current when the
+   pin existed already. The database snapshot keeps the corrections that it sees, even if they are cleared later. Rows
+   at or above the cut-line are in the heap. Their partitions are not dropped, because the pinned cut-line protects
+   them, and neither truncated nor rewritten, because their locks are held since before the database snapshot.
 
-That is stricter than the protocol asks (under its pin, a reader may take heap and delta in any order), and what
-makes the reads of all tables of one `ConsistentSnapshot` one point in time.
+This is stricter than the protocol, which lets a reader read heap and corrections in any order under the pin. It makes
+the reads of all tables of one `ConsistentSnapshot` agree on one point in time.
 """
 
 from __future__ import annotations
@@ -46,22 +44,22 @@ from sql import queries
 _SQL = queries("seam")
 
 PIN_SECONDS = 900.0
-"""How long a pin outlives a reader that died; one that lives moves it on."""
+"""How long a pin outlives a reader that died. A live reader extends its pin."""
 _TRIES = 20
-"""Of pinning: each fails only if the published snapshot moved within the millisecond or two that it takes."""
+"""Attempts to pin. Each fails only if the published snapshot changes within the millisecond or two that it takes."""
 _LOOK_INTERVAL = 1.0
-"""Seconds between two looks at whether the reader is still there."""
+"""Seconds between two checks whether the reader still exists."""
 LOCK_SECONDS = 10
-"""How long a reader waits for a lock that somebody holds or queues for: a DDL statement that waits for this very reader
-would else wait, and let wait, for ever."""
+"""How long a reader waits for a lock that somebody holds or queues for. Without this limit, a DDL statement that waits
+for this very reader would block itself, and everybody behind it, forever."""
 
 READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS}s'"
-"""For every connection that reads in a moment's snapshot."""
+"""For every connection that reads in the exported snapshot."""
 
 
 @dataclass(frozen=True)
 class TableCutline:
-    """One table's cut-line as of the moment."""
+    """One table's cut-line and metadata files as of the consistent snapshot."""
 
     table: MirroredTable
     cut: int
@@ -75,39 +73,40 @@ class TableCutline:
     main_location: str
     """The metadata file that the catalog names: its current snapshot is `main`'s head."""
     dropped: bool = False
-    """The table is gone from Postgres, whether the pump has come to that or not."""
+    """Whether the table was dropped in Postgres, even if the pump has not applied that yet."""
 
     @property
     def divided(self) -> bool:
-        """Whether the table has heap retention, so that a whole read takes both sides."""
+        """Whether the table has heap retention, so that a complete read needs both the lake and the heap."""
         return self.table.tier is not None
 
 
 @dataclass(frozen=True)
 class DeltaRow:
-    """A correction of a row below the cut-line, as texts that the columns' types print."""
+    """A correction of a row below the cut-line, as the texts that the columns' types print."""
 
     gone: bool
-    """A tombstone: the row is deleted, and only its key columns mean something."""
+    """A tombstone: the row is deleted, and only its key columns are valid."""
     values: tuple[str | None, ...]
     """In the order of the table's columns."""
 
 
 class Locks(StrEnum):
-    """Of which tables the ACCESS SHARE locks are taken: those whose heap is to be read."""
+    """The tables whose heap will be read, and which therefore get ACCESS SHARE locks."""
 
     NONE = "none"
     DIVIDED = "divided"
-    """Those with heap retention."""
+    """The tables with heap retention."""
     ALL = "all"
 
 
 class ConsistentSnapshot:
-    """A context manager: one state of the database, for as long as it is open. Thread-safe but for `connection`.
+    """One state of the database, while it is open. A context manager. Thread-safe except for `connection`.
 
-    `snapshot`: take this exported one instead of the present, for the heap alone: nothing is pinned, the locks come
-    after it, and the caller has to see to it that nothing happened to the heap in between (`rewritten`). `stopped` is
-    asked once a second whether the reader has gone away; then the moment ends by itself.
+    `snapshot`: use this exported snapshot instead of a new one, to read the heap alone. Nothing is pinned, and the
+    locks are taken after the snapshot, so the caller must check that the heap did not change in between (`rewritten`).
+    `stopped` is called once a second; when it returns True, because the reader is gone, the snapshot is released.
+
     Raises TableError for a table that is not mirrored, SourceError and ConnectionLost.
     """
 
@@ -131,7 +130,7 @@ class ConsistentSnapshot:
         self._pinning = connect(dsn, autocommit=True, application_name="mirror-pump-read")
         try:
             self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-read")
-            """In the snapshot's transaction. For the thread that opened the moment."""
+            """In the snapshot's transaction. Only for the thread that opened the snapshot."""
             try:
                 self._open(table_ids, locks, snapshot)
             except BaseException:
@@ -147,7 +146,7 @@ class ConsistentSnapshot:
 
     @property
     def pins(self) -> tuple[int, ...]:
-        """IDs of the pins that are held."""
+        """The IDs of the pins that are held."""
         return tuple(self._pins)
 
     def _open(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> None:
@@ -159,7 +158,7 @@ class ConsistentSnapshot:
                 try:
                     rows = self._snapshot(table_ids, locks, snapshot)
                 except psycopg.errors.UndefinedTable:
-                    # A partition was dropped, or got another name, while its lock was waited for.
+                    # A partition was dropped or renamed during the wait for its lock.
                     if snapshot is not None:
                         raise
                     rows, self._complete = [], False
@@ -191,9 +190,10 @@ class ConsistentSnapshot:
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         execute(READER_SETTINGS.replace("SET ", "SET LOCAL ", 1).encode())
         if snapshot is not None:
-            # Must come before any query. The locks are late then: `_check_columns` of a read finds what that lets by.
+            # Must come before any query. So the locks come after the snapshot; `_check_columns` of a read detects
+            # changes in between.
             execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-        # LOCK TABLE takes no snapshot: P begins after the locks are held.
+        # LOCK TABLE takes no database snapshot, so the snapshot begins when the locks are held.
         wanted = {"table_ids": sorted(table_ids), "all": locks is Locks.ALL}
         heaps = [] if locks is Locks.NONE else self._pinning.execute(_SQL["heaps"], wanted).fetchall()
         locked = {}
@@ -204,19 +204,20 @@ class ConsistentSnapshot:
                 execute(f"LOCK TABLE ONLY {leaf} IN ACCESS SHARE MODE".encode())
             locked[table_id] = which, leaves
         rows = execute(_SQL["seam"], {"table_ids": sorted(table_ids)}).fetchall()
-        # Nothing may be without its lock that P sees: a partition that was added, a table that was not divided before.
+        # Everything that the snapshot sees must be locked, also a partition that was added, and a table that got heap
+        # retention, in the meantime.
         self._complete = all(
             locks is Locks.NONE or (locks is Locks.DIVIDED and not row[6]) or row[0] in locked for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
         exported = execute("SELECT pg_export_snapshot()").fetchone()
         assert exported is not None
         self.snapshot = str(exported[0])
-        """For SET TRANSACTION SNAPSHOT of other readers, while the moment is open."""
+        """For SET TRANSACTION SNAPSHOT of other readers, while this snapshot is open."""
         return rows
 
     def pin_also(self, table_id: TableId, snapshot_id: int) -> None:
-        """Keeps another snapshot of the table as long as the moment is open. The caller looks afterwards whether it was
-        there to be kept."""
+        """Pins another Iceberg snapshot of the table while this is open. The caller must check afterwards that it still
+        exists."""
         with source_errors("pinning a snapshot"):
             row = self._pinning.execute(
                 _SQL["pin_snapshot"],
@@ -226,7 +227,7 @@ class ConsistentSnapshot:
             self._pins.append(row[0])
 
     def main_now(self, table_id: TableId) -> str:
-        """The metadata file that the catalog names now, not as of the moment."""
+        """The metadata file that the catalog names now, not as of the consistent snapshot."""
         with source_errors("reading the lake's pointer"):
             row = self._pinning.execute(_SQL["seam"], {"table_ids": [table_id]}).fetchone()
         if row is None:
@@ -234,26 +235,27 @@ class ConsistentSnapshot:
         return str(row[5])
 
     def rewritten(self, seam: TableCutline) -> bool:
-        """Whether the table's heap, or part of it, is not the one any more that the snapshot sees: it was truncated,
-        rewritten, or a partition is gone. What an older snapshot reads of such a heap is wrong, without a word."""
+        """Whether the table's heap, or a part of it, was truncated, rewritten or dropped after the snapshot. Reading
+        such a heap in the older snapshot gives wrong rows without an error."""
         with source_errors(f"comparing the files of {seam.table.name}"):
             row = self.connection.execute(_SQL["rewritten"], {"table_id": seam.table.table_id}).fetchone()
         return row is None or bool(row[0])
 
     def delta(self, seam: TableCutline) -> list[DeltaRow]:
-        """The corrections of the table's rows below the cut-line."""
+        """The corrections of rows below the table's cut-line."""
         with source_errors(f"reading the corrections of {seam.table.name}"):
             return _read_delta(self.connection, seam)
 
     def check(self) -> None:
-        """Raises SourceError if the moment ended before its reader did: what was read since may lack rows."""
+        """Raises SourceError if the snapshot was released before its reader finished. Rows read since may be
+        incomplete."""
         if self._failure is not None:
             raise self._failure
         if self._released:
             raise SourceError("the read was released already", "open another one")
 
     def release(self) -> None:
-        """Ends the moment: the pins and the snapshot go. Once is enough, twice does no harm."""
+        """Releases the pins and the snapshot. Does nothing the second time."""
         with self._release_lock:
             if self._released:
                 return
@@ -271,7 +273,7 @@ class ConsistentSnapshot:
         self._pins = []
 
     def _keep(self) -> None:
-        """Moves the pins on; ends the moment when its reader is gone."""
+        """Extends the pins; releases the snapshot when its reader is gone."""
         interval = self._pin_seconds / 3
         waited = 0.0
         while not self._keeper.pause(min(_LOOK_INTERVAL, interval)):
@@ -302,14 +304,14 @@ class ConsistentSnapshot:
 
 
 def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId]:
-    """The tables that these names are, as Postgres reads them. UsageError for one that is no table, TableError for one
-    that is not mirrored."""
+    """The tables that these names refer to in Postgres. Raises UsageError for a name that is not a table's, TableError
+    for a table that is not mirrored."""
     found = []
     for name in names:
         try:
             table_name, table_id = resolve_name(connection, name)
         except UsageError:
-            # It may have been dropped: the lake has it still.
+            # It may have been dropped, and still be in the lake.
             dropped = formerly_registered(connection, name)
             if dropped is None:
                 raise
@@ -340,7 +342,7 @@ def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
 
 
 def _read_delta_of_dropped(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
-    """As the table's row type is gone with it, by the types that its columns had."""
+    """Reads corrections by the types that the columns had, because the row type was dropped with the table."""
     types = {column.name: column.type_sql for column in seam.table.columns}
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_sql)) for name, type_sql in types.items()
@@ -351,11 +353,11 @@ def _read_delta_of_dropped(connection: PgConnection, seam: TableCutline) -> list
 def _delta_rows(
     connection: PgConnection, seam: TableCutline, types: Mapping[str, str], record: sql.Composed
 ) -> list[DeltaRow]:
-    """`record`: the item of FROM that makes a record of a payload's values, but for strings."""
+    """`record`: the FROM item that makes a record from a payload's values, except for strings."""
     table = seam.table
     query = sql.SQL(
         "SELECT d.op, {values} FROM modak.delta d"
-        # A string is not for jsonb_populate_record: it refuses one for an array, which the cast below reads.
+        # Strings are left out, because jsonb_populate_record refuses a string for an array. The cast below accepts it.
         " CROSS JOIN LATERAL (SELECT coalesce(jsonb_object_agg(e.key, e.value) FILTER"
         " (WHERE jsonb_typeof(e.value) <> 'string'), '{{}}') AS content FROM jsonb_each(d.payload) e) j"
         " CROSS JOIN LATERAL {record}"
@@ -374,7 +376,8 @@ _TOMBSTONE = 1
 
 
 def _delta_value(column: Column, type_sql: str) -> sql.Composed:
-    """One column of a delta row as its type's output function prints it (format() runs that; a cast may not)."""
+    """One column of a correction as its type's output function prints it. format() runs that function; a cast may
+    not."""
     name, key = sql.Identifier(column.name), sql.Literal(column.name)
     return sql.SQL(
         "CASE WHEN jsonb_typeof(d.payload -> {key}) = 'string' THEN format('%s', (d.payload ->> {key})::{type})"

@@ -1,4 +1,4 @@
-"""Where files of registrations that have ended are (modak.former_locations): listed until somebody has them removed."""
+"""Locations of files from ended registrations (modak.former_locations), listed until the files are removed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class EndedBy(StrEnum):
 
 @dataclass(frozen=True)
 class FormerLocation:
-    """One place of the storage that a registration had to itself."""
+    """A storage location that belonged to one registration."""
 
     location: str
     """Root URI of its files."""
     table: TableName
-    """The lake table's name then."""
+    """The lake table's name at that time."""
     metadata_location: str | None
-    """The lake table's newest metadata file: what any Iceberg engine reads the table from."""
+    """The lake table's newest metadata file, from which any Iceberg engine can read the table."""
     registered_at: datetime
     ended_at: datetime
     ended_by: EndedBy
@@ -49,12 +49,12 @@ class FormerLocation:
 
 
 def record_former_location(connection: PgConnection, table_id: TableId, ended_by: EndedBy) -> None:
-    """Notes where the files of a registration are, in the transaction that is about to end it."""
+    """Records the location of a registration's files, in the transaction that ends the registration."""
     connection.execute(_SQL["record"], {"table_id": table_id, "ended_by": ended_by.value})
 
 
 def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
-    """All of them, by table and age."""
+    """All former locations, ordered by table and age."""
     with source_errors("reading where former registrations had their files"):
         rows = connection.execute(_SQL["list"]).fetchall()
     return tuple(
@@ -64,20 +64,19 @@ def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
 
 
 def note_newest_metadata(connection: PgConnection, pointer: str) -> None:
-    """The catalog is about to forget the lake table with this metadata file; its location, if it is a former one, is
-    known by that from here on."""
+    """Records this metadata file for its former location, if it has one, before the catalog removes the lake table."""
     connection.execute(_SQL["committed"], {"pointer": pointer})
 
 
 def forget_former_location(connection: PgConnection, location: str) -> None:
-    """Its files are gone."""
+    """Removes a location whose files have been deleted."""
     with source_errors("forgetting a former location"):
         connection.execute(_SQL["forget"], {"location": location})
 
 
 def users_of(connection: PgConnection, former: FormerLocation) -> list[str]:
-    """Who needs files of the location: registrations, and tables of the catalog but the former one itself, whose name a
-    registration must not have by now."""
+    """The users of files at the location: registrations, and tables of the Iceberg catalog. The former lake table
+    itself does not count, unless a registration has its name by now."""
     where = {"location": former.location}
     registered = [TableName(*row) for row in connection.execute(_SQL["registered"], where)]
     own = ("lake", former.table.schema, former.table.name)

@@ -1,13 +1,13 @@
-"""Maintenance's side of the catalog: the tables with what protects their files, requests, journal, locks and figures.
+"""Maintenance's access to the catalog: the tables and what protects their files, requests, journal, locks, statistics.
 
-Who maintains a table holds its advisory lock, so that two maintainers never work on one table. Every operation has a
-row in modak.op_log; one that is under way is kept fresh by a heartbeat, and rows whose maintainer died are marked
-`abandoned` by the next one that gets the lock.
+A maintainer holds the advisory lock of the table that it works on, so that two never work on the same table. Every
+operation has a row in modak.op_log. A heartbeat keeps the rows of running operations fresh. If a maintainer dies, the
+next one that gets the lock marks its rows as `abandoned`.
 
-Rewriting: while Spark rewrites data files, the row's phase is `rewriting`, and its details name in `since_sequence` the
-sequence number from which on the rewrite's commit needs the table's history. A pump that sees such a row (`rewriting`)
-keeps these snapshots, and must not commit position deletes for files that it did not add since, nor remove or merge
-data files: Iceberg would refuse the rewrite's commit. Equality deletes and new data files do not disturb it.
+While Spark rewrites data files, the row's phase is `rewriting`. `since_sequence` in its details is the sequence number
+from which on the rewrite's commit needs the table's history. A pump that sees such a row (`rewriting`) keeps these
+snapshots. It must not commit position deletes for files that it did not add since then, nor remove or merge data files,
+because Iceberg would refuse the rewrite's commit. Equality deletes and new data files do no harm.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PUBLISH_SQL = queries("publish")
 COMPACTION = "compaction"
 """op_log.op_kind of operations that rewrite files."""
 MAINTENANCE = "maintenance"
-"""op_log.op_kind of whole passes, and of operations that remove what is not needed any more."""
+"""op_log.op_kind of whole passes, and of operations that remove unneeded files and snapshots."""
 
 RUNNING, REWRITING, DONE, FAILED, ABANDONED = "running", "rewriting", "done", "failed", "abandoned"
 """op_log.phase."""
 
 NEGLECTED_AFTER = 86400.0
-"""Seconds without a maintainer's look after which a table that is committed to counts as neglected."""
+"""Seconds after which a table with new commits counts as neglected, if no maintainer has examined it."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MaintainedTable:
 
     @property
     def protected(self) -> frozenset[int]:
-        """Snapshots that readers may be told to read."""
+        """Snapshots that readers may be using, or may be directed to."""
         return self.pinned | {self.published_snapshot}
 
     @property
@@ -80,7 +80,7 @@ class MaintainedTable:
 def read_tables(
     connection: PgConnection, slot: str, table_ids: Collection[TableId] | None = None
 ) -> tuple[MaintainedTable, ...]:
-    """The slot's tables, or those of them with these IDs, in table_id order."""
+    """The slot's tables, or those of them with these IDs, ordered by table_id."""
     with source_errors("reading the tables to maintain"):
         rows = connection.execute(
             _SQL["tables"], {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
@@ -89,9 +89,8 @@ def read_tables(
 
 
 def _table(row: tuple[Any, ...]) -> MaintainedTable:
-    table_id, schema, name, lake_table, location, state, start, policy, current, previous, snapshot, published = row[
-        :12
-    ]
+    table_id, schema, name, lake_table, location, state, start, policy, current, previous, *protection = row
+    snapshot, published, pinned, copying = protection
     return MaintainedTable(
         table_id=TableId(table_id),
         name=TableName(schema, name),
@@ -104,37 +103,37 @@ def _table(row: tuple[Any, ...]) -> MaintainedTable:
         previous_metadata_location=previous,
         published_snapshot=snapshot,
         published_location=published,
-        pinned=frozenset(row[12]),
-        copying=bool(row[13]) or state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
+        pinned=frozenset(pinned),
+        copying=bool(copying) or state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
     )
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How well a table is looked after."""
+    """The state of a table's maintenance."""
 
     table_id: TableId
     name: TableName
     stats: Mapping[str, Any]
-    """The figures as of the last look (mirror_pump.lake.contents.table_stats), and its `metadata_location`; empty if
-    nobody did."""
+    """The statistics of the last examination (mirror_pump.lake.contents.table_stats), and its `metadata_location`.
+    Empty before the first one."""
     looked_at: datetime | None
     unattended_seconds: float | None
-    """For how long nobody has looked, though the table has been committed to since. None if there is nothing to look
-    at, or nobody is meant to."""
+    """How long the table has had commits that no maintainer has examined. None if it has none, or if its maintenance is
+    disabled."""
     swept_at_sequence: int
     """Sequence number at the last sweep; 0 before the first."""
     failure: str | None
-    """What the last pass failed with; None if it did not."""
+    """The error of the last pass; None if it succeeded."""
 
     @property
     def neglected(self) -> bool:
-        """Whether somebody should have looked by now."""
+        """Whether a maintainer should have examined the table by now."""
         return self.unattended_seconds is not None and self.unattended_seconds >= NEGLECTED_AFTER
 
 
 def attention(connection: PgConnection, slot: str) -> list[Attention]:
-    """Of all tables of the slot that are in the lake, by name. One query of the catalog."""
+    """The maintenance state of all tables of the slot that are in the lake, by name. Runs one query on the catalog."""
     with source_errors("looking at the tables' maintenance"):
         rows = connection.execute(_SQL["attention"], {"slot": slot}).fetchall()
     return [
@@ -152,7 +151,7 @@ def attention(connection: PgConnection, slot: str) -> list[Attention]:
 
 
 def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets the given keys of a table's policy, removes those whose value is None; returns what is stored then."""
+    """Sets the given keys of a table's policy, and removes those whose value is None. Returns the stored policy."""
     with source_errors("changing the maintenance policy"), connection.transaction():
         row = connection.execute(_SQL["policy"], {"table_id": table_id}).fetchone()
         if row is None:
@@ -163,7 +162,7 @@ def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[
 
 
 def file_request(connection: PgConnection, table_id: TableId, by: str) -> datetime:
-    """Asks for a table's maintenance; returns the database's time, after which whatever answers it begins."""
+    """Requests maintenance of a table. Returns the database's time; the pass that answers begins at or after it."""
     with source_errors("filing a maintenance request"), connection.transaction():
         row = connection.execute(_SQL["clock"]).fetchone()
         connection.execute(_SQL["request"], {"table_id": table_id, "by": by})
@@ -173,14 +172,14 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
 
 
 def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:
-    """Takes back what `by` asked for and nobody has claimed."""
+    """Withdraws the requests of `by` that no maintainer has claimed."""
     with source_errors("withdrawing maintenance requests"):
         connection.execute(_SQL["withdraw"], {"table_ids": list(table_ids), "by": by})
 
 
 def requested(connection: PgConnection, slot: str) -> list[TableId]:
-    """Tables whose maintenance was asked for, in the order of asking; also those whose request was claimed by a
-    maintainer that has given no sign of life for 60 s."""
+    """Tables with maintenance requests, in the order of the requests. Includes requests that were claimed by a
+    maintainer whose last heartbeat is more than 60 s old."""
     with source_errors("looking for maintenance requests"):
         return [TableId(row[0]) for row in connection.execute(_SQL["requested"], {"slot": slot}).fetchall()]
 
@@ -193,9 +192,9 @@ def answer_to(connection: PgConnection, table_id: TableId, since: datetime) -> t
 
 
 def rewriting(connection: PgConnection, table_ids: Collection[TableId]) -> dict[TableId, SequenceNumber]:
-    """Tables of these that a rewrite of data files is running on, each with the sequence number it may have begun at.
+    """The tables among these with a running rewrite of data files, each with the rewrite's `since_sequence`.
 
-    For the pump: see the module's text for what to leave alone meanwhile. A row that its maintainer has not refreshed
+    The module's docstring says what the pump must not do during a rewrite. A row that its maintainer has not refreshed
     for 60 s does not count.
     """
     with source_errors("looking for rewrites under way"):
@@ -205,7 +204,7 @@ def rewriting(connection: PgConnection, table_ids: Collection[TableId]) -> dict[
 
 @contextmanager
 def table_lock(connection: PgConnection, table_id: TableId) -> Iterator[bool]:
-    """Whether this maintainer may work on the table, for the time of the block. The lock ends with the connection."""
+    """Tries to lock the table for the block; yields whether that succeeded. The lock also ends with the connection."""
     key = _lock_key(f"table {table_id}")
     with source_errors("locking a table for maintenance"):
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
@@ -219,7 +218,7 @@ def table_lock(connection: PgConnection, table_id: TableId) -> Iterator[bool]:
 
 
 def announce_server(connection: PgConnection, slot: str) -> None:
-    """Says, for as long as the connection lives, that a maintainer serves requests."""
+    """Announces, until the connection ends, that a maintainer serves requests."""
     with source_errors("announcing the maintainer"):
         connection.execute("SELECT pg_advisory_lock_shared(%s)", (_lock_key(f"server {slot}"),))
 
@@ -243,8 +242,8 @@ def _lock_key(what: str) -> int:
 
 
 def claim(connection: PgConnection, table_id: TableId, details: Mapping[str, Any]) -> tuple[uuid.UUID, str] | None:
-    """Takes the table's request and begins the journal of the pass that answers it, in one transaction: the operation's
-    ID and who asked. None if there is no request (any more)."""
+    """Claims the table's request and journals the begin of the pass that answers it, in one transaction. Returns the
+    operation's ID and the requester. None if there is no request (any more)."""
     with source_errors("claiming a maintenance request"), connection.transaction():
         row = connection.execute(_SQL["claim"], {"table_id": table_id}).fetchone()
         if row is None:
@@ -282,14 +281,14 @@ def finish(
 
 
 def beat(connection: PgConnection, op_ids: Collection[uuid.UUID]) -> None:
-    """Says that these operations are still under way."""
+    """Refreshes the heartbeat of these operations."""
     with source_errors("journalling"):
         connection.execute(_SQL["beat"], {"op_ids": list(op_ids)})
 
 
 def clear_up(connection: PgConnection, table_id: TableId) -> None:
-    """For who holds the table's lock: marks what a dead maintainer left open, files its unanswered request again, and
-    forgets what ended 30 days ago."""
+    """Marks operations of a dead maintainer as abandoned, files its unanswered request again, and deletes journal rows
+    that ended 30 days ago. The caller must hold the table's lock."""
     with source_errors("clearing up the journal"), connection.transaction():
         for operation, requested_by in connection.execute(_SQL["abandon"], {"table_id": table_id}).fetchall():
             if operation == "pass" and requested_by is not None:
@@ -298,10 +297,13 @@ def clear_up(connection: PgConnection, table_id: TableId) -> None:
 
 
 def last(connection: PgConnection, table_id: TableId, operation: str) -> tuple[str, dict[str, Any], float] | None:
-    """Phase, details and age in seconds of the newest operation of that name that ended; None if there is none."""
+    """Phase, details and age in seconds of the newest finished operation of that name; None if there is none."""
     with source_errors("reading the journal"):
         row = connection.execute(_SQL["last"], {"table_id": table_id, "operation": operation}).fetchone()
-    return None if row is None else (str(row[0]), dict(row[1]), float(row[2]))
+    if row is None:
+        return None
+    phase, details, age = row
+    return str(phase), dict(details), float(age)
 
 
 def store_stats(
@@ -325,11 +327,12 @@ def store_stats(
 
 
 def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, before: float) -> bool:
-    """Declares that unreferenced files of the table older than `before` (seconds since 1970) may go from now on.
+    """Declares that unreferenced files of the table older than `before` (seconds since 1970) may be deleted from now
+    on.
 
-    Publishes that committed earlier are visible to whoever reads the pointer after this; one that comes later and holds
-    a file as old as that fails, and its batch is received again. So no publish can name a file that is being swept,
-    however long it was held up. False: the table is not what it was, or is being copied.
+    Publishes that committed earlier are visible to everybody who reads the pointer afterwards. A later publish that
+    contains a file as old as that fails, and its batch is received again. So no publish can refer to a file that is
+    being swept, no matter how long it was delayed. False: the table was registered anew, or is being copied.
     """
     with source_errors("declaring a sweep"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})

@@ -1,8 +1,8 @@
 """Why the pump cannot go on, as the catalog has it (modak.mirror_slots.last_error).
 
-Between two tries a pump leads nothing and has no connection: this row is what tells that it is there, and what it waits
-for. The next publish that moves the frontier clears it (sql/queries/publish.sql), and so does a session that has
-caught up.
+Between two attempts a pump does not lead and has no connection. Only this row shows that it exists and what it is
+waiting for. It is cleared by the next publish that moves the frontier (sql/queries/publish.sql), and by a session that
+has caught up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONNECT_TIMEOUT = 3
 _LONGEST_TEXT = 4000
 """Characters of an error that the catalog keeps."""
 _OVERDUE = timedelta(seconds=20)
-"""After the moment of the next try, until a pump that does not lead counts as gone: to connect takes a while."""
+"""How long after the time of its next attempt a pump that does not lead counts as gone: connecting takes a while."""
 
 
 _CLEAR = "UPDATE modak.mirror_slots SET last_error = NULL WHERE slot_name = %s AND last_error IS NOT NULL"

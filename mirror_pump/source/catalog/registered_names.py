@@ -1,4 +1,4 @@
-"""Finds registrations by the names that their tables had: those of dropped tables are no relations' names any more."""
+"""Finds registrations by their tables' registered names, because the names of dropped tables no longer resolve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SQL = queries("tables")
 
 
 def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:
-    """The table that was registered under this name, whatever it is called now."""
+    """The table that was registered under this name, even if it was renamed since."""
     with source_errors("looking for a registered table"):
         row = connection.execute(
             "SELECT table_id FROM modak.tables WHERE schema_name = %s AND table_name = %s", (name.schema, name.name)
@@ -22,7 +22,7 @@ def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | 
 
 
 def name_parts(connection: PgConnection, text: str) -> list[str]:
-    """The parts of a name as Postgres reads it; none if it is no name."""
+    """The parts of a name as Postgres parses it; empty if it is not a name."""
     with source_errors("reading a table's name"):
         try:
             with connection.transaction():
@@ -33,7 +33,8 @@ def name_parts(connection: PgConnection, text: str) -> list[str]:
 
 
 def formerly_registered(connection: PgConnection, text: str) -> MirroredTable | None:
-    """The table that was registered under the name `text`, as SQL or without its quotes, with or without its schema."""
+    """The table that was registered under the name `text`, given in SQL syntax or unquoted, with or without its
+    schema."""
     parts = name_parts(connection, text)
     with source_errors("looking for a registered table"):
         found = connection.execute(_SQL["formerly"], {"parts": parts, "text": text}).fetchone()

@@ -196,7 +196,7 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
 
 
 def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
-    """Where the cut-line has moved the table stays divided, also when its retention is switched off."""
+    """The heap retention in these catalog columns. None for a plain mirror: no lag, and the cut-line never moved."""
     if lag is None and cut == EVERYTHING_IN_HEAP:
         return None
     tier = Tier(column, TierKind(kind), cut, lag)

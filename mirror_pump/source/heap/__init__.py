@@ -1,1 +1,1 @@
-"""Rows of the heap: by blocks, by key, and for reads."""
+"""Reads rows of the heap: by blocks for copies, by key for single rows, and under a condition for queries."""

@@ -1,11 +1,11 @@
-"""Reads a range of a heap's blocks as Arrow batches, typed exactly as the stream types the same values.
+"""Reads a range of a heap's blocks as Arrow batches, with exactly the types that the stream gives to the same values.
 
-Runs inside Spark tasks: no state is shared between chunks, each opens its own connection and one short transaction.
+Runs inside Spark tasks. Chunks share no state: each opens its own connection and one short transaction.
 
-CPU seconds of client and server together for 4,300,000 rows of public.acct with zstd Parquet, one run each on a busy
-machine: numeric as text from SQL 4.2, as scaled bigint 4.2 (and an error on NaN), by ADBC's own conversion 5.0; with
-the latter, timestamptz as ADBC's microseconds 5.0, as text 5.7. So numeric travels as text into the stream's parser,
-and dates and times natively.
+Numeric values are read as text and go through the stream's parser; dates and times are read in ADBC's binary form. This
+was the fastest in a measurement of the CPU seconds that client and server used together for 4,300,000 rows of
+public.acct with zstd Parquet (one run each on a busy machine): numeric as text from SQL 4.2, as scaled bigint 4.2 (and
+an error on NaN), by ADBC's own conversion 5.0; with the latter, timestamptz as ADBC's microseconds 5.0, as text 5.7.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Chunk:
     schema: str
     name: str
     filenode: int
-    """What pg_relation_filenode() was when the range was planned."""
+    """The value of pg_relation_filenode() when the range was planned."""
     lo_block: int
     hi_block: int | None
-    """Exclusive; None: up to the end of the heap as the chunk's snapshot sees it."""
+    """Exclusive. None: up to the end of the heap in the chunk's snapshot."""
 
     @property
     def table(self) -> TableName:
@@ -50,24 +50,25 @@ class Chunk:
 
 
 class FilenodeChanged(TableError):
-    """The heap was rewritten, or replaced, since the chunk was planned: its block numbers mean nothing any more."""
+    """The heap was rewritten or replaced after the chunk was planned, so its block numbers are no longer valid."""
 
 
 class HeapLocked(Exception):
-    """Somebody alters the relation, or waits to: its chunk is to be read later."""
+    """Somebody is altering the relation, or waiting to: its chunk has to be read later."""
 
 
 class RawTextNeeded(Exception):
-    """Columns hold values that their types cannot hold: read the chunk again with the texts of these beside."""
+    """Columns contain values that their lake types cannot hold. The chunk has to be read again with raw text columns
+    for `columns`."""
 
     def __init__(self, columns: frozenset[str]) -> None:
-        super().__init__(f"columns {', '.join(sorted(columns))} hold values that need a sidecar")
+        super().__init__(f"columns {', '.join(sorted(columns))} contain values that need a raw text column")
         self.columns = columns
 
 
 @dataclass(frozen=True)
 class HeapLeaf:
-    """A relation that holds rows of its own: a plain table, or a leaf partition of one."""
+    """A relation that holds rows itself: a plain table, or a leaf partition of a table."""
 
     relation_id: int
     schema: str
@@ -78,28 +79,28 @@ class HeapLeaf:
 
 
 def plan_chunks(conn: PgConnection, table_id: TableId, target_bytes: int) -> tuple[Chunk, ...]:
-    """Cuts the heaps of a table, or of its leaf partitions, into ranges of about `target_bytes` on disk.
+    """Divides the heaps of a table, or of its leaf partitions, into ranges of about `target_bytes` on disk.
 
-    Together they cover every row that exists at the time of the call; the last range of each leaf is open. Leaves
-    without a block have no chunk. Empty for a table without rows, and for one that is gone.
+    Together the ranges cover every row that exists at the time of the call. The last range of each leaf has no upper
+    end. Leaves without blocks get no chunk. Empty for a table that has no blocks or no longer exists.
     """
-    return cut(read_leaves(conn, table_id), target_bytes)
+    return chunks_of(read_leaves(conn, table_id), target_bytes)
 
 
 def read_leaves(conn: PgConnection, table_id: TableId) -> list[HeapLeaf]:
-    """The heaps of a table; none of one that is gone. Locks nothing."""
+    """The heaps of a table; empty if the table no longer exists. Takes no locks."""
     with source_errors(f"looking for the heaps of relation {table_id}"):
         return [HeapLeaf(*row) for row in conn.execute(_LEAVES, {"oid": table_id}).fetchall()]
 
 
-def cut(leaves: Iterable[HeapLeaf], target_bytes: int) -> tuple[Chunk, ...]:
-    """`plan_chunks` of leaves that were read already."""
+def chunks_of(leaves: Iterable[HeapLeaf], target_bytes: int) -> tuple[Chunk, ...]:
+    """Like `plan_chunks`, for leaves that have been read already."""
     chunks = []
     for leaf in leaves:
         if not leaf.blocks:
             continue
         step = max(1, target_bytes // leaf.block_bytes)
-        # A remainder of less than half a range goes with the range before it.
+        # A remainder of less than half a range is part of the range before it.
         bounds = [*range(0, max(1, leaf.blocks - step // 2), step), None]
         chunks += [
             Chunk(leaf.relation_id, leaf.schema, leaf.name, leaf.filenode, lo or 0, hi)
@@ -115,20 +116,22 @@ def read_chunk(
     *,
     snapshot: str | None = None,
     batch_bytes: int = 16 << 20,
-    beside: frozenset[str] = frozenset(),
+    raw_text_columns: frozenset[str] = frozenset(),
     where: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """The chunk's rows in batches of about `batch_bytes`, `columns` in their order with their `type.arrow`.
+    """The chunk's rows in batches of about `batch_bytes`: `columns` in their order, each with its `type.arrow`.
 
-    Behind them, in the same order, one string column for each of the columns named in `beside`: the texts of the
-    values that the column's type cannot hold, where its own cell is NULL. `where` is a condition in SQL that rows have
-    to meet.
+    Then follows, in the same order, one string column for each column named in `raw_text_columns`. It holds the texts
+    of the values that the column's type cannot hold, in rows where the column itself is NULL. `where` is an SQL
+    condition on the rows.
 
-    Reads in one REPEATABLE READ, READ ONLY transaction: in the exported `snapshot` if one is given. Raises
-    FilenodeChanged if the heap is another than planned (checked under a lock that keeps it from being rewritten
-    meanwhile), HeapLocked, without `snapshot`, if that lock is not to be had at once, RawTextNeeded, before a batch is
-    yielded that would lack a value, for columns that hold one that their type cannot hold and are not in `beside`,
-    TableError for bytes that are no text, ConnectionLost or SourceError for the rest.
+    Reads in one REPEATABLE READ, READ ONLY transaction, with the exported `snapshot` if one is given. Raises
+
+    - FilenodeChanged if the heap is not the planned one. This is checked under a lock that prevents a later rewrite.
+    - HeapLocked if that lock cannot be taken at once; only without `snapshot`.
+    - RawTextNeeded if a column outside of `raw_text_columns` contains a value that its type cannot hold. It is raised
+      before a batch that would lack the value is yielded.
+    - TableError for bytes that are not text; ConnectionLost or SourceError for everything else.
     """
     doing = f"copying {chunk.table}"
     statement = ""
@@ -141,13 +144,13 @@ def read_chunk(
         _check_columns(cursor, chunk, columns)
         output = _output_functions(cursor, chunk, columns)
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
-        statement = _select(chunk, columns, output, beside, where)
+        statement = _select(chunk, columns, output, raw_text_columns, where)
         cursor.execute(statement)
         schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
-        texts = [pa.field(column.name, pa.string()) for column in columns if column.name in beside]
+        texts = [pa.field(column.name, pa.string()) for column in columns if column.name in raw_text_columns]
         for batch in cursor.fetch_record_batch():
             parsed = [
-                _convert(array, column, chunk, as_text=column.name in beside)
+                _convert(array, column, chunk, as_text=column.name in raw_text_columns)
                 for array, column in zip(batch.columns, columns, strict=True)
             ]
             flagged = {
@@ -155,12 +158,12 @@ def read_chunk(
                 for column, result in zip(columns, parsed, strict=True)
                 if result.unrepresentable is not None
             }
-            if flagged - beside:
+            if flagged - raw_text_columns:
                 raise RawTextNeeded(frozenset(flagged))
             raw = [
                 _texts_where(array, result.unrepresentable)
                 for array, result, column in zip(batch.columns, parsed, columns, strict=True)
-                if column.name in beside
+                if column.name in raw_text_columns
             ]
             arrays = [*(result.values for result in parsed), *raw]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *texts]))
@@ -179,17 +182,18 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND c.oid IN (SELECT relation FROM tree)
 ORDER BY c.oid
 """
-"""Without pg_partition_tree(), which would lock every partition until the caller's transaction ends, the DEFAULT one
-too: then nobody could add a partition while a reader is there."""
+"""Does not use pg_partition_tree(), which would lock every partition, the DEFAULT one too, until the caller's
+transaction ends: nobody could add a partition during a read."""
 
 
 def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
-    """Opens the transaction; its snapshot is taken after the lock, so that both see the same heap."""
+    """Opens the transaction. Its snapshot is taken after the lock, so that both see the same heap."""
     cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    # A partition that a condition leaves nothing of is not read: by default only its parent's queries know that.
+    # Skip a partition whose constraint excludes all rows of the condition. By default only queries of its parent do.
     cursor.execute("SET LOCAL constraint_exclusion = on")
     if snapshot is not None:
-        # Who exported it may hold the table's lock, with a DDL statement in the queue behind: then nobody would move.
+        # The session that exported the snapshot may hold the table's lock, with a DDL statement queued behind it. A
+        # wait without limit would be a deadlock.
         cursor.execute("SET LOCAL lock_timeout = '30s'")
         cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
     else:
@@ -214,8 +218,9 @@ def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
 
 
 def _check_columns(cursor: Any, chunk: Chunk, columns: tuple[Column, ...]) -> None:
-    """Raises FilenodeChanged unless the table has these columns: by number, so that names which were swapped do not
-    pass. A partition numbers its columns as it likes; the topmost table's count, and both are altered together."""
+    """Raises FilenodeChanged unless the table has these columns. Columns are compared by number, which detects swapped
+    names. A partition may number its columns differently, so those of the topmost table are compared: both are always
+    altered together."""
     wanted = ", ".join(
         f"({column.attnum}, {literal(column.name)}, {column.type_oid}, {column.type_modifier})" for column in columns
     )
@@ -231,9 +236,9 @@ def _check_columns(cursor: Any, chunk: Chunk, columns: tuple[Column, ...]) -> No
 
 
 def _output_functions(cursor: Any, chunk: Chunk, columns: tuple[Column, ...]) -> dict[str, str | None]:
-    """By column name, the function that prints its type; None where ADBC delivers the text as it is."""
-    # A domain has its base type's output function (pg_type.typoutput). pgoutput prints with this very function; a
-    # cast to text does not always: it drops the blanks of char(n) and adds /32 to an inet.
+    """By column name, the output function of its type. None if ADBC delivers the text unchanged; empty for a domain."""
+    # A domain has the output function of its base type (pg_type.typoutput). pgoutput prints with the same function. A
+    # cast to text may differ: it drops the trailing blanks of char(n) and adds /32 to an inet.
     cursor.execute(
         "SELECT a.attname, CASE WHEN n.nspname = 'pg_catalog' AND p.proname IN ('textout', 'varcharout', 'bpcharout')"
         " THEN NULL WHEN t.typtype = 'd' THEN '' ELSE quote_ident(n.nspname) || '.' || quote_ident(p.proname) END"
@@ -244,7 +249,7 @@ def _output_functions(cursor: Any, chunk: Chunk, columns: tuple[Column, ...]) ->
     missing = [column.name for column in columns if column.name not in output]
     if missing:
         raise TableError(
-            f"{chunk.table} has no column {missing[0]} any more: its columns changed while it was copied",
+            f"{chunk.table} has no column {missing[0]} any more: its columns changed during the copy",
             "unregister and register the table again",
         )
     return output
@@ -270,26 +275,26 @@ _AS_TEXT = frozenset({Kind.STRING, Kind.DECIMAL, Kind.LIST, Kind.TIME})
 def _expression(column: Column, output: str | None, *, as_text: bool) -> str:
     name = identifier(column.name)
     if column.type.kind is Kind.LONG:
-        # oid is unsigned: ADBC's int32 would turn the upper half negative.
+        # oid is unsigned: ADBC's int32 would make the upper half negative.
         return f"{name}::bigint"
     if (column.type.kind not in _AS_TEXT and not as_text) or output is None:
         return name
     if not output:
-        # A domain: its base type's function may not accept it; format() finds the function by itself.
+        # A domain: its base type's function may not accept it. format() finds the right function.
         return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END"
     return f"pg_catalog.textin({output}({name}))"
 
 
 _FIRST_MICROSECOND = -210_866_803_200_000_000
-"""4714-11-24 BC 00:00, the first timestamp that Postgres has (datatype/timestamp.h). ADBC counts from 1970 instead of
-2000 and wraps what int64 cannot hold, both infinities among it, to numbers below."""
+"""4714-11-24 BC 00:00, the first timestamp of Postgres (datatype/timestamp.h). ADBC counts from 1970 instead of 2000.
+Values that int64 cannot hold then, both infinities among them, wrap to numbers below this."""
 
 _FIRST_DAY = -2_440_588
-"""The same day as a date; date infinities wrap to numbers below."""
+"""The same day as a date. The infinities of dates wrap to numbers below this."""
 
 
 def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) -> Parsed:
-    """One column of a batch as `column.type.arrow`; `unrepresentable` is None unless there is such a value."""
+    """One column of a batch as `column.type.arrow`. `unrepresentable` is None if the type can hold all values."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind, arrow = column.type.kind, column.type.arrow
@@ -298,8 +303,8 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
             parsed = parse_text(array, column.type)
         except ValueError as error:
             raise _changed(column, chunk) from error
-        some = parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py()
-        return parsed if some else Parsed(parsed.values, None)
+        has_unrepresentable = parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py()
+        return parsed if has_unrepresentable else Parsed(parsed.values, None)
     if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE):
         first = _FIRST_DAY if kind is Kind.DATE else _FIRST_MICROSECOND
         last = None if kind is Kind.DATE else INFINITE_MICROSECONDS - 1
@@ -322,11 +327,12 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
 
 
 _CHECKED_TEXT = frozenset({25, 1042, 1043})
-"""text, char(n), varchar: the server never stores what is not of the database's encoding."""
+"""text, char(n), varchar: the server only stores text in the database's encoding."""
 
 
 def _check_encoding(array: pa.Array, column: Column, chunk: Chunk) -> None:
-    """Other types print what they like: before PostgreSQL 16, "char" prints a byte above 127 as it is."""
+    """Raises TableError for bytes that are not UTF-8. Output functions may print such bytes: before PostgreSQL 16,
+    "char" prints a byte above 127 unchanged."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -337,7 +343,7 @@ def _check_encoding(array: pa.Array, column: Column, chunk: Chunk) -> None:
 
 
 def _texts_where(texts: pa.Array, flags: pa.Array | None) -> pa.Array:
-    """The texts that are flagged, NULL elsewhere."""
+    """The flagged texts, and NULL elsewhere."""
     texts = texts.cast(pa.string())
     return (
         pa.nulls(len(texts), pa.string()) if flags is None else pc.if_else(flags, texts, pa.scalar(None, pa.string()))
@@ -351,12 +357,14 @@ def _changed(column: Column, chunk: Chunk) -> TableError:
     )
 
 
-_PASSING = ("40", "53", "55P03", "57")
-"""SQLSTATEs of what passes: conflicts, a lack of resources, a lock held by others, a cancelled query."""
+_RETRIED = "mirror-pump tries again by itself"
 
-_OF_THE_TABLE = ("22021", "22P05", "42501", "54", "58", "XX")
-"""... and of what concerns this table alone: characters that UTF-8 does not have, no permission to read it, a row too
-large to be sent (54000; XX000 for one value), a damaged heap."""
+_TEMPORARY_SQLSTATES = ("40", "53", "55P03", "57")
+"""SQLSTATEs of temporary failures: conflicts, a lack of resources, a lock held by others, a cancelled query."""
+
+_TABLE_SQLSTATES = ("22021", "22P05", "42501", "54", "58", "XX")
+"""SQLSTATEs of failures that concern this table alone: characters that UTF-8 does not have, no permission to read it, a
+row too large to be sent (54000; XX000 for a single value), a damaged heap."""
 
 _TOO_LARGE = (
     "Postgres sends no row beyond 1 GB of text (bytea takes two characters a byte): make the row smaller, or leave the"
@@ -378,22 +386,22 @@ def _errors(doing: str, state_of: Callable[[], str]) -> Iterator[None]:
             not state and isinstance(error, adbc.OperationalError | adbc.InternalError)
         )
         if lost:
-            raise ConnectionLost(f"the connection was lost while {doing}: {detail}", "it is tried again") from error
-        if state.startswith(_PASSING):
-            raise ConnectionLost(f"Postgres broke off {doing}: {detail}", "it is tried again") from error
-        if state.startswith(_OF_THE_TABLE):
-            raise _of_the_table(doing, detail, state) from error
+            raise ConnectionLost(f"the connection was lost while {doing}: {detail}", _RETRIED) from error
+        if state.startswith(_TEMPORARY_SQLSTATES):
+            raise ConnectionLost(f"Postgres aborted {doing}: {detail}", _RETRIED) from error
+        if state.startswith(_TABLE_SQLSTATES):
+            raise _table_error(doing, detail, state) from error
         raise SourceError(f"Postgres refused while {doing}: {detail}", "see the server's log") from error
     except (pa.ArrowException, OSError) as error:
         detail = " ".join(str(error).split())
         state = state_of() if "PGRES_FATAL_ERROR" in detail else ""
-        if state.startswith(_OF_THE_TABLE):
-            raise _of_the_table(doing, detail, state) from error
-        raise ConnectionLost(f"reading broke off while {doing}: {detail}", "it is tried again") from error
+        if state.startswith(_TABLE_SQLSTATES):
+            raise _table_error(doing, detail, state) from error
+        raise ConnectionLost(f"reading was interrupted while {doing}: {detail}", _RETRIED) from error
 
 
-def _of_the_table(doing: str, detail: str, state: str) -> TableError:
-    remedy = _TOO_LARGE if state.startswith(("54", "XX000")) else "Change the row that the message is about, if any."
+def _table_error(doing: str, detail: str, state: str) -> TableError:
+    remedy = _TOO_LARGE if state.startswith(("54", "XX000")) else "change the row that the message is about, if any"
     return TableError(f"Postgres refused while {doing}: {detail.rpartition('ERROR: ')[2]}.", remedy)
 
 

@@ -1,7 +1,7 @@
-"""The heap side of a read: which rows of a table are wanted, and which columns hold values that their lake type cannot.
+"""The heap side of a read: the wanted rows of a table, and the columns with values that their lake type cannot hold.
 
-The copy meets such values as it goes, and reads again. A reader has to know its columns before it returns: so it asks
-first, in its snapshot.
+A copy can read a chunk again when it finds such a value. A reader has to know its columns before it returns rows, so it
+looks for such values first, in its snapshot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.model import Column, MirroredTable
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.heap.block_reader import Chunk, cut, read_chunk, read_leaves
+from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_chunk, read_leaves
 
 CHUNK_BYTES = 64 << 20
 """Heap bytes that one task or thread reads."""
@@ -29,39 +29,38 @@ class HeapSide:
     table: MirroredTable
     snapshot: str
     condition: str
-    """In SQL; empty for all rows."""
+    """An SQL condition on the rows. Empty for all rows."""
     chunks: tuple[Chunk, ...]
-    beside: frozenset[str]
-    """Columns that hold values, among these rows, which need a sidecar."""
+    raw_text_columns: frozenset[str]
+    """Columns that contain, in these rows, values that need a raw text column."""
     blocks: int
-    """Of the largest leaf."""
-    odd: bool
-    """Some row meets `needs_exact_reader`."""
+    """The number of blocks of the largest leaf."""
+    exact_reader_needed: bool
+    """Whether some row meets the condition `needs_exact_reader`."""
 
 
 def heap_side(connection: PgConnection, snapshot: str, table: MirroredTable, condition: str) -> HeapSide:
-    """Looks through the rows, in `connection`'s snapshot, which `snapshot` names.
+    """Examines the rows in `connection`'s snapshot, whose exported name is `snapshot`.
 
-    Raises TableError if the table's columns are not those that the mirror knows: values would be taken for what they
-    are not.
+    Raises TableError if the table's columns are not those that the mirror knows, because values would be misread.
     """
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]
     tests = [*(unheld(column) for column in suspects), needs_exact_reader(table)]
     found: Sequence[bool] = [False] * len(tests)
-    # The locks that looking takes, of the table itself and its DEFAULT partition, would keep others from adding
-    # partitions for as long as the read is open: they go with the savepoint.
-    with source_errors(f"looking through {table.name}"), connection.transaction(force_rollback=True):
+    # The query locks the table and its DEFAULT partition, which would keep others from adding partitions during the
+    # read. Rolling back to a savepoint releases these locks.
+    with source_errors(f"examining the rows of {table.name}"), connection.transaction(force_rollback=True):
         _check_columns(connection, table)
         leaves = read_leaves(connection, table.table_id)
-        chunks = cut(leaves, CHUNK_BYTES)
+        chunks = chunks_of(leaves, CHUNK_BYTES)
         if chunks and set(tests) != {"false"}:
             selected = ", ".join(f"coalesce(bool_or({test}), false)" for test in tests)
             where = f" WHERE {condition}" if condition else ""
             query = f"SELECT {selected} FROM {table.name.quoted}{where}"
             found = connection.execute(query.encode()).fetchone() or found
-    beside = frozenset(column.name for column, unheld in zip(suspects, found, strict=False) if unheld)
+    raw_text_columns = frozenset(column.name for column, has_unheld in zip(suspects, found, strict=False) if has_unheld)
     blocks = max((leaf.blocks for leaf in leaves), default=0)
-    return HeapSide(table, snapshot, condition, chunks, beside, blocks, found[-1])
+    return HeapSide(table, snapshot, condition, chunks, raw_text_columns, blocks, found[-1])
 
 
 def _check_columns(connection: PgConnection, table: MirroredTable) -> None:
@@ -70,8 +69,8 @@ def _check_columns(connection: PgConnection, table: MirroredTable) -> None:
         present = connection.execute(_COLUMNS, {"oid": table.table_id}).fetchall()
     if missing := [name for number, name, *type_ in wanted if (number, name, *type_) not in present]:
         raise TableError(
-            f"{table.name} was altered (column {missing[0]}), and the mirror has not come that far",
-            "try again in a few seconds; `mirror-pump status` says if the table waits for something",
+            f"{table.name} was altered (column {missing[0]}), and the mirror has not applied that change yet",
+            "try again in a few seconds; `mirror-pump status` shows if the table is waiting for something",
         )
 
 
@@ -82,35 +81,36 @@ SELECT attnum::int, attname, atttypid::bigint, atttypmod FROM pg_attribute
 
 
 def read_heap(dsn: str, heap: HeapSide, chunk: Chunk, condition: str = "") -> Iterator[pa.RecordBatch]:
-    """The chunk's rows, as `copyread.read_chunk` gives them, with UUIDs as text; `condition` on top of the side's."""
+    """The chunk's rows as `read_chunk` returns them, but with UUIDs as text. Rows must meet `condition` as well as
+    `heap.condition`."""
     both = " AND ".join(f"({predicate})" for predicate in (heap.condition, condition) if predicate)
     columns = tuple(replace(column, type=presented(column.type)) for column in heap.table.columns)
-    return read_chunk(dsn, chunk, columns, snapshot=heap.snapshot, beside=heap.beside, where=both)
+    return read_chunk(dsn, chunk, columns, snapshot=heap.snapshot, raw_text_columns=heap.raw_text_columns, where=both)
 
 
 def presented(type: ColumnType) -> ColumnType:  # noqa: A002 - the word callers use
-    """The type in which values are handed to an engine: neither Spark nor DuckDB takes a UUID from Arrow as such."""
+    """The type in which values are passed to an engine: neither Spark nor DuckDB accepts Arrow's UUID type."""
     if type.element is not None:
         return replace(type, element=presented(type.element))
     return ColumnType(Kind.STRING) if type.kind is Kind.UUID else type
 
 
 def unheld(column: Column) -> str:
-    """SQL: whether a row's value is one that `column.type` cannot hold. May be NULL, for NULL."""
+    """SQL condition: `column.type` cannot hold the row's value. May be NULL for a NULL value."""
     return _unheld(identifier(column.name), column.type)
 
 
 def _unheld(value: str, type: ColumnType) -> str:  # noqa: A002 - as above
     match type.kind:
         case Kind.DECIMAL:
-            # NaN is above all numbers in Postgres's order.
+            # Postgres sorts NaN above all numbers.
             number = f"({value})::numeric"
             fits = f"abs({number}) < 1e{type.precision - type.scale}::numeric"
             return f"NOT (CASE WHEN {fits} THEN scale(trim_scale({number})) <= {type.scale} ELSE {number} IS NULL END)"
         case Kind.DATE:
             return f"NOT isfinite(({value})::date)"
         case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
-            # Beyond lies what 64 bits of microseconds since 1970 cannot count; "-infinity" is below.
+            # 64 bits of microseconds since 1970 end there. "-infinity" is below all other values.
             name = "timestamp" if type.kind is Kind.TIMESTAMP else "timestamptz"
             return f"NOT (({value})::{name} < '294247-01-01' AND ({value})::{name} > '-infinity')"
         case Kind.LIST:
@@ -124,7 +124,8 @@ def _unheld(value: str, type: ColumnType) -> str:  # noqa: A002 - as above
 
 
 _FIRST_PLAIN = "1583-01-01"
-"""From here on Java's old calendar, in which the JDBC driver has dates and times, is the proleptic one of Postgres."""
+"""From this day on, the calendar that the JDBC driver uses for dates and times (Java's hybrid calendar) agrees with the
+proleptic Gregorian calendar of Postgres."""
 
 _PLAIN_ARRAYS = {
     Kind.BOOLEAN: "boolean[]",
@@ -134,11 +135,11 @@ _PLAIN_ARRAYS = {
     Kind.DOUBLE: "float8[]",
 }
 _TEXT_ARRAYS = frozenset({1009, 1015})
-"""pg_type.oid of text[] and varchar[]: of others the elements' text would have to be asked for one by one."""
+"""pg_type.oid of text[] and varchar[]. Other types would need a separate conversion of each element to text."""
 
 
 def plain_array(column: Column) -> str | None:
-    """The Postgres type in which a list travels through JDBC as it is; None if there is none."""
+    """The Postgres array type in which JDBC transfers the column's values unchanged. None if there is none."""
     assert column.type.element is not None
     if column.type.element.kind is Kind.STRING:
         return "text[]" if column.type_oid in _TEXT_ARRAYS else None
@@ -146,8 +147,9 @@ def plain_array(column: Column) -> str | None:
 
 
 def needs_exact_reader(table: MirroredTable) -> str:
-    """SQL: whether a row holds a value that Spark would not get through JDBC as it is: one that needs a sidecar, one of
-    before 1583, a list of other things than plain values. `false` for tables that can have none. May be NULL."""
+    """SQL condition: JDBC would not transfer a value of the row to Spark unchanged. Such values are those that need a
+    raw text column, times before 1583, and lists of anything but plain values. `false` for tables that cannot have any.
+    May be NULL."""
     tests = []
     for column in table.columns:
         name = identifier(column.name)
@@ -158,5 +160,5 @@ def needs_exact_reader(table: MirroredTable) -> str:
         if column.type.kind is Kind.LIST and plain_array(column) is None:
             tests.append(f"{name} IS NOT NULL")
     listed = [test for test in tests if test != "false"]
-    # NULL OR true is true: one odd value is enough, whatever is NULL beside it.
+    # NULL OR true is true: one such value is enough, even if other columns are NULL.
     return f"({' OR '.join(listed)})" if listed else "false"

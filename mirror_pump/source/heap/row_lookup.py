@@ -1,4 +1,4 @@
-"""Reads single rows of the heap by key, every value as the text that Postgres prints, once they can be seen."""
+"""Reads single rows of the heap by key, with every value as the text that Postgres prints, once they are visible."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from mirror_pump.quoting import identifier, in_query
 from mirror_pump.source.connect import PgConnection, source_errors
 
 _VISIBLE_WITHIN = 5.0
-"""Seconds. A commit is visible milliseconds after the stream has it, unless it waits for a standby that is away: then
-the batch is given up, and received again later."""
-_LOOK_INTERVAL = 0.01
-"""Seconds between two looks at what is visible."""
+"""Seconds. A commit is visible milliseconds after the stream has it, unless it waits for an unavailable standby. In
+that case the pump abandons the batch and receives it again later."""
+_POLL_INTERVAL = 0.01
+"""Seconds between two checks of visibility."""
 
 
 def await_visible(connection: PgConnection, xids: Sequence[int]) -> None:
-    """Returns once every new snapshot sees these transactions (IDs of 32 bits), all of which have committed.
+    """Returns once every new snapshot sees these committed transactions, given by their 32-bit IDs.
 
-    A commit is in the WAL, and so in the stream, before snapshots see it; between the two it may wait for a synchronous
-    standby. The connection is in autocommit. Raises ConnectionLost if it takes too long, or the connection broke.
+    A commit is in the WAL, and so in the stream, before snapshots see it. In between it may wait for a synchronous
+    standby. The connection must be in autocommit. Raises ConnectionLost if the wait takes too long or the connection
+    breaks.
     """
     deadline = time.monotonic() + _VISIBLE_WITHIN
     while True:
         with source_errors("waiting for a commit to be visible"):
             ((end, running),) = connection.execute(_SNAPSHOT).fetchall()
-        open_ones = {xid % _XIDS for xid in running}
-        xids = [xid for xid in xids if xid in open_ones or (xid - end) % _XIDS < _XIDS // 2]
+        open_xids = {xid % _XIDS for xid in running}
+        xids = [xid for xid in xids if xid in open_xids or (xid - end) % _XIDS < _XIDS // 2]
         if not xids:
             return
         if time.monotonic() > deadline:
             raise ConnectionLost(
-                f"transaction {xids[0]} has committed, and nobody sees it yet",
-                "perhaps it waits for a synchronous standby (wait_event SyncRep in pg_stat_activity); mirror-pump tries"
-                " again by itself",
+                f"transaction {xids[0]} has committed, but is not visible yet",
+                "it may be waiting for a synchronous standby (wait_event SyncRep in pg_stat_activity); mirror-pump"
+                " tries again by itself",
             )
-        time.sleep(_LOOK_INTERVAL)
+        time.sleep(_POLL_INTERVAL)
 
 
 def read_rows(
     connection: PgConnection, table: MirroredTable, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]
 ) -> list[tuple[str | None, ...]]:
-    """The rows that exist among `keys` (texts of the key columns in attribute order), with the texts of `columns`.
+    """The rows with one of these `keys` (texts of the key columns in attribute order), as the texts of `columns`.
 
-    The heap may be further than the stream that `table` is as of: it and its columns are found by their numbers under
-    whatever names they have now, a column that is gone reads as NULL, and no row is found once the table or its key is
-    not what it was. Raises SourceError, and ConnectionLost if the connection broke.
+    The heap may be ahead of the stream position that `table` describes. So the table and its columns are looked up by
+    number, under their present names. A dropped column reads as NULL. No row is found if the table is gone or its key
+    columns have changed. Raises SourceError, or ConnectionLost if the connection broke.
     """
     if not keys:
         return []
@@ -66,16 +67,16 @@ def read_rows(
 def _read(
     connection: PgConnection, table: MirroredTable, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]
 ) -> list[tuple[str | None, ...]]:
-    who = {"oid": table.table_id}
-    found = connection.execute(_RELATION, who).fetchone()
+    parameters = {"oid": table.table_id}
+    found = connection.execute(_RELATION, parameters).fetchone()
     if found is None:
         return []
-    relation = found[0]
+    (relation,) = found
     connection.execute(f"LOCK TABLE {relation} IN ACCESS SHARE MODE".encode())
-    present = {number: (name, type_oid) for number, name, type_oid in connection.execute(_PRESENT, who)}
+    present = {number: (name, type_oid) for number, name, type_oid in connection.execute(_PRESENT, parameters)}
     if any(present.get(column.attnum, ("", 0))[1] != column.type_oid for column in table.key_columns):
         return []
-    # format() runs the type's output function, as the stream does; a cast to text differs for char(n), inet and bool.
+    # format() runs the type's output function, as the stream does. A cast to text differs for char(n), inet and bool.
     selected = ", ".join(
         f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END" if name else "NULL"
         for name in (
@@ -90,15 +91,15 @@ def _read(
     lists = ", ".join("%s::text[]" for _ in names)
     source = relation.replace("%", "%%")
     query = f"SELECT {selected} FROM {source} t JOIN unnest({lists}) AS k({', '.join(names)}) ON {matched}"
-    parameters = [list(part) for part in zip(*keys, strict=True)]
-    return connection.execute(query.encode(), parameters).fetchall()
+    key_columns = [list(part) for part in zip(*keys, strict=True)]
+    return connection.execute(query.encode(), key_columns).fetchall()
 
 
 _TRIES = 5
-"""More renames than that in the milliseconds between two statements do not happen."""
+"""Each try fails only if the table is renamed in the milliseconds between two statements."""
 
 _XIDS = 1 << 32
-"""Transaction IDs of 32 bits are compared modulo it; those of snapshots have 64."""
+"""The number of 32-bit transaction IDs, which are compared modulo this. IDs in snapshots have 64 bits."""
 
 _SNAPSHOT = """
 SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT pg_snapshot_xip(s)::text::bigint) FROM pg_current_snapshot() s

@@ -1,1 +1,1 @@
-"""What PostgreSQL says about relations, and what of it can be mirrored."""
+"""Descriptions of relations from PostgreSQL's catalogs, and the decision which relations can be mirrored."""

@@ -1,23 +1,25 @@
-"""What a mirrored table is like, as the stream is told: notes that make schema changes visible at their exact place.
+"""Notes in the stream that describe a mirrored table, so that schema changes are visible at their exact position.
 
-pgoutput's Relation message names columns and types, but neither attribute numbers nor what happened to rows: it cannot
-tell a renamed column from one that was dropped and added, nor a type change that kept the values from one with USING.
-So event triggers put a transactional logical message (`pg_logical_emit_message`, prefix `mirror-pump`) behind every
-command that changes a mirrored table, with its whole present shape: columns with attribute numbers, key, partitions,
-labels of enums. Because the message is part of the transaction, it stands between the row changes of before and after.
-Any role may emit messages: ours bear a seal, made of the transaction's number, the content and a secret that only the
-catalog's owner reads. What bears none, or that of another transaction, is nobody's.
-A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite); what VACUUM FULL or CLUSTER rewrite is not,
-and needs not be: rows stay what they were. A TRUNCATE of one partition is told by a trigger on the partition; where the
-trigger is missing, or is not ours to create, the partition's file is compared instead.
+pgoutput's Relation message contains column names and types, but neither attribute numbers nor what happened to rows. It
+does not distinguish a renamed column from one that was dropped and added, nor a type change that kept the values from
+one with USING. So event triggers emit a transactional logical message (`pg_logical_emit_message`, prefix `mirror-pump`)
+after every command that changes a mirrored table. The message contains the table's whole present shape: columns with
+attribute numbers, key, partitions, labels of enums. Because it is part of the transaction, it comes between the row
+changes before and after the command. Any role may emit messages, so ours bear a signature. It is computed from the
+transaction's number, the content, and a secret that only the catalog's owner can read. Messages without a signature, or
+with that of another transaction, are ignored.
 
-Creating event triggers takes a superuser. Where there are none, or where one was switched off, the pump compares the
-catalogs with what was told every few seconds and emits the same message itself, not `exact`: then only that the table
-changed since the last note is known, and whatever is not provably harmless makes the table be copied again. So is what
-a Relation message shows that no note explains.
+A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite). Rewrites by VACUUM FULL and CLUSTER are
+not: they do not change rows. A trigger on each partition announces its TRUNCATE. If that trigger is missing, or the
+pump may not create it, the partition's file is compared instead.
 
-Invariant: modak.mirror_shapes holds what the stream was last told, committed with the note; so no change is told twice,
-none is missed for longer than the pause between two comparisons, and with event triggers none at all.
+Creating event triggers requires a superuser. If they are missing or disabled, the pump compares the catalogs every few
+seconds with what was last noted, and emits the same message itself, but without `exact`. Such a note only says that the
+table changed since the last note, so the table is copied again unless the change is provably harmless. The same applies
+to a change in a Relation message that no note explains.
+
+Invariant: modak.mirror_shapes holds what was last noted, and is committed together with the note. So no change is noted
+twice, and none is missed for longer than the pause between two comparisons. With event triggers none is missed at all.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ from mirror_pump.source.relations.relations import full_needs_generated, resolve
 from sql import queries
 
 PREFIX = "mirror-pump"
-"""Of our logical messages."""
+"""The prefix of our logical messages."""
 
 REWRITTEN_TYPE = 4
-"""Reason of a rewrite: AT_REWRITE_COLUMN_REWRITE (commands/event_trigger.h)."""
+"""Reason for a rewrite: AT_REWRITE_COLUMN_REWRITE (commands/event_trigger.h)."""
 REWRITTEN_VALUES = REWRITTEN_TYPE | 2
-"""Reasons that concern values: also AT_REWRITE_DEFAULT_VAL. The others are persistence and access method."""
+"""Reasons that concern values: also AT_REWRITE_DEFAULT_VAL. The other reasons are persistence and access method."""
 
 _SQL = queries("shape")
 
@@ -63,60 +65,62 @@ NONSENSE = (
     psycopg.DataError,
     psycopg.ProgrammingError,
 )
-"""What comes of a note whose shape is not one: values of other types than modak.mirror_shape() gives, or none."""
+"""Errors raised by a note with an invalid shape: values are missing, or not of the types that modak.mirror_shape()
+uses."""
 _SEAL_LENGTH = 64
-"""Bytes: a SHA-256 in hexadecimal."""
+"""Bytes of a signature: a SHA-256 digest in hexadecimal."""
 _NEXT_LOCK_TIMEOUT = "10ms"
-"""Instead of LOCK_TIMEOUT for each of the others, once the pump has waited for one table that somebody is altering."""
+"""Used instead of LOCK_TIMEOUT for each table, once the pump has waited for one that somebody is altering."""
 _BUSY = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
 )
-"""What comes of a table that somebody is altering, moving or dropping."""
+"""Errors caused by a table that somebody is altering, moving or dropping."""
 _UNTELLABLE = (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire)
-"""What comes of a name with a character that UTF-8 does not have, in a database of another encoding."""
+"""Errors caused by a name with a character that UTF-8 does not have, in a database with another encoding."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """One of our messages."""
+    """One of our messages, or several of one transaction combined."""
 
     table_id: TableId
     exact: bool = False
-    """It stands right behind the change, in the same transaction."""
+    """The note follows the change directly, in the same transaction."""
     settled: bool = False
-    """Every transaction that wrote to the table before what was told last has ended: no row behind this note is from
-    before."""
+    """Every transaction that wrote to the table before the previous note has ended, so no row after this note is older
+    than that."""
     shape: Mapping[str, Any] | None = None
-    """As modak.mirror_shape() gives it; None for a table that is gone, and in notes of other kinds."""
+    """The result of modak.mirror_shape(). None for a dropped table, and in notes of other kinds."""
     gone: bool = False
     """The table was dropped."""
     filled: frozenset[int] = frozenset()
-    """OIDs of leaves that may hold rows that are not in the stream: new ones whose heap has a page, those whose file
-    was known and is another now, and those that any shape of the transaction has as unlogged."""
+    """OIDs of leaves that may hold rows that are not in the stream: new leaves whose heap has a page, leaves whose file
+    was replaced, and leaves that are unlogged in any shape of the transaction."""
     stayed: frozenset[int] | None = None
-    """OIDs of the leaves that every shape of the transaction has, and has as logged; None: those of `shape`. One that
-    was detached or unlogged for a moment may have changed meanwhile, unpublished."""
+    """OIDs of the leaves that exist and are logged in every shape of the transaction. None: those of `shape`. A leaf
+    that was detached or unlogged for a moment may have unpublished changes."""
     filled_columns: frozenset[int] = frozenset()
     """Numbers of the attributes that were `filled` in any shape of the transaction."""
     missing: Mapping[int, str | None] = field(default_factory=dict)
-    """What rows from before have in columns that a command added, as the stream prints it, by attribute number. Of the
-    first shape that has the column: a rewrite of the heap takes the value to the rows, and out of the catalog, and a
-    default that comes later is none of theirs."""
+    """The values that existing rows have in columns that a command added, as the stream prints them, by attribute
+    number. The first shape with the column counts: a later rewrite of the heap moves the value from the catalog to the
+    rows, and a later default does not apply to these rows."""
     types: tuple[Mapping[str, Any], ...] = ()
-    """Labels and attributes of the columns' types in each shape of the transaction: what was written under one of them
-    is in the stream as it was printed then."""
+    """Labels and attributes of the columns' types in each shape of the transaction. The stream contains values as they
+    were printed under the shape of their time."""
     rewritten: int = 0
-    """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()); the shape follows."""
+    """Why the heap is about to be rewritten (pg_event_trigger_table_rewrite_reason()). The note with the shape
+    follows."""
     truncated: bool = False
-    """One partition was emptied."""
+    """One partition was truncated."""
     truncated_leaf: int = 0
-    """Its OID, if this is said right behind the command; else it may have been some time ago."""
+    """The OID of the truncated partition, if the note follows the command directly. 0: it may have been earlier."""
 
     def after(self, former: Note) -> Note:
-        """What this and a former note of one transaction say together."""
+        """This note combined with an earlier one of the same transaction."""
         stayed = [note.stayed for note in (former, self) if note.stayed is not None]
         return replace(
             self if self.shape is not None or self.gone else former,
@@ -131,12 +135,13 @@ class Note:
 
 
 NoteReader = Callable[[bytes, int], Note | None]
-"""The note in a message of our prefix, in the transaction of this number; None if it is none of ours."""
+"""Returns the note in a message with our prefix, given the number of its transaction. None if the message is not
+ours."""
 
 
 def note_reader(connection: PgConnection, strange: Callable[[int], None]) -> NoteReader:
-    """Reads the notes of this catalog; `strange` is told of the first transaction with a message of our prefix and
-    without our seal. Raises SourceError if the secret is not there, or cannot be read."""
+    """Returns a reader of this catalog's notes. It calls `strange` with the number of the first transaction that has a
+    message with our prefix, but without our signature. Raises SourceError if the secret is missing or unreadable."""
     with source_errors("reading what notes of schema changes are sealed with"):
         rows = connection.execute(_SQL["secret"]).fetchall()
     if len(rows) != 1:
@@ -162,13 +167,14 @@ def note_reader(connection: PgConnection, strange: Callable[[int], None]) -> Not
 
 
 def seal(secret: bytes, xid: int, content: bytes) -> bytes:
-    """What modak.mirror_message() puts before a note; `xid` is the transaction's number, without its epoch."""
+    """The signature that modak.mirror_message() puts in front of a note. `xid` is the transaction's number without its
+    epoch."""
     inner = sha256(b"%b%d %b" % (secret, xid, content)).hexdigest().encode()
     return sha256(secret + inner).hexdigest().encode()
 
 
 def parse_note(message: bytes) -> Note | None:
-    """The note in a message of our prefix, whoever sealed it; None if it is none."""
+    """The note in a message with our prefix, without a check of the signature. None if the message is not a note."""
     try:
         found = json.loads(message[_SEAL_LENGTH:])
         shape = found.get("shape")
@@ -201,7 +207,7 @@ def parse_note(message: bytes) -> Note | None:
 def described(
     shape: Mapping[str, Any], table_id: TableId, types: Mapping[tuple[int, int], ColumnType]
 ) -> RelationDescription:
-    """The description that a shape amounts to; `types` are those of its columns. Field IDs are 0: not allocated.
+    """The description of the relation in a shape. `types` are the types of its columns. Field IDs are 0: not allocated.
 
     Raises KeyError if a type is missing.
     """
@@ -252,13 +258,11 @@ def described(
 
 
 def describe_note(connection: PgConnection, note: Note) -> RelationDescription | None:
-    """What the note says of the table; None if it is gone. KeyError if a type of it does not exist any more.
-
-    Anybody may emit a note, so any of NONSENSE is raised for one that Postgres would not have made.
-    """
+    """The description of the table in the note; None if it was dropped. Raises KeyError if one of its types does not
+    exist any more, and any error of NONSENSE for a shape that Postgres would not have produced."""
     if note.shape is None:
         return None
-    # The catalog is to hold it: no NUL, no NaN, no half of a surrogate pair.
+    # The catalog will store the shape: it must not contain NUL, NaN or half of a surrogate pair.
     connection.execute("SELECT %s::jsonb", (json.dumps(note.shape),))
     published = [column for column in note.shape["columns"] or () if not column["generated"]]
     types = resolve_types(connection, ((column["type"], column["modifier"]) for column in published))
@@ -267,7 +271,7 @@ def describe_note(connection: PgConnection, note: Note) -> RelationDescription |
 
 
 def same_layout(first: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
-    """Whether rows of two shapes of a table have the same columns, and lie in the same relations."""
+    """Whether two shapes of a table have the same columns, and store rows in the same relations."""
 
     def layout(shape: Mapping[str, Any]) -> object:
         columns = [
@@ -283,7 +287,7 @@ def _identity(stored: Mapping[str, Any]) -> Identity:
 
 
 def install_triggers(connection: PgConnection) -> bool:
-    """Creates the event triggers, or leaves them as they are; False if we may not."""
+    """Creates and enables the event triggers that are missing or disabled. False if that is not permitted."""
     with source_errors("creating the event triggers"):
         present: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
         try:
@@ -300,7 +304,8 @@ def install_triggers(connection: PgConnection) -> bool:
 
 
 def watch_partitions(connection: PgConnection) -> int:
-    """Has a TRUNCATE of single partitions told where it is not yet; returns how many of them could not be locked."""
+    """Creates the missing triggers that announce a TRUNCATE of a partition. Returns the number of partitions that could
+    not be locked."""
     busy = 0
     with source_errors("watching partitions"):
         for (table_id,) in connection.execute(_SQL["unwatched"]).fetchall():
@@ -311,18 +316,18 @@ def watch_partitions(connection: PgConnection) -> int:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A table that waits to be described."""
+    """A table that is waiting for a description."""
 
     table_id: TableId
     told_at: datetime
-    """When the stream was last told of it."""
+    """When its last note was emitted."""
 
 
 def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str]]:
-    """Tables that wait to be described; with each, the transactions that may have written to it and are open."""
+    """The tables that are waiting for a description, each with the open transactions that may have written to it."""
     with source_errors("looking for tables that wait"):
         found = [Waiting(*row) for row in connection.execute(_SQL["waiting"], {"slot": slot}).fetchall()]
-        # In this order: whoever wrote before the last note, and is not among these, has ended.
+        # The order matters: a transaction that wrote before the last note, and is not among these, has ended.
         return {
             waiting: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": waiting.table_id}).fetchall()}
             for waiting in found
@@ -335,16 +340,16 @@ def note_changes(
     settled: Iterable[Waiting] = (),
     untellable: Callable[[TableId, str], None] = lambda *_: None,
 ) -> int:
-    """Tells the stream about tables that changed without it, and about those that waited and are settled; how many it
-    was. A table that somebody is altering just now is left for the next time. `untellable` is called with a table that
-    the stream can never be told of, and why."""
+    """Emits notes for tables whose changes have not been noted, and for the waiting tables that are `settled`. Returns
+    their number. A table that somebody is altering at the moment is left for the next call. `untellable` is called for
+    a table that cannot be described in a note, with the reason."""
     ready = {table.table_id: table for table in settled}
     with source_errors("looking for schema changes"):
         rows = connection.execute(_SQL["differing"], {"slot": slot}).fetchall()
         concerned = sorted({*ready, *(TableId(table_id) for (table_id,) in rows)})
         if not concerned:
             return 0
-        # Together, where that can be: tables that swapped their names are not to be told of in two batches.
+        # Together if possible: tables that swapped their names must not be noted in two batches.
         with suppress(*_BUSY, *_UNTELLABLE):
             return _note(connection, concerned, ready, LOCK_TIMEOUT)
         told = 0
@@ -361,7 +366,7 @@ def note_changes(
 def _note(
     connection: PgConnection, concerned: Sequence[TableId], ready: Mapping[TableId, Waiting], lock_timeout: str
 ) -> int:
-    """Tells of these tables in one transaction; raises one of _BUSY if one of them is not to be had."""
+    """Emits notes for these tables in one transaction. Raises an error of _BUSY if one of them cannot be locked."""
     with connection.transaction():
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
         forced = [

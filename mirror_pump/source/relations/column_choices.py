@@ -1,7 +1,7 @@
-"""What a user may choose at register: another lake type for a column, and columns to leave out.
+"""The user's choices at register: other lake types for columns, and columns to exclude.
 
-A mapping is allowed if every value of the Postgres type can be held by the chosen lake type or by a sidecar beside it.
-Choices belong to attribute numbers once the table is registered, so that a rename keeps them.
+A lake type may be chosen if it, or a raw text column beside it, can hold every value of the Postgres type. Once a table
+is registered, choices belong to attribute numbers, so that they survive a rename.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMERIC = frozenset({1700, 1231})
 
 @dataclass(frozen=True)
 class ColumnChoices:
-    """By column name, as the user wrote it."""
+    """The choices by column name, as the user wrote it."""
 
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
@@ -38,10 +38,11 @@ NO_CHOICES = ColumnChoices()
 
 
 def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoices:
-    """From `name=type` options and names. UsageError for what is none, and for a column that is named twice."""
+    """Choices from `name=type` options and names of excluded columns. Raises UsageError for a malformed option, and for
+    a column that is named twice."""
     types: dict[str, ColumnType] = {}
     for option in columns:
-        # A name may hold an equals sign, a type does not.
+        # A name may contain an equals sign; a type does not.
         name, equals, text = option.rpartition("=")
         if not equals or not name:
             raise UsageError(f"--column {option}: no lake type", "write it as --column 'amount=decimal(38,9)'")
@@ -50,7 +51,7 @@ def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoi
         types[name] = _parse_type(text)
     both = types.keys() & set(excluded)
     if both:
-        raise UsageError(f"column {min(both)} cannot be left out and have a type")
+        raise UsageError(f"column {min(both)} cannot both be excluded and have a type")
     return ColumnChoices(types, frozenset(excluded))
 
 
@@ -62,8 +63,8 @@ def _parse_type(text: str) -> ColumnType:
         sound = False
     if not sound:
         raise UsageError(
-            f"{text!r} is no lake type that can be chosen",
-            "there are string, long, decimal(P,S) with P up to 38, and lists of these such as list<decimal(38,9)>",
+            f"{text!r} is not a lake type that can be chosen",
+            "choose string, long, decimal(P,S) with P up to 38, or a list of these, such as list<decimal(38,9)>",
         )
     return wanted
 
@@ -75,18 +76,18 @@ def _sound(wanted: ColumnType) -> bool:
 
 
 def chosen(connection: PgConnection, seen: RelationDescription, choices: ColumnChoices) -> RelationDescription:
-    """The description under the user's choices. TableError for one that the table does not allow."""
+    """The description with the user's choices applied. Raises TableError for a choice that the table does not allow."""
     if not choices:
         return seen
     names = {column.name for column in seen.columns}
     for name in sorted(choices.types.keys() | choices.excluded):
         if name not in names:
-            known = "generated, and left out anyway" if name in seen.generated else "not a column of it"
-            raise TableError(f"{seen.name}: {name} is {known}", f"its columns are {', '.join(sorted(names))}")
+            problem = "is generated, and excluded anyway" if name in seen.generated else "is not a column of the table"
+            raise TableError(f"{seen.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
     for name in seen.key:
         if name in choices.excluded:
             raise TableError(
-                f"{seen.name}: {name} is part of its key, and cannot be left out", "rows are found again by the key"
+                f"{seen.name}: {name} is part of its key, and cannot be excluded", "the mirror finds rows by their key"
             )
     numeric = numeric_types(connection, {column.type_oid for column in seen.columns})
     columns = []
@@ -94,9 +95,9 @@ def chosen(connection: PgConnection, seen: RelationDescription, choices: ColumnC
         wanted = choices.types.get(column.name)
         if wanted is not None and not _permitted(column.type, wanted, numeric=column.type_oid in numeric):
             raise TableError(
-                f"{seen.name}: column {column.name} is {column.type_sql}; not every value of it has a place in"
-                f" {wanted} or as text beside it",
-                f"leave it {column.type}, or choose string",
+                f"{seen.name}: column {column.name} is {column.type_sql}; not every value of it can be"
+                f" mirrored as {wanted}",
+                f"keep {column.type}, or choose string",
             )
         if column.name not in choices.excluded:
             columns.append(column if wanted is None else replace(column, type=wanted, chosen=True))
@@ -107,9 +108,9 @@ def chosen(connection: PgConnection, seen: RelationDescription, choices: ColumnC
 
 
 def still_chosen(seen: RelationDescription, table: MirroredTable) -> RelationDescription:
-    """A later description of a registered table under the choices that it was registered with.
+    """A later description of a registered table, with the choices of its registration applied.
 
-    A chosen type that a column's new type does not allow is given up: the column gets its own.
+    If a column's new type does not allow the chosen lake type, the column gets its default lake type.
     """
     left_out = {column.attnum for column in table.excluded}
     before = {column.attnum: column for column in table.columns if column.chosen}
@@ -130,13 +131,14 @@ def _still_chosen(column: Column, before: Column | None) -> Column:
 
 
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
-    """Whether a registered table has exactly these."""
+    """Whether a registered table has exactly these choices."""
     types = {column.name: column.type for column in table.columns if column.chosen}
     return types == dict(choices.types) and {column.name for column in table.excluded} == choices.excluded
 
 
 def _permitted(own: ColumnType, wanted: ColumnType, *, numeric: bool) -> bool:
-    """Whether a column whose mapping is `own` may become `wanted`; `numeric`: it, or its element, is of that type."""
+    """Whether a column with the default lake type `own` may become `wanted`. `numeric`: the column's Postgres type, or
+    that of its elements, is numeric."""
     if wanted in (own, _TEXT):
         return True
     if Kind.LIST in (own.kind, wanted.kind):
@@ -153,6 +155,6 @@ def _element(column: ColumnType) -> ColumnType:
 
 
 def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
-    """The options that would choose the same again."""
+    """The command-line options for the same choices."""
     options = [f"--column {shlex.quote(f'{column.name}={column.type}')}" for column in columns if column.chosen]
     return " ".join([*options, *(f"--exclude-column {shlex.quote(column.name)}" for column in excluded)])

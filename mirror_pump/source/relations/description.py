@@ -1,4 +1,4 @@
-"""The facts about a relation that decide whether and how it is mirrored. Values only."""
+"""Descriptions of relations: the facts that decide whether and how a relation is mirrored. Values only."""
 
 from __future__ import annotations
 
@@ -44,34 +44,34 @@ class LeafPartition:
 
 @dataclass(frozen=True)
 class RelationDescription:
-    """A relation as it stood when `describe` read the catalogs."""
+    """A relation as it was when `describe` read the catalogs."""
 
     table_id: TableId
     name: TableName
     kind: str
-    """pg_class.relkind: `r` table, `p` partitioned table, others are refused."""
+    """pg_class.relkind: `r` table, `p` partitioned table. Other kinds are refused."""
     persistence: str
     columns: tuple[Column, ...]
-    """What pgoutput publishes, in attribute order, with field IDs 1..n, without those that the user excluded."""
+    """The columns that pgoutput publishes and the user did not exclude, in attribute order, with field IDs 1..n."""
     generated: tuple[str, ...]
-    """Names of the generated columns that are left out: virtual ones, which nothing stores, and stored ones where the
-    publication does not have publish_generated_columns = stored, which came with 18."""
+    """Names of the generated columns that are not mirrored: virtual ones, which are not stored, and stored ones unless
+    the publication has publish_generated_columns = stored (18 and later)."""
     identity: Identity
     leaves: tuple[LeafPartition, ...]
     """The table itself, or the leaf partitions of a partitioned table (none while it has no partitions)."""
     partition_of: TableName | None
     """The topmost partitioned table, if the relation is a partition."""
     inherits: bool
-    """Whether it has parents or children by INHERITS."""
+    """Whether the relation has parents or children by INHERITS."""
     owned: bool
-    """Whether we are a member of the owning role, which adding to a publication requires."""
+    """Whether our role is a member of the owning role, which is required to add the table to a publication."""
     row_security: bool
     block_bytes: int
     full_needs_generated: bool = False
-    """Whether the server refuses UPDATE and DELETE of a published table whose REPLICA IDENTITY FULL comprises generated
-    columns that are left out: from 18 on (pub_contains_invalid_column in publicationcmds.c)."""
+    """Whether the server refuses UPDATE and DELETE on a published table with REPLICA IDENTITY FULL and unpublished
+    generated columns, as it does from 18 on (pub_contains_invalid_column in publicationcmds.c)."""
     excluded: tuple[ExcludedColumn, ...] = ()
-    """Columns that are published, and left out by the user's choice."""
+    """Columns that are published, but excluded by the user."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -79,10 +79,10 @@ class RelationDescription:
 
     @property
     def estimated_rows(self) -> int:
-        """Planner's estimate over all leaves; 0 if never analysed."""
+        """The planner's estimate over all leaves; 0 if never analysed."""
         return sum(leaf.estimated_rows for leaf in self.leaves)
 
     @property
     def bytes(self) -> int:
-        """Size of the heap's main forks: without TOAST and indexes."""
+        """Size of the main forks of the heap, without TOAST and indexes."""
         return sum(leaf.blocks for leaf in self.leaves) * self.block_bytes

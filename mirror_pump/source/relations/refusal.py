@@ -1,4 +1,4 @@
-"""Which relations cannot be mirrored, and what their owner can do about it."""
+"""Decides which relations cannot be mirrored, and says what their owner can do about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 
 _FIRST_USER_OID = 16384
-"""FirstNormalObjectId in the server: everything below is made by initdb."""
+"""FirstNormalObjectId in the server: initdb creates all objects with a lower OID."""
 
 _KINDS = {
     "v": "a view",
@@ -26,12 +26,12 @@ _KINDS = {
 _RESERVED = frozenset(
     ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
 )
-"""Those of Iceberg's metadata columns (org.apache.iceberg.MetadataColumns) that Spark adds to every table. Tried: it
-cannot read a table with a column of such a name at all; the names of the others do no harm."""
+"""The metadata columns of Iceberg (org.apache.iceberg.MetadataColumns) that Spark adds to every table. As tested, Spark
+cannot read a table with a column of such a name at all. The names of other metadata columns do no harm."""
 
 
 def refuse(description: RelationDescription) -> None:
-    """Raises TableError, with what to do, if the relation cannot be mirrored exactly. Returns None if it can."""
+    """Raises TableError, with what to do, if the relation cannot be mirrored exactly."""
     _refuse_kind(description)
     _refuse_place(description)
     _refuse_access(description)
@@ -49,7 +49,7 @@ def _refuse_kind(relation: RelationDescription) -> None:
     if relation.kind not in ("r", "p"):
         what = _KINDS.get(relation.kind, f"a relation of kind {relation.kind!r}")
         raise TableError(
-            f"{name} is {what}: logical decoding carries tables only", "register the tables that it is made of"
+            f"{name} is {what}: logical decoding only covers tables", "register the tables that it is derived from"
         )
     if relation.persistence == "u":
         raise TableError(
@@ -57,16 +57,16 @@ def _refuse_kind(relation: RelationDescription) -> None:
             f"ALTER TABLE {name.quoted} SET LOGGED, then register it",
         )
     if relation.persistence == "t":
-        raise TableError(f"{name} is a temporary table: only its session sees it", "register a permanent table")
+        raise TableError(f"{name} is a temporary table, visible only to its session", "register a permanent table")
 
 
 def _refuse_place(relation: RelationDescription) -> None:
     name = relation.name
     if relation.table_id < _FIRST_USER_OID or name.schema in ("pg_catalog", "information_schema", "pg_toast"):
-        raise TableError(f"{name} is a system table: logical decoding leaves it out", "register a user's table")
+        raise TableError(f"{name} is a system table, which logical decoding does not cover", "register a user's table")
     if name.schema == "modak":
         raise TableError(
-            f"{name} belongs to the mirror itself: each publish would cause the next one", "register another table"
+            f"{name} belongs to the mirror's catalog: each publish would cause another one", "register another table"
         )
     if relation.partition_of is not None:
         raise TableError(
@@ -75,8 +75,8 @@ def _refuse_place(relation: RelationDescription) -> None:
         )
     if relation.inherits:
         raise TableError(
-            f"{name} has parents or children by INHERITS: a query of the parent returns the children's rows, the stream"
-            " keeps them apart",
+            f"{name} has parents or children by INHERITS: a query of the parent returns the children's rows, but the"
+            " stream keeps them apart",
             "use declarative partitioning, or end the inheritance with ALTER TABLE ... NO INHERIT",
         )
 
@@ -116,14 +116,14 @@ def _refuse_identity(relation: RelationDescription) -> None:
         )
     if not identity.key:
         raise TableError(
-            f"{name} has no primary key: without one, no row of the lake can be found again",
+            f"{name} has no primary key, without which rows cannot be found in the lake",
             f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
             " NOT NULL columns",
         )
     if not identity.immediate:
         raise TableError(
             f"the primary key of {name} is DEFERRABLE: Postgres does not use it as replica identity, so updates and"
-            " deletes would fail as soon as the table is published; and its values may repeat within a transaction",
+            " deletes would fail as soon as the table is published. Its values may also repeat within a transaction",
             "make the primary key NOT DEFERRABLE, or choose REPLICA IDENTITY USING INDEX another unique index",
         )
 
@@ -188,8 +188,8 @@ def _refuse_names(relation: RelationDescription) -> None:
 
 
 def folded(name: str) -> str:
-    """Equal for names that Spark takes for one (java.lang.String.equalsIgnoreCase): each character in upper and then in
-    lower case, as far as either is one character."""
+    """A form of the name that is equal for names that Spark considers equal (java.lang.String.equalsIgnoreCase). Each
+    character is converted to upper and then to lower case, if the result is a single character."""
     upper = (character.upper() if len(character.upper()) == 1 else character for character in name)
     return "".join(character.lower() if len(character.lower()) == 1 else character for character in upper)
 
@@ -197,8 +197,8 @@ def folded(name: str) -> str:
 def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition) -> None:
     if leaf.kind != "r":
         raise TableError(
-            f"partition {leaf.name} of {relation.name} is {_KINDS.get(leaf.kind, 'no table')}:"
-            " logical decoding does not carry it",
+            f"partition {leaf.name} of {relation.name} is {_KINDS.get(leaf.kind, 'not a table')}:"
+            " logical decoding does not cover it",
             "detach it, then register the partitioned table",
         )
     if leaf.persistence != "p":
@@ -208,17 +208,17 @@ def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition) -> None:
         )
     if not _carries(leaf.identity, relation.identity):
         raise TableError(
-            f"partition {leaf.name} has another replica identity than {relation.name}: the old keys in its changes"
-            " would not be the table's",
+            f"partition {leaf.name} has another replica identity than {relation.name}: its changes would not carry the"
+            " table's key",
             f"ALTER TABLE {leaf.name.quoted} REPLICA IDENTITY as for {relation.name}",
         )
 
 
 def _carries(leaf: Identity, root: Identity) -> bool:
-    """Whether a leaf's changes carry what the root's promise.
+    """Whether a leaf's changes carry the old values that the root's replica identity promises.
 
-    The WAL holds old rows as the leaf's replica identity says, pgoutput labels them as the root's: under a root with
-    FULL, the key alone of a leaf with DEFAULT would read as a row of NULLs.
+    The WAL holds old rows according to the leaf's replica identity, but pgoutput labels them with the root's. If the
+    root has FULL and the leaf DEFAULT, the key alone would read as a whole row of NULLs.
     """
     if root.setting == "f":
         return leaf.setting == "f"

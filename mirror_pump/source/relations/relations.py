@@ -1,4 +1,4 @@
-"""What Postgres's catalogs say about a relation that may be mirrored: its columns, its key, its leaf partitions."""
+"""Reads the description of a relation from Postgres's catalogs: its columns, its key, its leaf partitions."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
 
 
 def is_gone(conn: PgConnection, table_id: TableId) -> bool:
-    """Whether no relation has this OID any more."""
+    """Whether no relation with this OID exists any more."""
     with source_errors("looking for a table"):
         return conn.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table_id,)).fetchone() is None
 
 
 def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
-    """The relation that `text` names, read as Postgres reads it: folding, quotes and the session's search_path.
+    """The relation that `text` names, resolved as Postgres does: with case folding, quotes and the search_path.
 
-    UsageError if there is none.
+    Raises UsageError if there is none.
     """
     find = (
         "SELECT n.nspname, c.relname, c.oid::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -49,8 +49,8 @@ def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
                 row = conn.execute(find, (text,)).fetchone()
         except (pg_errors.SyntaxError, pg_errors.InvalidName, pg_errors.FeatureNotSupported) as error:
             raise UsageError(
-                f"{text!r} is no table name: {error.diag.message_primary}",
-                "write it as in SQL: schema.table, with double quotes around names with capitals or signs",
+                f"{text!r} is not a table name: {error.diag.message_primary}",
+                "write it as in SQL: schema.table, with double quotes around names with capitals or special characters",
             ) from error
         if row is None:
             similar = conn.execute(
@@ -64,13 +64,14 @@ def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
                 f"there is no table {text} in database {conn.info.dbname}",
                 f"did you mean {hint}?" if hint else "check the name and our role's search_path",
             )
-    return TableName(row[0], row[1]), TableId(row[2])
+    schema, name, oid = row
+    return TableName(schema, name), TableId(oid)
 
 
 def describe(conn: PgConnection, oid: int, publication: str | None = None) -> RelationDescription:
-    """Reads everything about relation `oid`, as `publication` sends it; None: as one does that we make.
+    """Describes relation `oid` as `publication` sends it. None: as a publication made by the mirror would.
 
-    TableError if it does not exist (any more).
+    Raises TableError if the relation does not exist (any more).
     """
     with source_errors(f"reading the catalogs about relation {oid}"):
         row = conn.execute(_RELATION, {"oid": oid}).fetchone()
@@ -82,9 +83,29 @@ def describe(conn: PgConnection, oid: int, publication: str | None = None) -> Re
         columns, generated = _columns(conn, oid, stored=sends_generated(conn, publication))
     leaves = tuple(
         LeafPartition(
-            oid_, TableName(schema_, name_), kind_, lives, filenode, blocks, rows, identities[oid_], hidden, readable
+            leaf_id,
+            TableName(leaf_schema, leaf_name),
+            leaf_kind,
+            leaf_persistence,
+            filenode,
+            blocks,
+            estimated_rows,
+            identities[leaf_id],
+            leaf_row_security,
+            readable,
         )
-        for oid_, schema_, name_, kind_, lives, filenode, blocks, rows, hidden, readable in leaf_rows
+        for (
+            leaf_id,
+            leaf_schema,
+            leaf_name,
+            leaf_kind,
+            leaf_persistence,
+            filenode,
+            blocks,
+            estimated_rows,
+            leaf_row_security,
+            readable,
+        ) in leaf_rows
     )
     return RelationDescription(
         table_id=TableId(oid),
@@ -105,7 +126,7 @@ def describe(conn: PgConnection, oid: int, publication: str | None = None) -> Re
 
 
 def full_needs_generated(conn: PgConnection) -> bool:
-    """As RelationDescription has it."""
+    """The value of RelationDescription.full_needs_generated on this server."""
     return conn.info.server_version >= 180000
 
 
@@ -121,7 +142,7 @@ LEFT JOIN pg_namespace rn ON rn.oid = r.relnamespace
 WHERE c.oid = %(oid)s
 """
 
-# Sizes only of relations with storage: pg_relation_size of anything else is 0, and of one just dropped NULL.
+# pg_relation_size is 0 for a relation without storage, and NULL for one that was just dropped.
 _LEAVES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        coalesce(pg_relation_filenode(c.oid), 0)::bigint,
@@ -134,8 +155,8 @@ WHERE c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf)
 ORDER BY c.oid
 """
 
-# REPLICA IDENTITY as RelationGetIndexList in the server reads it: under `d` and `f` the mirror's key is the primary
-# key, under `i` the chosen index; only indnkeyatts columns count, the INCLUDE columns after them do not.
+# Follows RelationGetIndexList in the server: under `d` and `f` the mirror's key is the primary key, under `i` the
+# chosen index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not.
 _IDENTITIES = """
 SELECT c.oid::bigint, c.relreplident::text, coalesce(i.indimmediate, true),
        ARRAY(SELECT a.attname::text FROM pg_attribute a
@@ -162,20 +183,28 @@ ORDER BY a.attnum
 
 
 def _columns(conn: PgConnection, oid: int, *, stored: bool) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """What is published, and the names of the generated columns that are not. `stored`: stored ones are published."""
-    rows = conn.execute(_COLUMNS, {"oid": oid, "stored": stored}).fetchall()
-    published = [row for row in rows if not row[6]]
-    types = resolve_types(conn, ((row[2], row[3]) for row in published))
+    """The published columns, and the names of the generated columns that are not published. `stored`: stored generated
+    columns are published."""
+    published: list[tuple[int, str, int, int, str, bool]] = []
+    generated: list[str] = []
+    for attnum, name, type_oid, modifier, type_sql, not_null, left_out in conn.execute(
+        _COLUMNS, {"oid": oid, "stored": stored}
+    ).fetchall():
+        if left_out:
+            generated.append(name)
+        else:
+            published.append((attnum, name, type_oid, modifier, type_sql, not_null))
+    types = resolve_types(conn, ((type_oid, modifier) for _, _, type_oid, modifier, _, _ in published))
     columns = tuple(
         Column(attnum, name, type_oid, modifier, type_sql, types[type_oid, modifier], field_id, not_null)
-        for field_id, (attnum, name, type_oid, modifier, type_sql, not_null, _) in enumerate(published, start=1)
+        for field_id, (attnum, name, type_oid, modifier, type_sql, not_null) in enumerate(published, start=1)
     )
-    return columns, tuple(row[1] for row in rows if row[6])
+    return columns, tuple(generated)
 
 
-# A domain's modifier is its own (typtypmod), as getBaseTypeAndTypmod in the server takes it: the attribute has none.
-# An array is a type that its element names as its array type: name, point and int2vector have a typelem too. Arrays
-# whose element separates values by anything but a comma (box) stay text.
+# The modifier of a domain is in the domain (typtypmod), as in getBaseTypeAndTypmod of the server: the attribute has
+# none. A type is an array only if its element names it as its array type, because name, point and int2vector have a
+# typelem too. Arrays whose elements are not separated by commas (box) stay text.
 _TYPES = """
 WITH RECURSIVE reduced(start, oid, modifier, depth) AS (
     SELECT t.oid, t.oid, -1, 0 FROM pg_type t WHERE t.oid = ANY (%s)
@@ -198,20 +227,20 @@ ORDER BY r.start, r.depth DESC
 class _BaseType:
     oid: int
     domain_modifier: int | None
-    """The modifier that a domain brings along; None if the type is no domain."""
+    """The modifier of the domain. None if the type is not a domain."""
     element_oid: int
     """0 unless the type is an array whose text can be split into elements."""
     extension_type: str
-    """`extension.type` of a type that an extension brought; else empty."""
+    """`extension.type` for a type that belongs to an extension; else empty."""
 
     def modifier(self, attribute_modifier: int) -> int:
         return attribute_modifier if self.domain_modifier is None else self.domain_modifier
 
 
 def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], ColumnType]:
-    """Column types of (type OID, modifier) pairs, as pg_attribute and pgoutput's relation messages give them.
+    """The column types of (type OID, modifier) pairs, as they are in pg_attribute and in pgoutput's Relation messages.
 
-    Domains are reduced to their base type, an array's element likewise.
+    Domains are reduced to their base types, also as elements of arrays.
     """
     wanted = set(types)
     bases = _base_types(conn, {oid for oid, _ in wanted})
@@ -224,7 +253,7 @@ def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[
         if element is None or element.element_oid:
             resolved[oid, attribute_modifier] = column_type(base.oid, modifier, extension_type=base.extension_type)
         else:
-            # numeric(10,2)[] carries its elements' modifier; an element that is a domain has its own.
+            # numeric(10,2)[] has the modifier of its elements. An element that is a domain has its own.
             resolved[oid, attribute_modifier] = column_type(
                 base.oid, element.modifier(modifier), element_oid=element.oid
             )
@@ -232,7 +261,7 @@ def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[
 
 
 def numeric_types(conn: PgConnection, oids: Iterable[int]) -> frozenset[int]:
-    """Those of the types that are numeric, or arrays of numeric, below any domains."""
+    """The types among `oids` that are numeric, or arrays of numeric, after resolving domains."""
     wanted = set(oids)
     with source_errors("looking up types"):
         bases = _base_types(conn, wanted)

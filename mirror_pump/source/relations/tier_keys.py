@@ -1,6 +1,6 @@
-"""Tier values: what the catalog holds in place of tier keys, and how people write lags and widths. No I/O.
+"""Tier values, which represent tier keys in the catalog, and the text form of lags and widths. No I/O.
 
-The axis is the seam protocol's: integers as they are, times in microseconds and dates in days since 1970-01-01 UTC.
+The axis is that of the seam protocol: integers unchanged, times in microseconds and dates in days since 1970-01-01 UTC.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from mirror_pump.errors import UsageError
 from mirror_pump.model import EVERYTHING_IN_HEAP, FIRST_YEAR, TierKind
 
 END = 2**63 - 1
-"""The upper end of the axis: infinity, and MAXVALUE of a partition's bound."""
+"""The upper end of the axis: infinity, and MAXVALUE in a partition's bound."""
 NEVER = END
-"""A lag that no partition ever has behind it: retention is switched off. Not NULL in the catalog, since connectors take
-that for a complete heap."""
+"""A lag that no partition ever reaches: retention is switched off. The catalog does not use NULL for it, because
+connectors take NULL to mean a complete heap."""
 
 _SECOND = 1_000_000
 _UNITS = {
@@ -25,46 +25,46 @@ _UNITS = {
     "d": 86400, "day": 86400, "days": 86400,
     "w": 604800, "week": 604800, "weeks": 604800,
 }  # fmt: skip
-"""Seconds. Months and years have no fixed length: a lag of one would be another number of days every month."""
+"""Seconds per unit. There are no months and years, because their length varies."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def first_cut(kind: TierKind, lowest: int) -> int:
-    """The cut-line of a table that nothing left yet and whose partitions hold no key below `lowest`: below every row
-    of the heap, and a value that readers can write as a literal, if there is one."""
+    """The first cut-line of a table whose partitions hold no key below `lowest`. It is below every row of the heap, and
+    has a literal if possible."""
     return FIRST_YEAR[kind] if lowest >= FIRST_YEAR[kind] else EVERYTHING_IN_HEAP
 
 
 def parse_span(kind: TierKind, text: str, what: str) -> int:
-    """A lag or width in tier values, positive or 0. UsageError for text that is none; `what` names it."""
+    """A lag or width in tier values, 0 or more. Raises UsageError for an invalid text. `what` names the option."""
     words = text.strip().lower()
     if kind is TierKind.BIGINT:
         if not re.fullmatch(r"\d{1,18}", words):
-            raise UsageError(f"{what} {text!r} is no whole number", "the tier key is an integer: give its units")
+            raise UsageError(f"{what} {text!r} is not a whole number", "the tier key is an integer: give its units")
         return int(words)
     parts = re.findall(r"(\d+)\s*([a-z]+)", words)
     if not parts or re.sub(r"\d+\s*[a-z]+|[\s,]", "", words) or any(unit not in _UNITS for _, unit in parts):
         hint = "weeks, days, hours, minutes and seconds, such as '90 days' or '36h'"
         if re.search(r"\d\s*(mon|y)", words):
             raise UsageError(f"{what} {text!r}: months and years have no fixed length", f"give {hint}")
-        raise UsageError(f"{what} {text!r} is no duration", f"the tier key is a {kind.value}: give {hint}")
+        raise UsageError(f"{what} {text!r} is not a duration", f"the tier key is a {kind.value}: give {hint}")
     seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
     if kind is TierKind.DATE:
         if seconds % 86400:
             raise UsageError(f"{what} {text!r} is not a number of whole days", "the tier key is a date")
-        return _held(seconds // 86400, what, text)
-    return _held(seconds * _SECOND, what, text)
+        return _within_range(seconds // 86400, what, text)
+    return _within_range(seconds * _SECOND, what, text)
 
 
-def _held(value: int, what: str, text: str) -> int:
+def _within_range(value: int, what: str, text: str) -> int:
     if value >= 2**62:
         raise UsageError(f"{what} {text!r} is out of range")
     return value
 
 
 def span_text(kind: TierKind, span: int) -> str:
-    """The reverse of `parse_span`, in the largest units that it is a whole number of."""
+    """The text of a span: the inverse of `parse_span`."""
     if kind is TierKind.BIGINT:
         return str(span)
     left = timedelta(days=span) if kind is TierKind.DATE else timedelta(microseconds=span)
@@ -83,7 +83,7 @@ def span_text(kind: TierKind, span: int) -> str:
 
 
 def literal(kind: TierKind, value: int) -> str | None:
-    """The SQL literal of a tier value; None if it lies outside the years 1 to 9999, or is an end of the axis."""
+    """The SQL literal of a tier value. None if it is outside of the years 1 to 9999, or an end of the axis."""
     if kind is TierKind.BIGINT:
         return f"{value}::bigint" if value >= 0 else f"'{value}'::bigint"
     moment = moment_of(kind, value)
@@ -96,7 +96,7 @@ def literal(kind: TierKind, value: int) -> str | None:
 
 
 def shown(kind: TierKind, value: int) -> str:
-    """A tier value as people read it."""
+    """A tier value for display."""
     if value in (EVERYTHING_IN_HEAP, END):
         return "-infinity" if value < 0 else "infinity"
     moment = moment_of(kind, value)
@@ -118,7 +118,7 @@ def name_token(kind: TierKind, value: int) -> str:
 
 
 def now_value(kind: TierKind, moment: datetime) -> int | None:
-    """The present on the axis; None where the tier key is no time."""
+    """The present as a tier value. None if the tier key is not a time."""
     if kind is TierKind.BIGINT:
         return None
     passed = moment - _EPOCH
@@ -126,7 +126,7 @@ def now_value(kind: TierKind, moment: datetime) -> int | None:
 
 
 def moment_of(kind: TierKind, value: int) -> datetime | None:
-    """A tier value as a time in UTC; None where it is none, or lies outside the years 1 to 9999."""
+    """A tier value as a time in UTC. None if it is not a time, or outside of the years 1 to 9999."""
     if kind is TierKind.BIGINT:
         return None
     try:

@@ -1,7 +1,7 @@
-"""How wide the partitions are that are made ahead: a fixed span, or calendar months. No I/O.
+"""The width of partitions that are created ahead: a fixed span, or calendar months. No I/O.
 
-A calendar's bounds are those of a time zone: midnight of the first is another instant in Berlin than in UTC, and in
-March another number of hours after the one before. So months carry the name of a time zone.
+The bounds of calendar months depend on a time zone: a month begins at another instant in Berlin than in UTC, and March
+has another number of hours. So a width in months includes the name of a time zone.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from mirror_pump.source.relations.tier_keys import moment_of, now_value, parse_s
 
 _MONTHS = {"mon": 1, "mons": 1, "month": 1, "months": 1, "y": 12, "year": 12, "years": 12}
 _LAST_COMMON_DAY = 28
-"""Every month has it."""
+"""The last day that every month has."""
 _COMPARED = 4
-"""Partitions, the newest, that have to agree on a calendar: February alone looks like four weeks."""
+"""The number of newest partitions that must agree on a calendar width. February alone looks like four weeks."""
 
 
 @dataclass(frozen=True)
 class Width:
-    """Of partitions: `span` tier values, or so many `months` of the calendar of `zone`."""
+    """The width of a partition: `span` tier values, or `months` calendar months in `zone`."""
 
     span: int = 0
     months: int = 0
     zone: str = "UTC"
 
     def after(self, kind: TierKind, bound: int) -> int | None:
-        """The upper bound of the partition that begins at `bound`; None beyond the years 1 to 9999."""
+        """The upper bound of the partition that begins at `bound`. None outside of the years 1 to 9999."""
         if not self.months:
             return bound + self.span
         return _shifted(kind, bound, self.months, _zone_of(self.zone))
 
     def floor(self, kind: TierKind, value: int) -> int | None:
-        """The lower bound of the partition with this value, where there is none yet to go by."""
+        """The lower bound of the partition for this value, if no partition exists yet."""
         if not self.months:
             return value // self.span * self.span
         moment = moment_of(kind, value)
@@ -50,19 +50,19 @@ class Width:
         return _value_of(kind, local.replace(month=month, day=1, hour=0, minute=0, second=0, microsecond=0))
 
     def text(self, kind: TierKind) -> str:
-        """As `parse_width` reads it."""
+        """The width in a form that `parse_width` accepts."""
         if not self.months:
             return span_text(kind, self.span)
         number, unit = (self.months // 12, "year") if self.months % 12 == 0 else (self.months, "month")
         return f"{number} {unit}{'s' if number > 1 else ''}"
 
     def to_json(self) -> Any:
-        """For the catalog."""
+        """The form stored in the catalog."""
         return {"months": self.months, "zone": self.zone} if self.months else self.span
 
     @classmethod
     def from_json(cls, stored: Any) -> Width | None:
-        """None for none."""
+        """The width from its stored form. None for None."""
         if stored is None:
             return None
         if isinstance(stored, dict):
@@ -71,20 +71,21 @@ class Width:
 
 
 def parse_width(kind: TierKind, text: str, what: str, zone: str) -> Width:
-    """A width as people write it: that of `parse_span`, or months and years. UsageError for text that is none."""
+    """A width from a user's text: a span as in `parse_span`, or months and years. Raises UsageError for an invalid
+    text."""
     words = re.fullmatch(r"(\d{1,5})\s*([a-z]+)", text.strip().lower())
     if kind is not TierKind.BIGINT and words is not None and words[2] in _MONTHS:
         width = Width(months=int(words[1]) * _MONTHS[words[2]], zone=zone)
     else:
         width = Width(span=parse_span(kind, text, what))
     if not (width.span or width.months):
-        raise UsageError(f"{what} {text!r} makes no partition", "give the width of one, such as '1 day' or '1 month'")
+        raise UsageError(f"{what} {text!r} is not a partition's width", "give a width such as '1 day' or '1 month'")
     return width
 
 
 def usual_width(kind: TierKind, bounds: Sequence[tuple[int, int]], zone: str) -> Width | None:
-    """What the newest partitions have in common. `bounds`: of all with finite ones, in their order; `zone`: the one in
-    which whoever made them is likely to have written them. None without any."""
+    """The width that the newest partitions have in common; None without partitions. `bounds`: those of all partitions
+    with finite bounds, in order. `zone`: the time zone in which the bounds were probably written."""
     if not bounds:
         return None
     for name in (zone, "UTC") if kind is TierKind.TIMESTAMPTZ else ("UTC",):
@@ -96,7 +97,7 @@ def usual_width(kind: TierKind, bounds: Sequence[tuple[int, int]], zone: str) ->
 
 
 def _months_between(kind: TierKind, lo: int, hi: int, zone: tzinfo) -> int:
-    """How many whole months of the calendar these bounds are apart; 0 if it is no such number."""
+    """The number of whole calendar months between these bounds; 0 if there is none."""
     first, last = moment_of(kind, lo), moment_of(kind, hi)
     if first is None or last is None:
         return 0
@@ -124,7 +125,7 @@ def _value_of(kind: TierKind, local: datetime) -> int | None:
 
 
 def _zone_of(name: str) -> tzinfo:
-    """UTC for a zone that only the server knows."""
+    """The time zone. UTC for one that only the server knows."""
     try:
         return ZoneInfo(name) if name != "UTC" else UTC
     except (ZoneInfoNotFoundError, ValueError):

@@ -1,21 +1,21 @@
-"""modak.delta: corrections of rows below the cut-line, read as rows of their table to be folded, and cleared when no
-reader needs them any more.
+"""Reads corrections (modak.delta: changes of rows below the cut-line) to be folded into the lake, and clears them
+later.
 
-A fold only marks rows, with the sequence number of the published snapshot that has them (`folded_sequence`); readers
-merge them on, which does no harm. They are cleared later.
+A fold only marks corrections with the sequence number of the published snapshot that contains them (`folded_sequence`).
+Readers continue to merge marked corrections, which does no harm. They are cleared when no reader needs them any more.
 
-Invariant: as long as a table has an unexpired pin, no correction of it is cleared. A reader may look at the delta more
-than once: for the keys that replace rows of the published snapshot, then for the rows that replace them. A correction
-that is cleared in between is in neither. The exception are readers who say in their pin that they take the delta in
-one snapshot of the
-database (read_pins.in_one_snapshot): what that shows stays, and they only need the corrections that their published
-snapshot lacks.
+Invariant: while a table has an unexpired pin, none of its corrections is cleared. A reader may query modak.delta more
+than once: first for the keys that replace rows of the published snapshot, then for the rows that replace them. It would
+miss a correction that is cleared in between. There is one exception: readers whose pin says that they read modak.delta
+in one snapshot of the database (read_pins.in_one_snapshot). That snapshot keeps what it shows, so these readers only
+need the corrections that their published snapshot lacks.
 
-Nobody pins while rows are cleared: that is done under a lock which whoever pins needs before it reads the published
-snapshot, and has until the pin is visible or never will be. (A REPEATABLE READ transaction may pin a published
-snapshot of before. It sees the corrections of its own snapshot too, and reads them in the same transaction. One in
-READ COMMITTED may pin a published snapshot and then read the file of a later one, of the same cut-line: corrections
-that the published snapshot lacks stay, and those that the later one has do no harm.)
+Nobody can pin while corrections are cleared. Clearing takes a lock that a reader also needs to pin: the reader takes it
+before it reads the published snapshot, and holds it until its transaction ends. Two cases remain. A REPEATABLE READ
+transaction may pin an earlier published snapshot; it also reads the corrections of its own, equally old database
+snapshot. A READ COMMITTED transaction may pin a published snapshot, and then read the metadata file of a later one with
+the same cut-line; the corrections that the pinned snapshot lacks stay, and those that the later one contains do no
+harm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sql import queries
 _SQL = queries("fold")
 
 _CLEARED_AT_ONCE = 10_000
-"""Rows; readers who want to pin wait meanwhile, some 50 ms."""
+"""Rows cleared in one transaction. Readers that want to pin wait for it, some 50 ms."""
 
 TOMBSTONE = 1
 """modak.delta.op of a deleted row."""
@@ -43,40 +43,42 @@ TOMBSTONE = 1
 
 @dataclass(frozen=True)
 class CorrectionBacklog:
-    """What a table has in modak.delta."""
+    """The corrections that a table has in modak.delta."""
 
     table_id: TableId
     rows: int
-    """That are not folded: all, or as many as were asked about."""
+    """The number of corrections that are not folded, counted up to the requested limit."""
     age: float
-    """Seconds since the oldest of them was written."""
+    """Seconds since the oldest unfolded correction was written."""
     folded: bool
-    """Some are folded and not cleared."""
+    """Whether some corrections are folded and not yet cleared."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A row of modak.delta, the newest of its key."""
+    """A row of modak.delta: the newest correction of its key."""
 
     pk: str
     version: int
     tombstone: bool
     values: tuple[str | None, ...]
-    """Of every mirrored column, as its type prints it; of a tombstone those of the key."""
+    """The values of all mirrored columns, as their types print them. A tombstone only has those of the key."""
 
 
 def read_backlog(connection: PgConnection, slot: str, rows: int) -> tuple[CorrectionBacklog, ...]:
-    """Tables with corrections. `rows`: count no further."""
+    """The slot's tables with corrections. Counts at most `rows` for each."""
     with source_errors("looking for corrections to fold"):
         found = connection.execute(_SQL["backlog"], {"slot": slot, "rows": rows}).fetchall()
-    return tuple(CorrectionBacklog(TableId(row[0]), row[1], row[2] or 0.0, row[3]) for row in found)
+    return tuple(
+        CorrectionBacklog(TableId(table_id), unfolded, age or 0.0, folded) for table_id, unfolded, age, folded in found
+    )
 
 
 def read_corrections(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[Correction, ...] | None:
-    """The oldest corrections that are not folded, at most `limit`, by version.
+    """The oldest corrections that are not folded, at most `limit`, ordered by version.
 
-    None: not now, for the heap has other columns than the mirror has come to, or somebody is altering the table. Raises
-    TableError for a row that is none of the table's, SourceError, ConnectionLost.
+    None if they cannot be read now: the mirror has not yet applied a change of the table's columns, or somebody is
+    altering the table. Raises TableError for a correction that is not a row of the table, SourceError, ConnectionLost.
     """
     with source_errors(f"reading corrections of {table.name}"):
         try:
@@ -86,8 +88,8 @@ def read_corrections(connection: PgConnection, table: MirroredTable, limit: int)
             return None
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise TableError(
-                f"a row of modak.delta is no row of {table.name}: {' '.join(str(error).split())}",
-                "mend or delete it",
+                f"a row of modak.delta is not a row of {table.name}: {' '.join(str(error).split())}",
+                "correct or delete it",
             ) from error
 
 
@@ -97,21 +99,25 @@ class _Renamed(Exception):
 
 def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[Correction, ...] | None:
     assert table.tier is not None
-    who = {"table_id": table.table_id}
-    relation = connection.execute(_SQL["relation"], who).fetchone()
-    if relation is None:
+    parameters = {"table_id": table.table_id}
+    found = connection.execute(_SQL["relation"], parameters).fetchone()
+    if found is None:
         return None
-    # Names of types and of what regclass prints do not depend on whoever runs the pump.
+    (relation,) = found
+    # Makes the printed names of types and relations independent of the role that runs the pump.
     connection.execute(
         "SELECT set_config('lock_timeout', %s, true), set_config('search_path', 'pg_catalog', true)", (LOCK_TIMEOUT,)
     )
     try:
-        connection.execute(f"LOCK TABLE ONLY {relation[0]} IN ACCESS SHARE MODE".encode())
+        connection.execute(f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE".encode())
     except psycopg.errors.UndefinedTable as error:
         raise _Renamed from error
-    columns = connection.execute(_SQL["columns"], who).fetchall()
-    present = {row[0]: tuple(row[1:4]) for row in columns}
-    documents = {row[0]: str(row[4]) for row in columns if row[5]}
+    present: dict[int, tuple[str, int, int]] = {}
+    documents: dict[int, str] = {}
+    for number, name, type_oid, modifier, type_sql, is_json in connection.execute(_SQL["columns"], parameters):
+        present[number] = (name, type_oid, modifier)
+        if is_json:
+            documents[number] = str(type_sql)
     known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
     if any(present.get(number) != column for number, column in known.items()):
         return None
@@ -121,7 +127,8 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     texts = in_query(
         ", ".join(f"CASE WHEN v.{name} IS DISTINCT FROM NULL THEN format('%s', v.{name}) END" for name in names)
     )
-    # jsonb_populate_record reads a string with the type's input function; but of json, where a string is a document.
+    # jsonb_populate_record parses a string with the type's input function, except for json, where the string itself is
+    # the document.
     values = in_query(
         ", ".join(
             f"(d.payload ->> {literal(column.name)})::{documents[column.attnum]} AS {name}"
@@ -133,38 +140,41 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     query = (
         f"SELECT d.pk, d.version, d.op, {texts} FROM (SELECT * FROM modak.delta WHERE table_id = %s"
         " AND folded_sequence IS NULL AND tier_key < %s ORDER BY version LIMIT %s) d"
-        f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{in_query(relation[0])}, coalesce(d.payload, '{{}}')) r"
+        f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{in_query(relation)}, coalesce(d.payload, '{{}}')) r"
         f" CROSS JOIN LATERAL (SELECT {values}) v ORDER BY d.version"
     )
     rows = connection.execute(query.encode(), (table.table_id, table.tier.cut, limit)).fetchall()
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-    found = tuple(Correction(row[0], row[1], row[2] == TOMBSTONE, tuple(row[3:])) for row in rows)
-    for correction in found:
+    corrections = tuple(
+        Correction(pk, version, operation == TOMBSTONE, tuple(values_read))
+        for pk, version, operation, *values_read in rows
+    )
+    for correction in corrections:
         if any(correction.values[place] is None for place in places):
             raise TableError(
                 f"the correction {correction.pk!r} of {table.name} in modak.delta lacks a part of its key",
-                "mend or delete it",
+                "correct or delete it",
             )
-    return found
+    return corrections
 
 
 def _left_out(table: MirroredTable, attnum: int, name: str) -> bool:
-    """Whether a column is known not to be mirrored."""
+    """Whether the user excluded this column from the mirror."""
     return any(column.attnum == attnum and column.name == name for column in table.excluded)
 
 
 def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callable[[str], Mapping[int, int]]) -> int:
-    """Removes corrections that were folded and that no reader needs any more; how many.
+    """Removes folded corrections that no reader needs any more. Returns their number.
 
-    `sequence_numbers` gives, for the table's metadata file, the sequence number of each of its snapshots. Waits for no
-    reader: none is cleared while somebody puts a pin in place.
+    `sequence_numbers` returns the sequence number of each snapshot in the given metadata file. Does not wait for
+    readers: while somebody is creating a pin, nothing is cleared.
     """
     with source_errors("clearing folded corrections"):
         seam = connection.execute(_SQL["seam"], {"table_id": table_id}).fetchone()
     if seam is None:
         return 0
     snapshot_id, location = seam
-    # The published snapshot may move on from here: its number only grows. Storage is not read under the lock.
+    # Read from storage before taking the lock. A later published snapshot only has a higher number.
     numbers = sequence_numbers(location)
     cleared = 0
     while (removed := _clear_some(connection, table_id, snapshot_id, numbers)) == _CLEARED_AT_ONCE:
@@ -173,19 +183,20 @@ def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callabl
 
 
 def _clear_some(connection: PgConnection, table_id: TableId, snapshot_id: int, numbers: Mapping[int, int]) -> int:
-    """Up to _CLEARED_AT_ONCE rows, in a transaction in which nobody can pin."""
-    who: dict[str, Any] = {"table_id": table_id}
+    """Clears up to _CLEARED_AT_ONCE rows, in a transaction during which nobody can pin. Returns their number."""
+    parameters: dict[str, Any] = {"table_id": table_id}
     with source_errors("clearing folded corrections"):
         try:
             with connection.transaction():
                 connection.execute(_SQL["lock_pins"])
-                row = connection.execute(_SQL["pins"], who).fetchone()
+                row = connection.execute(_SQL["pins"], parameters).fetchone()
                 assert row is not None
                 pinned, read_again = row
                 if read_again:
                     return 0
-                # A pin of a snapshot that is not in the history any more may be of any age.
+                # A pinned snapshot that is no longer in the history may be of any age.
                 bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
-                return connection.execute(_SQL["clear"], {**who, "sequence": bound, "rows": _CLEARED_AT_ONCE}).rowcount
+                bounded = {**parameters, "sequence": bound, "rows": _CLEARED_AT_ONCE}
+                return connection.execute(_SQL["clear"], bounded).rowcount
         except psycopg.errors.LockNotAvailable:
             return 0

@@ -1,7 +1,7 @@
-"""Heap retention's side of the catalog and of the heap: partitions with their bounds, and each step of their way out.
+"""Partitions of tables with heap retention, in the catalog and in the heap: their bounds, and the steps to drop them.
 
-Every step is one statement or one transaction, and says by its return value why it was not taken. Locks are asked for
-with a time limit: sessions of others queue behind a waiting request.
+Every step is one statement or one transaction, and returns the reason if it was not taken. Lock requests have a time
+limit, because other sessions queue behind a waiting request.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -27,19 +27,18 @@ from sql import queries
 _SQL = queries("retention")
 
 LOCKED_TIMEOUT = "50ms"
-"""How long a step waits for each further lock once it has locked everybody out of the table (as modak.drop_proven)."""
+"""How long a step waits for each further lock once it holds ACCESS EXCLUSIVE on the table (as in modak.drop_proven)."""
 DROP_TIMEOUT = "1s"
-"""How long the statement that drops a partition may take. It locks everybody out, and with a foreign key to the table
-Postgres meanwhile looks through the table that refers."""
+"""How long the statement that drops a partition may take. It locks the table exclusively. If a foreign key refers to
+the table, Postgres searches the referring table during that time."""
 MAKE_TIMEOUT = "1s"
-"""How long the statement may take that makes a partition. It locks everybody out as well, and looks through the DEFAULT
-partition: that holds no row, but every late row leaves room behind until the next VACUUM."""
+"""How long the statement that creates a partition may take. It locks the table exclusively and scans the DEFAULT
+partition, which holds no row, but grows with every late row until the next VACUUM."""
 LOOK_TIMEOUT = "10min"
-"""How long any statement of ours may take. The longest read a partition: for its newest key, where no index begins with
-the tier key, or for what a proof compares in the database."""
+"""How long any statement of the pump may take. The longest ones read a whole partition: to find its newest key, if no
+index begins with the tier key, or to compare it with the lake for a proof."""
 DROP_GRACE = timedelta(hours=1)
-"""How long partitions stay, unless somebody chose otherwise: who asked for the wrong distance has that long to mend
-it."""
+"""How long partitions stay unless the user chose otherwise. This is the time to correct a wrong choice of the lag."""
 FIRST_PAUSE = 0.5
 """Seconds before a refused step is tried again."""
 
@@ -65,31 +64,31 @@ class Partition:
     reason: str | None
     attempts: int
     name: TableName | None
-    """None: it is not attached any more."""
+    """None: the partition is no longer attached."""
     bounds: tuple[int, int] | None
-    """Its bounds as they are now."""
+    """The present bounds in Postgres."""
     captured: bool
-    """Its changes are being captured."""
+    """Whether changes of the partition are being captured."""
     corrected: bool
-    """Its changes become corrections."""
+    """Whether changes of the partition become corrections."""
     disproved: bool
-    """It was found to differ from the lake, less than a day ago."""
+    """Whether a comparison with the lake found a difference, less than a day ago."""
     proven_for: float | None = None
-    """Seconds since the lake was last found to hold it."""
+    """Seconds since a comparison last proved that the lake holds all rows of the partition."""
 
     def grace_left(self, grace: timedelta) -> timedelta:
-        """How long it stays before it may be dropped, if the lake holds it."""
+        """How much longer the partition stays before it may be dropped, if the lake holds it."""
         return grace - timedelta(seconds=self.proven_for or 0.0)
 
     @property
     def attached_late(self) -> bool:
-        """It came to the table below the cut-line: what it held then is not in the lake, unless by chance."""
+        """Whether the partition was attached below the cut-line. The rows that it held then are not in the lake."""
         return self.state == TIERING and self.sealed_lsn is None
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A partition as the heap has it."""
+    """A partition as it is in the heap."""
 
     relation_id: int
     name: TableName
@@ -98,25 +97,25 @@ class Attached:
     is_default: bool
     is_table: bool
     routes: bool
-    """It is a DEFAULT partition with our trigger."""
+    """Whether this is a DEFAULT partition with our trigger, which routes late rows."""
 
 
 @dataclass(frozen=True)
 class RetentionChoices:
-    """What is chosen for one table, and how far it is."""
+    """The user's choices for one table, and the state of its retention."""
 
     premake: int
-    """Partitions to keep ready above the newest key."""
+    """The number of partitions to keep ready above the newest key."""
     width: Width | None
-    """Of each."""
+    """The width of each new partition."""
     drop_grace: timedelta
-    """How long a partition stays after the lake was found to hold it."""
+    """How long a partition stays after the proof that the lake holds it."""
     detach: bool
-    """Partitions are detached, not dropped."""
+    """Whether partitions are detached instead of dropped."""
     stopped: str | None
-    """Why retention does not go on by itself."""
+    """The reason why retention does not continue by itself, if any."""
     not_made: str | None
-    """Why a partition could not be made ahead."""
+    """The reason why a partition could not be created ahead, if any."""
     live: bool
     lag: int
     cut: int
@@ -126,11 +125,13 @@ class RetentionChoices:
 
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
-    """None for a table without heap retention, and for one that is gone."""
+    """The table's choices. None for a table without heap retention, and for one that is gone."""
     row = connection.execute(_SQL["choices"], {"table_id": table_id}).fetchone()
-    if row is None or row[0] is None:
+    if row is None:
         return None
     stored, live, lag, cut, applied = row
+    if stored is None:
+        return None
     return RetentionChoices(
         int(stored.get("premake", 0)),
         Width.from_json(stored.get("width")),
@@ -148,60 +149,86 @@ def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoice
 def retained_tables(
     connection: PgConnection, slot: str, table_ids: Sequence[TableId] | None = None
 ) -> tuple[TableId, ...]:
-    """Those of the slot's tables that have heap retention."""
+    """The slot's tables with heap retention, or those of `table_ids` with it."""
     rows = connection.execute(_SQL["tables"], {"slot": slot, "table_ids": None if table_ids is None else [*table_ids]})
-    return tuple(TableId(row[0]) for row in rows.fetchall())
+    return tuple(TableId(table_id) for (table_id,) in rows.fetchall())
+
+
+class _PartitionRow(NamedTuple):
+    """A row of the query `partitions`, in the order of its columns."""
+
+    partition_id: str
+    relation_id: int | None
+    lo: int
+    hi: int
+    state: str
+    sealed_lsn: int | None
+    truncated: bool
+    reason: str | None
+    attempts: int
+    schema_name: str | None
+    relation_name: str | None
+    present_lo: int | None
+    present_hi: int | None
+    captured: bool | None
+    corrected: bool | None
+    disproved: bool
+    proven_for: float | None
+
+    def partition(self) -> Partition:
+        attached = self.schema_name is not None and self.relation_name is not None
+        return Partition(
+            partition_id=self.partition_id,
+            relation_id=self.relation_id,
+            lo=self.lo,
+            hi=self.hi,
+            state=self.state,
+            sealed_lsn=None if self.sealed_lsn is None else Lsn(self.sealed_lsn),
+            truncated=self.truncated,
+            reason=self.reason,
+            attempts=self.attempts,
+            name=TableName(str(self.schema_name), str(self.relation_name)) if attached else None,
+            bounds=None if self.present_lo is None or self.present_hi is None else (self.present_lo, self.present_hi),
+            captured=bool(self.captured),
+            corrected=bool(self.corrected),
+            disproved=self.disproved,
+            proven_for=self.proven_for,
+        )
 
 
 def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partition, ...]:
-    """Partitions that were not dropped yet, the oldest first."""
+    """The partitions that are not dropped yet, the oldest first."""
     rows = connection.execute(_SQL["partitions"], {"table_id": table_id}).fetchall()
-    return tuple(
-        Partition(
-            partition_id=row[0],
-            relation_id=row[1],
-            lo=row[2],
-            hi=row[3],
-            state=row[4],
-            sealed_lsn=None if row[5] is None else Lsn(row[5]),
-            truncated=row[6],
-            reason=row[7],
-            attempts=row[8],
-            name=None if row[10] is None else TableName(row[9], row[10]),
-            bounds=None if row[11] is None else (row[11], row[12]),
-            captured=bool(row[13]),
-            corrected=bool(row[14]),
-            disproved=row[15],
-            proven_for=row[16],
-        )
-        for row in rows
-    )
+    return tuple(_PartitionRow(*row).partition() for row in rows)
 
 
 def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached, ...]:
-    """The heap's partitions, by their bounds."""
+    """The partitions in the heap, ordered by their bounds."""
     rows = connection.execute(_SQL["attached"], {"table_id": table_id}).fetchall()
-    return tuple(Attached(row[0], TableName(row[1], row[2]), *row[3:]) for row in rows)
+    return tuple(
+        Attached(relation_id, TableName(schema, name), lo, hi, is_default, is_table, routes)
+        for relation_id, schema, name, lo, hi, is_default, is_table, routes in rows
+    )
 
 
 @contextmanager
 def limited(connection: PgConnection) -> Iterator[None]:
-    """A transaction that waits for locks no longer than LOCK_TIMEOUT."""
+    """A transaction that waits for a lock at most LOCK_TIMEOUT."""
     with connection.transaction():
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
         yield
 
 
-NOT_SEEN = "its partitions cannot be looked at: {}"
-"""What is said of a table as long as that is so."""
+NOT_SEEN = "its partitions cannot be examined: {}"
+"""The reason that a table shows while its partitions cannot be read."""
 
 
 def refusal(error: psycopg.Error) -> str:
-    """Why Postgres did not take a step, in words. Raises ConnectionLost if it is the connection that broke."""
+    """Why Postgres refused a step, as text. Raises ConnectionLost if the connection broke instead."""
     if is_connection_loss(error):
         raise as_source_error(error, "changing a partition") from error
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-        return f"other sessions hold locks that it needs, for longer than {LOCK_TIMEOUT}"
+        return f"other sessions held the locks that it needs for longer than {LOCK_TIMEOUT}"
     detail = error.diag.message_detail
     return " ".join((error.diag.message_primary or str(error)).split()) + (
         f" ({' '.join(detail.split())})" if detail else ""
@@ -209,7 +236,7 @@ def refusal(error: psycopg.Error) -> str:
 
 
 def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> str | None:
-    """One of the steps that answer in words: None when it was taken, else why not."""
+    """Takes one of the steps that return a text. Returns None if it was taken, else the reason."""
     try:
         with limited(connection):
             if statement == "drop":
@@ -217,22 +244,21 @@ def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, A
             row = connection.execute(_SQL[statement], parameters).fetchone()
             assert row is not None
             if row[0] is not None:
-                # What it changed before it found a reason stays: that is part of the step.
+                # The transaction commits: changes before the refusal are part of the step.
                 return str(row[0])
     except psycopg.Error as error:
         if statement == "drop" and isinstance(error, psycopg.errors.QueryCanceled):
             return (
-                f"it takes longer than {DROP_TIMEOUT}, with everybody locked out: a foreign key that refers to the"
-                " table needs an index on its columns, or has to go"
+                f"it takes longer than {DROP_TIMEOUT}, while the table is locked: a foreign key that refers to the"
+                " table needs an index on its columns, or has to be dropped"
             )
         return refusal(error)
     return None
 
 
 def bounded(connection: PgConnection) -> None:
-    """From now on no statement of the session, or of its open transaction if it has one, waits for a lock longer than
-    LOCK_TIMEOUT, or takes longer than LOOK_TIMEOUT. Not even bounds of partitions can be read while somebody alters
-    one."""
+    """Limits all further statements of the session, or of its open transaction if it has one: to LOCK_TIMEOUT for each
+    lock, and to LOOK_TIMEOUT altogether. Even the bounds of partitions cannot be read while somebody alters one."""
     inside = connection.info.transaction_status is not TransactionStatus.IDLE
     connection.execute(
         "SELECT set_config('lock_timeout', %s, %s), set_config('statement_timeout', %s, %s)",
@@ -281,7 +307,7 @@ def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str
 
 
 def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:
-    """Puts a partition's triggers in place: `capture`, `cold` or `default`."""
+    """Installs a partition's triggers. `kind` is `capture`, `cold` or `default`."""
     connection.execute(
         _SQL["triggers"],
         {"table_id": table_id, "relation_id": relation_id, "partition_id": partition_id, "kind": kind},
@@ -291,7 +317,7 @@ def install(connection: PgConnection, table_id: TableId, relation_id: int, parti
 def journal(
     connection: PgConnection, table_id: TableId, phase: str, details: Mapping[str, Any], snapshot_id: int | None = None
 ) -> None:
-    """One line in modak.op_log about a step that was taken, or failed for good."""
+    """Adds a row to modak.op_log about a step that was taken or has finally failed."""
     connection.execute(
         _SQL["journal"],
         {"table_id": table_id, "phase": phase, "snapshot_id": snapshot_id, "details": Jsonb(dict(details))},
@@ -299,8 +325,8 @@ def journal(
 
 
 def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> bool:
-    """Whether the newest key is `lag` or more above `hi`; of times, the present too: rows dated in the future do not
-    push others out. `newest` is asked only if it matters."""
+    """Whether the newest key is `lag` or more above `hi`. If the key is a time, the present must be so too, so that
+    rows dated in the future do not push out others. `newest` is called only if it matters."""
     if lag == NEVER or hi + lag >= END:
         return False
     if tier.kind is not TierKind.BIGINT:
@@ -312,17 +338,17 @@ def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> b
 
 
 def written(connection: PgConnection, attached: Sequence[Attached]) -> tuple[tuple[int, int], ...]:
-    """The partitions' OIDs and how many rows the server has counted as inserted there or updated, which it does within
-    seconds. Where they are equal to those of another time nothing was written in between."""
+    """The partitions' OIDs, each with the server's count of rows inserted or updated there, which lags by seconds. If
+    two results are equal, nothing was written in between."""
     rows = connection.execute(
         _SQL["written"], {"relation_ids": [partition.relation_id for partition in attached]}
     ).fetchall()
-    return tuple((row[0], row[1]) for row in rows)
+    return tuple((relation_id, count) for relation_id, count in rows)
 
 
 def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
-    """The largest tier key in the heap; None if it holds no row. Reads partitions from the top until one has a row. The
-    connection has no transaction open: a partition may be dropped meanwhile."""
+    """The largest tier key in the heap; None if the heap has no rows. Reads partitions from the top until one has a
+    row. The connection must have no open transaction, because a partition may be dropped at the same time."""
     column = identifier(tier.column)
     for partition in reversed([partition for partition in attached if not partition.is_default]):
         query = f"SELECT modak.tier_value(max({column})) FROM ONLY {partition.name.quoted}"
@@ -337,21 +363,21 @@ def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached
 
 
 def high_water(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
-    """The newest key, of times no later than the present."""
+    """The newest key. If the key is a time, at most the present."""
     newest = newest_key(connection, tier, attached)
     present = now_value(tier.kind, datetime.now(UTC))
     return newest if newest is None or present is None else min(newest, present)
 
 
 _GAP = 100
-"""Partitions that are made to fill a gap, at most; what is more is bridged by one."""
+"""The most partitions that are created to fill a gap. A larger gap is covered by a single partition."""
 
 
 def wanted_partitions(
     tier: Tier, newest: int | None, attached: Sequence[Attached], choices: RetentionChoices
 ) -> list[tuple[int, int]]:
-    """Bounds of the partitions that are missing so that `premake` are ready above the newest key, or the present. They
-    begin where the highest one ends, and leave no gap."""
+    """The bounds of the partitions to create, so that `premake` partitions are ready above the present, or above the
+    newest key if keys are not times. They begin where the highest partition ends, and leave no gap."""
     if not choices.premake or choices.width is None:
         return []
     ranges = [partition for partition in attached if not partition.is_default]
@@ -369,7 +395,7 @@ def wanted_partitions(
         if hi is None:
             break
         bounds.append((top, hi))
-        # The one that holds the present, or the newest key, is not ahead of it.
+        # The partition that contains the present, or the newest key, does not count as ahead.
         ahead += top > start
         top = hi
     gap = sum(hi <= start for _, hi in bounds)
@@ -379,7 +405,7 @@ def wanted_partitions(
 
 
 def premade_name(table: TableName, kind: TierKind, lo: int) -> TableName:
-    """What a partition is called that is made ahead."""
+    """The name of a partition that is created ahead."""
     token = "_p" + name_token(kind, lo)
     stem = table.name.encode()[: _NAME_BYTES - len(token)].decode(errors="ignore")
     return TableName(table.schema, stem + token)
@@ -388,10 +414,10 @@ def premade_name(table: TableName, kind: TierKind, lo: int) -> TableName:
 def make_partition(
     connection: PgConnection, table: TableName, name: TableName, kind: TierKind, lo: int, hi: int
 ) -> str | None:
-    """CREATE TABLE ... PARTITION OF; why not, or None."""
+    """Creates a partition (CREATE TABLE ... PARTITION OF). Returns None, or the reason if it could not be created."""
     low, high = literal(kind, lo), literal(kind, hi)
     if low is None or high is None:
-        return f"its bounds {lo} and {hi} lie outside of the years 1 to 9999"
+        return f"its bounds {lo} and {hi} are outside of the years 1 to 9999"
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
         with limited(connection):
@@ -402,14 +428,14 @@ def make_partition(
             )
             connection.execute(statement.encode())
     except psycopg.errors.QueryCanceled:
-        return f"it takes longer than {MAKE_TIMEOUT}, with everybody locked out: VACUUM the DEFAULT partition"
+        return f"it takes longer than {MAKE_TIMEOUT}, while the table is locked: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
         return refusal(error)
     return None
 
 
 def create_default(connection: PgConnection, table: TableName) -> TableName:
-    """Makes a DEFAULT partition, in the caller's transaction; it gets its trigger by install()."""
+    """Creates a DEFAULT partition in the caller's transaction. Call install() for its trigger."""
     suffix = "_old_rows"
     stem = table.name.encode()[: _NAME_BYTES - len(suffix)].decode(errors="ignore")
     name = TableName(table.schema, stem + suffix)
@@ -418,11 +444,11 @@ def create_default(connection: PgConnection, table: TableName) -> TableName:
 
 
 def holds_rows(connection: PgConnection, name: TableName) -> bool:
-    """Whether a partition has any row."""
+    """Whether a partition has any rows."""
     row = connection.execute(f"SELECT EXISTS (SELECT FROM ONLY {name.quoted})".encode()).fetchone()
     return row is not None and bool(row[0])
 
 
 def lowest_bound(attached: Sequence[Attached]) -> int:
-    """No partition but DEFAULT holds a key below it."""
+    """The lower end of the lowest partition, not counting DEFAULT."""
     return min((partition.lo for partition in attached if not partition.is_default), default=EVERYTHING_IN_HEAP)

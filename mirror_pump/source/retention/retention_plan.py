@@ -1,4 +1,4 @@
-"""Which tables can shed old partitions, and what becomes of one when it is registered with heap retention."""
+"""Checks whether a table can have heap retention, and prepares its partitions when it is registered with it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _LAKE_KINDS = frozenset({Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TI
 
 @dataclass(frozen=True)
 class RetentionWish:
-    """What a user asks for at register, as typed."""
+    """The user's options at register, as typed."""
 
     lag: str
     premake: int = 0
     width: str | None = None
     drop_grace: str | None = None
-    """How long a partition stays after the lake was found to hold it; None: DROP_GRACE."""
+    """How long a partition stays after the proof that the lake holds it. None: DROP_GRACE."""
     detach: bool = False
-    """Detach partitions, and leave them as tables of their own, instead of dropping them."""
+    """Detach partitions, which leaves them as tables of their own, instead of dropping them."""
 
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """What is asked for, in tier values."""
+    """The user's options, checked, and in tier values."""
 
     tier: Tier
     premake: int
@@ -57,7 +57,7 @@ class RetentionPlan:
 
 
 def parse_grace(text: str, what: str) -> timedelta:
-    """How long partitions stay that could be dropped. UsageError for text that is no duration."""
+    """How long a partition stays that could be dropped. Raises UsageError for a text that is not a duration."""
     if text.strip() == "0":
         return timedelta(0)
     return timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, what))
@@ -66,12 +66,13 @@ def parse_grace(text: str, what: str) -> timedelta:
 def plan_retention(
     connection: PgConnection, seen: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
 ) -> RetentionPlan:
-    """Judges a table. TableError, with what to do, for one that cannot shed partitions; UsageError for a wrong lag.
+    """Checks a table. Raises TableError, with what to do, if it cannot have heap retention; UsageError for a wrong lag.
 
-    `time_zone`: in which bounds of partitions are likely to have been written; asked only if that matters.
+    `time_zone` returns the zone in which the bounds of partitions were probably written. It is called only if that
+    matters.
     """
     name = seen.name
-    with source_errors(f"looking at the partitions of {name}"):
+    with source_errors(f"examining the partitions of {name}"):
         row = connection.execute(_SQL["partition_key"], {"table_id": seen.table_id}).fetchone()
         if row is None:
             raise TableError(
@@ -87,16 +88,16 @@ def plan_retention(
         if type_oid not in _KINDS:
             raise TableError(
                 f"{name} is partitioned by {column}, which is neither an integer nor a time",
-                "heap retention goes by integers, timestamptz, timestamp and date",
+                "heap retention needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
             )
         if nested:
             raise TableError(
                 f"partitions of {name} are partitioned themselves", "heap retention needs partitions that are tables"
             )
-        mirrored = next((each for each in seen.columns if each.name == column), None)
+        mirrored = next((candidate for candidate in seen.columns if candidate.name == column), None)
         if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
             raise TableError(
-                f"partition column {column} of {name} is not mirrored as what it is", "leave out its --column option"
+                f"partition column {column} of {name} is not mirrored with its own type", "omit its --column option"
             )
         if column not in seen.key or not not_null:
             raise TableError(
@@ -119,22 +120,23 @@ def plan_retention(
         bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
         width = usual_width(kind, [(part.lo, part.hi) for part in bounded], zone)
     if wish.premake and width is None:
-        raise TableError(f"{name} has no partition to tell how wide the next ones are to be", "give --width")
+        raise TableError(f"{name} has no partition from which to derive the width of new ones", "give --width")
     grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
     return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width, grace, wish.detach)
 
 
 def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
-    """Makes the DEFAULT partition if there is none, in the registration transaction and before the table's shape is
-    recorded. Takes ACCESS EXCLUSIVE on the table. True: it is ours."""
+    """Creates the DEFAULT partition if there is none, and returns whether it did. Runs in the registration transaction,
+    before the table's shape is recorded. Takes ACCESS EXCLUSIVE on the table."""
     attached = retention.read_attached(connection, table.table_id)
     for partition in attached:
         if partition.is_default:
             connection.execute(f"LOCK TABLE ONLY {partition.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
             if retention.holds_rows(connection, partition.name):
                 raise TableError(
-                    f"DEFAULT partition {partition.name} of {table.name} holds rows", "Register the table again."
+                    f"DEFAULT partition {partition.name} of {table.name} holds rows",
+                    "move them to partitions of their own, then register the table again",
                 )
             return False
     retention.create_default(connection, table.name)
@@ -142,7 +144,7 @@ def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
 
 
 def enter_partitions(connection: PgConnection, table: MirroredTable, plan: RetentionPlan, *, own_default: bool) -> None:
-    """The rest of it, once the table's rows are in the catalog."""
+    """Enters the partitions and the user's choices, once the table's own rows are in the catalog."""
     for partition in retention.read_attached(connection, table.table_id):
         if partition.is_default:
             retention.install(connection, table.table_id, partition.relation_id, str(partition.name), "default")
@@ -159,9 +161,13 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
 
 
 def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
-    """At unregister: a DEFAULT partition that was made for routing goes, while it is empty, as it always is."""
+    """At unregister: drops the DEFAULT partition that enter_default() created, if it is empty, as it always should
+    be."""
     row = connection.execute(_SQL["choices"], {"table_id": table.table_id}).fetchone()
-    if row is None or row[0] is None or not row[0].get("own_default"):
+    if row is None:
+        return
+    stored, *_ = row
+    if stored is None or not stored.get("own_default"):
         return
     for partition in retention.read_attached(connection, table.table_id):
         if partition.is_default and partition.routes and not retention.holds_rows(connection, partition.name):
@@ -169,6 +175,6 @@ def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
 
 
 def sheds(connection: PgConnection, table: MirroredTable) -> bool:
-    """Whether rows of the table are in the lake that its heap does not hold any more."""
+    """Whether the lake holds rows of the table that its heap no longer has."""
     row = connection.execute(_SQL["shed"], {"table_id": table.table_id}).fetchone()
     return row is not None and bool(row[0])

@@ -1,7 +1,7 @@
 """A consistent point: a WAL position L, and a snapshot that sees exactly the transactions that ended before it.
 
-Made as a temporary logical slot with an exported snapshot (protocol docs, CREATE_REPLICATION_SLOT): no lock, and what
-happens after L can be streamed from the same slot.
+It is made by creating a temporary logical slot with an exported snapshot (protocol docs, CREATE_REPLICATION_SLOT). That
+takes no lock, and later changes can be streamed from the same slot.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mirror_pump.source.stream.replication_stream import ReplicationStream
 
 
 class ConsistentPoint:
-    """A context manager. The snapshot can be imported until `stream` is called; the slot goes with the connection."""
+    """A context manager. The snapshot can be imported until `stream` is called. The slot ends with the connection."""
 
     def __init__(self, dsn: str, slot: str, timeout: float) -> None:
-        """SourceError if the point is not reached within `timeout` seconds: a transaction that was running at the
-        start has to end first."""
+        """Raises SourceError if the point is not reached within `timeout` seconds: transactions that were running at
+        the start have to end first."""
         self._slot = slot
         self._connection = replication_connect(dsn, application_name="mirror-pump-verify")
         try:
@@ -66,7 +66,7 @@ class ConsistentPoint:
         """For SET TRANSACTION SNAPSHOT."""
 
     def stream(self, publication: str) -> ReplicationStream:
-        """Stream what came after the point. The snapshot cannot be imported any more."""
+        """Streams the changes after the point. The snapshot can no longer be imported."""
         return ReplicationStream.on(self._connection, self._slot, publication, self.lsn)
 
     def __enter__(self) -> Self:

@@ -1,14 +1,14 @@
-"""The publication as somebody else may have made it: ALTER PUBLICATION leaves no trace in the stream.
+"""Detects changes that others make to the publication: ALTER PUBLICATION leaves no trace in the stream.
 
-What the server sends of a change is decided by the publication as of that change. Of a table that was taken out,
-changed and added again, the stream lacks the changes, and nothing in it says so. So what the catalogs say of the
-publication (the row of its settings, and each table's row in it) is recorded beside each table; a row that is put back
-is another one. Our own additions and removals record theirs in the same transaction, or concern tables that are not
+The publication as of a change decides what the server sends of that change. If a table was removed, changed and added
+again, the stream lacks the changes, without any sign of it. So the catalogs' rows about the publication (its settings,
+and one row for each of its tables) are recorded with each table. A row that is removed and added again is a different
+row. When the mirror itself adds or removes a table, it records the result in the same transaction, or the table is not
 mirrored any more.
 
-The present catalogs are looked at, but what comes is WAL from before. Therefore each publish looks, behind all that was
-received for it: the frontier never passes a change of the publication that a snapshot shows by then. Between a commit
-record and that moment lie microseconds, or, with synchronous replication, the wait for the standby.
+The catalogs show the present, while the stream delivers older WAL. Therefore each publish checks them after it has
+received all of its changes: the frontier never passes a change of the publication that a database snapshot shows by
+then. A commit record is visible microseconds later, or, with synchronous replication, after the wait for the standby.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _SQL = queries("publication")
 
 
 def refuse_changed(cursor: psycopg.Cursor[tuple[Any, ...]], slot: str) -> None:
-    """PublicationChanged if the publication is not what was recorded, or does not publish a table whole that does not
-    wait for that."""
+    """Raises PublicationChanged if the publication is not as recorded, or if it does not publish a table completely,
+    unless the table is waiting for that."""
     row = cursor.execute(_SQL["changed"], {"slot": slot}).fetchone()
     if row is None or row[0]:
         raise PublicationChanged(
-            "somebody changed what the mirror's publication publishes: changes since may be missing in the stream",
-            "the tables concerned are copied again by themselves",
+            "somebody changed what the mirror's publication publishes: later changes may be missing in the stream",
+            "mirror-pump copies the affected tables again by itself",
         )
 
 
 def altered_tables(connection: PgConnection, slot: str) -> list[TableId]:
-    """Tables of which the stream may lack changes, and those of which it does not carry all."""
+    """Tables whose changes may be missing in the stream, and tables that are not published completely."""
     with source_errors("reading what is published"):
         return [TableId(table_id) for (table_id,) in connection.execute(_SQL["altered"], {"slot": slot})]
 
 
 def not_whole(connection: PgConnection, slot: str) -> set[TableId]:
-    """Tables that are not published, or not with all their rows and columns."""
+    """Tables that are not published with all their rows and columns, or not at all."""
     with source_errors("reading what is published"):
         return {TableId(table_id) for (table_id,) in connection.execute(_SQL["not_whole"], {"slot": slot})}
 
@@ -54,12 +54,12 @@ def not_whole(connection: PgConnection, slot: str) -> set[TableId]:
 def record_published(
     connection: PgConnection | psycopg.Cursor[tuple[Any, ...]], slot: str, tables: Sequence[TableId]
 ) -> None:
-    """Take the publication as it is for what is known of these tables, in the caller's transaction."""
+    """Records the publication's present state for these tables, in the caller's transaction."""
     connection.execute(_SQL["record"], {"slot": slot, "table_ids": list(tables)})
 
 
 def how_to_publish(publication: str, table: TableName) -> str:
-    """What to do about a table that is not published whole."""
+    """What to do about a table that is not published completely."""
     return (
         f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted} (behind DROP TABLE {table.quoted}, if it"
         " is in there with a row filter or a column list); the table is then copied again by itself"
@@ -67,9 +67,9 @@ def how_to_publish(publication: str, table: TableName) -> str:
 
 
 def make_publication(connection: PgConnection, name: str) -> int | None:
-    """Creates the publication with the tables that are registered, if any; None if it was there, else how many.
+    """Creates the publication with all registered tables. Returns their number, or None if the publication existed.
 
-    SourceError if one of that name publishes something else than we need.
+    Raises SourceError if the existing publication does not publish what the mirror needs.
     """
     with connection.transaction():
         if not create_publication(connection, name):

@@ -1,4 +1,4 @@
-"""The replication stream at libpq's level: raw pgoutput messages in, status updates out; no thread of its own.
+"""The replication stream at libpq's level: it reads raw pgoutput messages and sends status updates. It has no thread.
 
 Message formats: PostgreSQL documentation, section 54.4 (Streaming Replication Protocol).
 """
@@ -25,25 +25,25 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.source.connect import as_source_error, replication_connect
 
 XLOG_HEADER_BYTES = 25
-"""'w', then three 8-byte numbers: start of the data, end of the WAL, the server's clock. The payload follows."""
+"""'w', and three 8-byte numbers: start of the data, end of the WAL, the server's clock. The payload follows."""
 
 _XLOG_DATA = ord("w")
 _KEEPALIVE = struct.Struct(">cQQB")
-"""'k', what the server has decoded and sent up to, its clock, whether it wants an answer at once."""
+"""'k', the position up to which the server has decoded and sent, its clock, whether it wants a reply at once."""
 
 _STATUS = struct.Struct(">cQQQQB")
-"""'r', written, flushed, applied, our clock, whether we want an answer."""
+"""'r', the written, flushed and applied positions, our clock, whether we want a reply."""
 
 _EPOCH_2000_US = 946_684_800_000_000
 
 _BURST_PAUSE_SECONDS = 0.0005
-"""Under load every message would wake us by itself; so long a pause lets some hundred pile up."""
+"""Under load every message would wake the reader separately. A pause of this length lets some hundred accumulate."""
 
 _BURST_MEMORY_SECONDS = 0.02
-"""How long after the last message the stream still counts as busy. Afterwards we sleep until the socket wakes us."""
+"""How long after the last message the stream still counts as busy. Afterwards the reader sleeps on the socket."""
 
 _LOOK_BYTES = 8 << 20
-"""One look takes no more than this and a message: rows may be of any size, and many of them may wait."""
+"""One read takes at most this and one message more: rows may be of any size, and many may be waiting."""
 
 _SLOT_BUSY_SQLSTATE = "55006"
 
@@ -53,12 +53,12 @@ _LET_GO_POLL_SECONDS = 0.02
 
 _IN_A_MESSAGE = "in the message callback"
 _IN_A_CHANGE = ("in the change callback", "in the truncate callback", _IN_A_MESSAGE)
-"""Part of the server's error context (output_plugin_error_callback): it was printing a row, a name, or the prefix of a
-message, which any role may emit."""
+"""Parts of the server's error context (output_plugin_error_callback) when it was printing a row, a name, or the prefix
+of a message, which any role may emit."""
 
 _ROW_SQLSTATES = ("22", "54", "XX000")
-"""What a row can be the reason of: a character that UTF-8 does not have (22P05), a message beyond 1 GB (54000; XX000
-for one value whose text is longer than that, since the server only says that it cannot allocate so much)."""
+"""Errors that a row can cause: a character that UTF-8 does not have (22P05), a message of more than 1 GB (54000; XX000
+for a single value with a longer text, since the server only reports that it cannot allocate so much)."""
 
 
 class _SlotInUse(ConnectionLost):
@@ -67,7 +67,7 @@ class _SlotInUse(ConnectionLost):
 
 @dataclass(frozen=True)
 class Keepalive:
-    """What the server last said between messages."""
+    """The last keepalive message of the server."""
 
     wal_end: Lsn
     """Every transaction that committed before this has been sent."""
@@ -76,10 +76,10 @@ class Keepalive:
 
 
 class ReplicationStream:
-    """One START_REPLICATION. For one thread; only `wake` may be called from another.
+    """One START_REPLICATION. For a single thread; only `wake` may be called from others.
 
-    The owner sends status updates itself (`send_status`), at least every third of wal_sender_timeout (60 s by
-    default), also while it does not read: the server counts what it hears, not what it sends.
+    The owner must send status updates (`send_status`) at least every third of wal_sender_timeout (60 s by default),
+    even while it does not read: the server's time-out counts from the last message that it received.
     """
 
     def __init__(self, connection: PGconn, slot: str) -> None:
@@ -90,13 +90,13 @@ class ReplicationStream:
         self._reply_requested = False
         self._last_message = time.monotonic()
         self._drained = False
-        """The last look left nothing behind, neither in libpq's buffer nor in the socket."""
+        """The last read emptied both libpq's buffer and the socket."""
         self._woken = False
         self._broken: psycopg.Error | None = None
         self._end: SourceError | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._waking = threading.Lock()
-        """Held around each use of the pipe's end: once closed, its number may be that of any other file."""
+        """Held around each use of the pipe's write end: after a close, its number may belong to another file."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection.socket, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -105,9 +105,9 @@ class ReplicationStream:
     def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn) -> Self:
         """Connects and starts streaming transactions that end after `start_lsn`.
 
-        The server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a
-        retry) when the server cannot be reached or another walsender holds the slot for longer than one whose pump is
-        gone, or has begun again, takes to let go; SourceError when the slot or the publication cannot be used.
+        The server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a retry)
+        when the server cannot be reached or another walsender holds the slot for longer than one whose pump is gone, or
+        has begun again, takes to let go; SourceError when the slot or the publication cannot be used.
         """
         connection = replication_connect(dsn)
         try:
@@ -118,7 +118,7 @@ class ReplicationStream:
 
     @classmethod
     def on(cls, connection: PGconn, slot: str, publication: str, start_lsn: Lsn) -> Self:
-        """As `start`, on a walsender connection that the stream takes over; its caller closes it on an error."""
+        """Like `start`, with a walsender connection that the stream takes over. The caller closes it on an error."""
         publications = sql.Literal(sql.Identifier(publication).as_string())
         command = sql.SQL(
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, messages 'true')"
@@ -141,10 +141,10 @@ class ReplicationStream:
 
     @property
     def keepalive(self) -> Keepalive | None:
-        """The newest keepalive among all that `read` has gone past.
+        """The newest keepalive that `read` has processed.
 
-        Whatever committed before its `wal_end` is among the messages that `read` has returned so far: when those are
-        applied, the slot may be acknowledged up to there.
+        All transactions that committed before its `wal_end` are among the messages that `read` has returned so far.
+        When those are applied, the slot may be acknowledged up to there.
         """
         return self._keepalive
 
@@ -156,20 +156,20 @@ class ReplicationStream:
     def read(self, into: list[bytes], max_messages: int, wait_seconds: float) -> int:
         """Appends up to `max_messages` messages to `into` and returns their number.
 
-        Each is the content of one CopyData message: 25 bytes of header (XLOG_HEADER_BYTES), then one pgoutput
-        message, whose tag is byte 25. Returns as soon as something was there and nothing more is; or with 0 when
-        `wait_seconds` have passed, when the server wants a reply, or on `wake`. While the stream is busy it waits in
-        steps of half a millisecond, so that messages come in bursts; otherwise it sleeps on the socket.
+        Each is the content of one CopyData message: 25 bytes of header (XLOG_HEADER_BYTES), then one pgoutput message,
+        whose tag is byte 25. Returns as soon as something was there and nothing more is; or with 0 when `wait_seconds`
+        have passed, when the server wants a reply, or on `wake`. While the stream is busy it waits in steps of half a
+        millisecond, so that messages come in bursts; otherwise it sleeps on the socket.
 
-        Raises ConnectionLost or SourceError when the server ended the stream; messages that came before are
-        returned first.
+        Raises ConnectionLost or SourceError when the server ended the stream; messages that came before are returned
+        first.
         """
         if self._end is not None:
             raise self._end
         deadline = time.monotonic() + wait_seconds
         taken = 0
         while True:
-            # What came since the last look; the wait comes after a look that found nothing, in this call or the last.
+            # Take what has arrived; wait only after a read, in this call or the last, that found nothing more.
             if not self._drained or self._wait(deadline):
                 taken = self._take(into, max_messages)
             if taken:
@@ -182,7 +182,7 @@ class ReplicationStream:
             return taken
 
     def send_status(self, written: Lsn, flushed: Lsn, applied: Lsn, *, reply: bool = False) -> None:
-        """Tells the server how far we are; `flushed` is what acknowledges the slot. ConnectionLost if it is gone.
+        """Reports our positions to the server; `flushed` acknowledges the slot. Raises ConnectionLost if it is gone.
 
         `reply` asks for a keepalive in return, which says how far the server has come.
         """
@@ -195,9 +195,9 @@ class ReplicationStream:
         self._reply_requested = False
 
     def wake(self) -> None:
-        """Makes the present or the next `read` return at once; nothing after `close`. The one method for other
+        """Makes the present or the next `read` return at once. Does nothing after `close`. The only method for other
         threads."""
-        # A full pipe holds wake-ups enough.
+        # A full pipe already holds a wake-up.
         with self._waking, suppress(BlockingIOError):
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")
@@ -214,7 +214,8 @@ class ReplicationStream:
             os.close(end)
 
     def _take(self, into: list[bytes], max_messages: int) -> int:
-        """Appends what libpq has, and what the socket has, without waiting. Notes whether that was all."""
+        """Appends the messages in libpq's buffer and in the socket, without waiting. Sets `_drained` if that was
+        all."""
         get = self._connection.get_copy_data
         append = into.append
         left = max_messages
@@ -249,8 +250,8 @@ class ReplicationStream:
         return max_messages - left
 
     def _consume(self) -> None:
-        """Moves what the socket has into libpq's buffer. A broken connection may leave messages, and the server's
-        reason, in there: the error comes once they are read."""
+        """Moves the socket's data into libpq's buffer. If the connection is broken, the buffer may still contain
+        messages and the server's reason, so the error is raised after they have been read."""
         try:
             self._connection.consume_input()
         except psycopg.Error as error:
@@ -288,7 +289,7 @@ class ReplicationStream:
 
 
 def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceError:
-    """What a failed command means. An error without SQLSTATE comes from libpq: the connection is gone."""
+    """The error of a failed command. An error without SQLSTATE comes from libpq: the connection is gone."""
     sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
     context = (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode(errors="replace")
     message = result.get_error_message() or connection.get_error_message()
@@ -303,8 +304,8 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
         primary = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
         refused = UnsendableRow(
             f"the server cannot send a change: {primary}",
-            "its transaction is passed over, and the tables are copied again by themselves; the one with that row is"
-            " set aside if it still has it",
+            "mirror-pump skips the transaction and copies the tables again by itself; a table that still contains the"
+            " row fails",
         )
         place = re.search(r"LSN ([0-9A-F]+)/([0-9A-F]+)", context) if _IN_A_MESSAGE in context else None
         if place is not None:

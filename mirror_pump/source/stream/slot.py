@@ -1,4 +1,4 @@
-"""The publication and the replication slot: made once, checked at every start, never re-created in silence."""
+"""The publication and the replication slot: created once, checked at every start, never re-created silently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTPUT_PLUGIN = "pgoutput"
 
 @dataclass(frozen=True)
 class SystemIdentity:
-    """Which database of which cluster: a slot means nothing anywhere else."""
+    """A database of a cluster. A slot is only valid there."""
 
     system_identifier: str
     """pg_control_system().system_identifier: an unsigned 64-bit number, kept as text."""
@@ -40,11 +40,11 @@ class SlotStatus:
     restart_lsn: Lsn | None
     """WAL from here on is retained; None once the slot is lost."""
     confirmed_flush_lsn: Lsn | None
-    """What was acknowledged: the server never sends a transaction that ended before it again."""
+    """The acknowledged position: the server never sends a transaction again that ended before it."""
     wal_status: str | None
     """reserved, extended, unreserved or lost."""
     safe_wal_bytes: int | None
-    """What may still be written before the slot is in danger of being lost; None without a limit."""
+    """How much WAL may still be written before the slot may be lost; None without a limit."""
     retained_bytes: int | None
     """WAL kept for this slot."""
     invalidation_reason: str | None
@@ -84,7 +84,7 @@ def create_publication(conn: PgConnection, name: str) -> bool:
 
 
 def publication_exists(conn: PgConnection, name: str) -> bool:
-    """Whether there is a publication of this name, whatever it publishes."""
+    """Whether a publication of this name exists, regardless of what it publishes."""
     with source_errors(f"reading publication {name}"):
         return conn.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is not None
 

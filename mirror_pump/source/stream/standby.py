@@ -1,8 +1,8 @@
-"""Standbys of a slot: pumps that wait until nobody leads it, to take the lead then.
+"""Standbys of a slot: pumps that wait until nobody leads the slot, and then take the lead.
 
-A standby asks for the leader's advisory lock again and again instead of waiting in it: a statement that waits holds a
-snapshot, and with it VACUUM, for as long as the leader lives. Over the same connection it holds, shared with other
-standbys, a lock of which `status` reads who stands by.
+A standby polls the leader's advisory lock instead of waiting for it: a waiting statement would hold a snapshot, and so
+hold back VACUUM, as long as the leader lives. On the same connection, all standbys hold a shared lock, from which
+`status` reads who is standing by.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StandbyProcess:
     """A pump that waits for the lead."""
 
     host: str | None
-    """Cut off by Postgres if it is long (some 35 bytes are left for it)."""
+    """Truncated by Postgres if it is long (there are some 35 bytes for it)."""
     pid: int | None
     since: datetime | None
     """When it connected; None if the role that asks may not see that."""
@@ -47,11 +47,11 @@ class Led:
     """Its name, for people."""
     epoch: int
     frontier: Lsn
-    """The frontier."""
+    """The frontier of the slot."""
 
 
 class Standby:
-    """One standby, for as long as its connection lives. A context manager, which keeps the connection of a leader."""
+    """One standby, while its connection lives. A context manager: closes the connection unless it leads."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         """Raises ConnectionLost if Postgres cannot be reached."""

@@ -163,7 +163,7 @@ def test_values_that_do_not_fit_come_beside(database: Database, conn: PgConnecti
         read_all(database, conn, "t")
     assert needed.value.columns == {"odd"}
     chunk, columns = one_chunk(conn, "t")
-    (batch,) = read_chunk(database.dsn, chunk, columns, beside=frozenset({"odd", "even"}))
+    (batch,) = read_chunk(database.dsn, chunk, columns, raw_text_columns=frozenset({"odd", "even"}))
     assert batch.schema.names == ["id", "odd", "even", "odd", "even"]
     assert [column.to_pylist() for column in batch.columns] == [
         [1, 2],

@@ -34,7 +34,7 @@ def lake_types(mirror: Mirror, table: str = "public.t") -> dict[str, str]:
         (["amount=money"], [], "money"),
         (["amount=list<list<string>>"], [], "list"),
         (["a=string", "a=long"], [], "twice"),
-        (["a=string"], ["a"], "left out"),
+        (["a=string"], ["a"], "both be excluded and have a type"),
     ],
 )
 def test_options_that_are_none(columns: list[str], excluded: list[str], said: str) -> None:

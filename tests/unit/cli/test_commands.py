@@ -60,7 +60,7 @@ def test_every_command_explains_itself_and_its_environment(name: str) -> None:
 def test_without_a_database_the_usage_is_wrong(name: str) -> None:
     result = CliRunner().invoke(app, [name])
     assert result.exit_code == 2
-    assert "no database was named" in result.stderr
+    assert "no database was given" in result.stderr
     assert "--dsn" in result.stderr
 
 
@@ -101,7 +101,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
         (["set", "t", "no_such_key", "1"], "known keys: maintenance_enabled"),
         (["set", "t", "orphan_grace_hours", "0"], "orphan_grace_hours: Input should be greater than or equal to 1"),
         (["set", "t", "rewrite_strategy", "zorder"], "'binpack' or 'sort'"),
-        (["unset", "t", "no_such_key"], "no_such_key is no key"),
+        (["unset", "t", "no_such_key"], "no_such_key is not a key"),
     ],
 )
 def test_a_wrong_policy_is_refused_before_the_database_is_asked(arguments: list[str], said: str) -> None:
@@ -115,7 +115,7 @@ def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> No
     result = CliRunner().invoke(app, ["status", "--dsn", "postgresql://me:hunter2@127.0.0.1:1/db"])
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
-    assert orjson.loads(line)["remedy"] == "check that the server runs and can be reached"
+    assert orjson.loads(line)["remedy"] == "check that the server is running and reachable"
     assert "hunter2" not in line
 
 

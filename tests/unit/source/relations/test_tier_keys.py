@@ -31,15 +31,15 @@ def test_spans_are_tier_values_and_come_back(kind: TierKind, text: str, value: i
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (TierKind.BIGINT, "90 days", "no whole number"),
-        (TierKind.BIGINT, "-1", "no whole number"),
-        (TierKind.TIMESTAMPTZ, "90", "no duration"),
+        (TierKind.BIGINT, "90 days", "not a whole number"),
+        (TierKind.BIGINT, "-1", "not a whole number"),
+        (TierKind.TIMESTAMPTZ, "90", "not a duration"),
         (TierKind.TIMESTAMPTZ, "3 months", "no fixed length"),
         (TierKind.DATE, "1 year", "no fixed length"),
         (TierKind.DATE, "36 hours", "whole days"),
-        (TierKind.TIMESTAMPTZ, "-1 day", "no duration"),
+        (TierKind.TIMESTAMPTZ, "-1 day", "not a duration"),
         (TierKind.TIMESTAMPTZ, "9999999999 days", "out of range"),
-        (TierKind.TIMESTAMPTZ, "", "no duration"),
+        (TierKind.TIMESTAMPTZ, "", "not a duration"),
     ],
 )
 def test_other_spans_are_refused(kind: TierKind, text: str, said: str) -> None:
