@@ -39,14 +39,12 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.crashing_pump import dying_pump
 from tests.support.late_writes import STREAM, LateStream
 from tests.support.maintenance import Maintained, maintaining
-from tests.support.pipeline import runner, writing
+from tests.support.pipeline import writing
 from tests.support.retention import COLUMNS, WIDTH, Shedding
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 _QUOTED = ", ".join(f'"{name}"' for name in COLUMNS.split(", "))
 """AT is a reserved word in DuckDB."""

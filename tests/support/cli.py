@@ -1,17 +1,12 @@
-"""Fixtures for tests that run the program on a fresh database."""
+"""What tests of the command line share; their fixtures are in tests/integration/conftest.py."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from mirror_pump.cli.main import app
-from mirror_pump.config import Settings
 from mirror_pump.testing.database import Database
 
 PROGRAM = (
@@ -22,34 +17,8 @@ PROGRAM = (
 """The program as a process of its own that obeys Ctrl-C: shells have what they run in the background ignore that, and
 tests may be run so."""
 
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
-    # Of the terminal that the tests run in.
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def slot() -> str:
-    """Slots are the server's, databases the tests': each test needs a slot name of its own."""
-    return f"s_{os.urandom(4).hex()}"
-
-
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(database: Database, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the program on the test's database, in this process."""
-    monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
-
-    def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments))
-
-    return invoke
+"""Runs the program with these arguments."""
 
 
 def register_by_hand(database: Database, slot: str, *, state: str = "live", frontier: int | None = None) -> None:

@@ -23,11 +23,9 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run
 from tests.support.lake_tables import STORAGE, SmallTable
 from tests.support.readers import Reader, role_of
-
-__all__ = ["no_settings", "run", "slot"]
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ import pytest
 
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, no_settings, register_by_hand, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run, register_by_hand
 
 
 def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: str, tmp_path: Path) -> None:

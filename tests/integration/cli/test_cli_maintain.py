@@ -16,10 +16,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 from tests.support.maintenance import write
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture

@@ -20,10 +20,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import shell_block
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run
 from tests.support.proxy import Proxy
-
-__all__ = ["no_settings", "run", "slot"]
 
 
 @pytest.fixture

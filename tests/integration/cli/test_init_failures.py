@@ -14,9 +14,7 @@ from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from tests.support.cli import Run, no_settings, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run
 
 _LEFT = """
 SELECT 'schema', nspname FROM pg_namespace WHERE nspname = 'modak'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -28,13 +27,6 @@ COLUMNS = (
     "*", "{x}", "a,b", "'q'", "\\", "İ", "element", "_metadata", "filename", "file_row_number", "rowid", "_change_type",
 )  # fmt: skip
 """Beside the key, which is named `Key.`; the longest names have 63 bytes, and differ in their last."""
-
-
-@pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
 
 
 def by_spark(session: SparkSession, schema: str, table: str) -> list[Row]:

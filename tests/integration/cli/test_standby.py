@@ -20,9 +20,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

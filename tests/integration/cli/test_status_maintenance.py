@@ -31,9 +31,7 @@ from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from mirror_pump.errors import StorageFull
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -17,11 +17,9 @@ from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 from tests.support.retention import Shedding
 from tests.support.s3_server import S3Server, s3_server
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture

@@ -18,12 +18,10 @@ from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
-from tests.support.pipeline import runner, writing
+from tests.support.pipeline import writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 ROWS = 400
 

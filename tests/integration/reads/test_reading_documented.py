@@ -16,15 +16,12 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
-from tests.support.cli import Run, no_settings, run
-from tests.support.pipeline import runner
+from tests.support.cli import Run
 from tests.support.readers import role_of
 from tests.support.retention import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["no_settings", "run", "runner"]
 
 _TEXT = (Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
 _BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", _TEXT, re.MULTILINE | re.DOTALL)

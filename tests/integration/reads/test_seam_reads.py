@@ -10,10 +10,7 @@ from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
-from tests.support.pipeline import runner
 from tests.support.seam import EVENTS, Retained
-
-__all__ = ["runner"]
 
 
 @pytest.fixture

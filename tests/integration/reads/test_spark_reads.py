@@ -16,13 +16,10 @@ from mirror_pump.errors import SourceError
 from mirror_pump.spark import PinnedDataFrame
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
-from tests.support.pipeline import runner
 from tests.support.seam import EVENTS, Retained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 Read = Callable[..., PinnedDataFrame]
 

@@ -18,9 +18,7 @@ from mirror_pump.cli.main import app
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import PROGRAM, Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import PROGRAM, Run
 
 
 @pytest.fixture
@@ -152,6 +150,7 @@ def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: Run, tmp
     assert pq.read_table(file).column("one").to_pylist() == [b"\xde\xad\x00bee", b"", None]
 
 
+@pytest.mark.usefixtures("no_settings")
 def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> None:
     endless = "SELECT count(*) FROM public.orders, range(1000000000000) a(i), range(1000000) b(j) WHERE i % 7 = j % 5"
     with subprocess.Popen(

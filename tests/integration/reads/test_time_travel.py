@@ -16,12 +16,10 @@ from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture

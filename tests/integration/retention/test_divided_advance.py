@@ -11,9 +11,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, lake_rows
 from tests.support.cutline_tables import COLUMNS, WIDTH, Divided, run
-from tests.support.pipeline import runner, writing
-
-__all__ = ["runner"]
+from tests.support.pipeline import writing
 
 
 def test_a_seam_read_is_exact_while_t_moves(database: Database, tmp_path: Path, runner: TaskRunner) -> None:

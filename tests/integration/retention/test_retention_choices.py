@@ -16,10 +16,8 @@ from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run
 from tests.support.retention import Shedding
-
-__all__ = ["no_settings", "run", "slot"]
 
 BOUNDS: LiteralString = (
     "SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"

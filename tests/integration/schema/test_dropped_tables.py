@@ -14,10 +14,8 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 from tests.support.retention import Shedding
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture

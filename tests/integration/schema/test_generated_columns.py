@@ -17,10 +17,8 @@ from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run
 from tests.support.retention import at_once
-
-__all__ = ["no_settings", "run", "slot"]
 
 pytestmark = pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
 

@@ -21,16 +21,6 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.benchmarks.sampling import Sampler, parent_of
-from tests.support.pipeline import runner
-
-__all__ = ["runner"]
-
-
-@pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
 
 
 def test_a_row_beyond_the_limit_sets_its_table_aside(

@@ -25,13 +25,11 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.maintenance import Maintained
-from tests.support.pipeline import change_rows, runner, writing
+from tests.support.pipeline import change_rows, writing
 from tests.support.proxy import proxied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 
 @pytest.fixture
