@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import LiteralString
 
 import pytest
@@ -15,7 +14,6 @@ from mirror_pump.source.relations.column_choices import NO_CHOICES
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import Run
 from tests.support.retention import Shedding
 
@@ -23,11 +21,6 @@ BOUNDS: LiteralString = (
     "SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
     " WHERE i.inhparent = 'events'::regclass AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT' ORDER BY 1"
 )
-
-
-@pytest.fixture
-def mirror(database: Database, tmp_path: Path) -> Mirror:
-    return Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(2), retention_interval=0.1)
 
 
 def test_nothing_is_dropped_before_its_grace(mirror: Mirror) -> None:
