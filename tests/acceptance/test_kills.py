@@ -25,8 +25,9 @@ from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.cutline_tables import Divided, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.key_index_checks import check_indexes
+from tests.support.retention import upsert
 from tests.support.run_and_die import forked
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
 def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(database: Database, warehouse: str) -> None:
     """While corrections come. Each kill leaves a fill that the next pump ends, or finds that another column came."""
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.1)
-    divided = Divided.create(mirror, rows=20)
+    divided = ManualRetention.create(mirror, rows=20)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)

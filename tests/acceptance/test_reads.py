@@ -40,7 +40,7 @@ from tests.support.crashing_pump import dying_pump
 from tests.support.late_writes import STREAM, LateStream
 from tests.support.maintenance import Maintained, maintaining
 from tests.support.pipeline import writing
-from tests.support.retention import COLUMNS, WIDTH, Shedding
+from tests.support.retention import COLUMNS, WIDTH, ServiceRetention
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -193,7 +193,7 @@ def _run(database: Database, warehouse: str, runner: TaskRunner, spark: SparkSes
     chance = _drawn()
     mirror = Mirror.create(database, warehouse, runner)
     _create_accounts(database)
-    shedding = Shedding.create(mirror, lag="150")
+    shedding = ServiceRetention.create(mirror, lag="150")
     mirror.register("public.debit", "public.credit")
     with mirror.pumping():
         mirror.await_live("public.events", "public.debit", "public.credit")
@@ -231,7 +231,7 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
     seeds = [chance.randrange(2**32) for _ in range(5)]
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.5, retention_interval=0.2)
     _create_accounts(database)
-    shedding = Shedding.create(mirror, lag="150")
+    shedding = ServiceRetention.create(mirror, lag="150")
     stream = LateStream.create(mirror, load.width)
     mirror.register("public.debit", "public.credit")
     tables = ("public.events", "public.debit", "public.credit", STREAM)
@@ -273,7 +273,7 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
     mirror.assert_sound()
 
 
-def _growing(shedding: Shedding) -> Callable[[], None]:
+def _growing(shedding: ServiceRetention) -> Callable[[], None]:
     """Makes another partition of public.events due with every fifth call."""
     calls = count(1)
 

@@ -20,7 +20,7 @@ from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pipeline import writing
-from tests.support.retention import COLUMNS, WIDTH, Row, Shedding, run
+from tests.support.retention import COLUMNS, WIDTH, Row, ServiceRetention, run
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -78,7 +78,7 @@ transaction ended."""
 class Scene:
     """public.events and its model under a pump that runs. Of four partitions the older two have left the heap."""
 
-    shedding: Shedding
+    shedding: ServiceRetention
     running: RunningPump
     duckdb: DuckDBPyConnection
     table_oid: int
@@ -248,7 +248,7 @@ def scene(database: Database, warehouse: str) -> Iterator[Scene]:
     mirror = Mirror.create(
         database, warehouse, tasks, retention_interval=0.1, fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5
     )
-    shedding = Shedding.create(mirror)
+    shedding = ServiceRetention.create(mirror)
     with database.connect() as connection:
         connection.execute(_AUDIT)
     oid = int(database.rows("SELECT 'events'::regclass::oid::bigint")[0][0])

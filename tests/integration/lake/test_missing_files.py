@@ -18,7 +18,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import Run
-from tests.support.retention import Shedding
+from tests.support.retention import ServiceRetention
 from tests.support.s3_server import S3Server, s3_server
 
 
@@ -192,7 +192,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
     mirror = Mirror.create(database, warehouse, gate)
-    shedding = Shedding.create(mirror, lag=None)
+    shedding = ServiceRetention.create(mirror, lag=None)
     mirror.register("public.events", retention=RetentionWish("100", 0, None, drop_grace="1 hour"))
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered")

@@ -107,7 +107,7 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, 
         (("-",), " ; -- nothing\n", "no query is given"),
         (("-f", str(tmp_path / "none.sql")), "", "No such file"),
         (("-f", str(file), "SELECT 1"), "", "given twice"),
-        (("-f", str(file), "--output", str(tmp_path / "x.csv")), "", "these are 2 queries"),
+        (("-f", str(file), "--output", str(tmp_path / "x.csv")), "", "but 2 queries are given"),
         (("DROP TABLE orders",), "", "this is not one query"),
     ):
         result = piped(text, *arguments)

@@ -21,11 +21,11 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.pipeline import writing
-from tests.support.retention import Shedding, at_once
+from tests.support.retention import ServiceRetention, at_once
 
 
 def test_old_partitions_leave_under_writers_and_every_read_is_exact(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror)
+    shedding = ServiceRetention.create(mirror)
     with duckdb_connection() as duckdb:
         with mirror.pumping(), writing(mirror.database, shedding.write, random.getrandbits(32)) as written:
             mirror.await_live("public.events")
@@ -47,7 +47,7 @@ def test_old_partitions_leave_under_writers_and_every_read_is_exact(mirror: Mirr
 def test_stored_generated_columns_are_kept_below_the_line(database: Database, warehouse: str) -> None:
     """In what is shed, in corrections whichever way they come, and in what is folded of them."""
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), retention_interval=0.1, fold_age=0.05)
-    shedding = Shedding.create(mirror, computed="at * 1000 + coalesce(n, 0) + length(v)")
+    shedding = ServiceRetention.create(mirror, computed="at * 1000 + coalesce(n, 0) + length(v)")
     unfolded: LiteralString = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
     with mirror.pumping(), duckdb_connection() as duckdb:
         with writing(database, shedding.write, random.getrandbits(32)) as written:
@@ -73,13 +73,13 @@ class _Killed(BaseException):
     """Nothing in the product catches it."""
 
 
-def _ended(running: RunningPump, shedding: Shedding) -> bool:
+def _ended(running: RunningPump, shedding: ServiceRetention) -> bool:
     return not running.thread.is_alive() or shedding.states()["p1"] == "dropped"
 
 
 def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread dies between any two of its changes of the database, until it needs no more."""
-    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
     mirror.catch_up()
     change_retention(mirror.settings, "events", "heap_retention", "100")
     left, before = 1 << 30, False
@@ -139,7 +139,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
 
 
 def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=5, rows=10)
+    shedding = ServiceRetention.create(mirror, partitions=5, rows=10)
     pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events', in_one_snapshot => true)")[
         0
     ]
@@ -159,7 +159,7 @@ def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(mirror:
 
 
 def test_expired_pins_are_swept_and_counted(mirror: Mirror) -> None:
-    Shedding.create(mirror, partitions=2, rows=2)
+    ServiceRetention.create(mirror, partitions=2, rows=2)
     mirror.database.rows("SELECT pin_id FROM modak.pin('events', interval '-2 hours')")
     mirror.database.rows("SELECT pin_id FROM modak.pin('events', interval '-1 minute')")
     swept: LiteralString = "SELECT details -> 'pins' FROM modak.op_log WHERE details ->> 'kind' = 'pins expired'"
@@ -170,7 +170,7 @@ def test_expired_pins_are_swept_and_counted(mirror: Mirror) -> None:
 
 def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) -> None:
     """A view on p0, a long reader of the whole table, a writer in p1 that does not end."""
-    shedding = Shedding.create(mirror, partitions=5, rows=10, lag="1000")
+    shedding = ServiceRetention.create(mirror, partitions=5, rows=10, lag="1000")
     mirror.database.execute("CREATE VIEW dependent AS SELECT * FROM p0")
     mirror.catch_up()
     with mirror.pumping():
@@ -203,7 +203,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) ->
 
 def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> None:
     """Its newest partition is locked by a transaction that sits idle: neither bounds nor newest key can be read."""
-    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000", premake=1)
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag="1000", premake=1)
     mirror.database.execute(
         "CREATE TABLE other (at bigint PRIMARY KEY) PARTITION BY RANGE (at)",
         "CREATE TABLE other0 PARTITION OF other FOR VALUES FROM (0) TO (10)",
@@ -238,7 +238,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
 
 
 def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=4, rows=10)
+    shedding = ServiceRetention.create(mirror, partitions=4, rows=10)
     pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     mirror.catch_up()
     steps = Steps()
@@ -272,7 +272,7 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) ->
 def test_t_passes_a_partition_that_never_rests(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each seal more changes are captured than the cut-line should wait for; it is sealed anew, but not for
     ever."""
-    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000")
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag="1000")
     with mirror.pumping():
         shedding.await_state(p0="hot")
     mirror.database.execute("UPDATE modak.partitions SET capture_limit = 2")
@@ -298,7 +298,7 @@ def test_t_passes_a_partition_that_never_rests(mirror: Mirror, monkeypatch: pyte
 def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Shedding.create(mirror, partitions=3, rows=10)
+    ServiceRetention.create(mirror, partitions=3, rows=10)
     mirror.catch_up()
     run, altered = source.run, False
 
@@ -323,7 +323,7 @@ def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
 
 def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:
     """TRUNCATE of the table and of single partitions, in every state of a partition."""
-    shedding = Shedding.create(mirror, partitions=4, rows=10)
+    shedding = ServiceRetention.create(mirror, partitions=4, rows=10)
     mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
     mirror.catch_up()
     with mirror.pumping():

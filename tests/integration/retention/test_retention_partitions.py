@@ -25,14 +25,14 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import WIDTH, Shedding
+from tests.support.retention import WIDTH, ServiceRetention
 from tests.support.retention_heap import Heap
 
 
 def test_what_owners_do_with_partitions(mirror: Mirror) -> None:
     """One is dropped, one detached, one attached below the cut-line, one made late: no row of the lake is taken for
     deleted."""
-    shedding = Shedding.create(mirror, partitions=6, rows=10, lag="200")
+    shedding = ServiceRetention.create(mirror, partitions=6, rows=10, lag="200")
     mirror.catch_up()
     steps = Steps()
     with mirror.pumping(steps):
@@ -121,7 +121,7 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
 
 
 def test_partitions_are_made_ahead(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+    shedding = ServiceRetention.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
     with mirror.pumping():
         mirror.await_live("public.events")
         await_true(lambda: len(shedding.states()) == 4, 30, "two more partitions")
@@ -133,7 +133,7 @@ def test_partitions_are_made_ahead(mirror: Mirror) -> None:
 
 
 def test_a_partition_that_cannot_be_made_ahead_is_told_of(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+    shedding = ServiceRetention.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
     mirror.database.execute("CREATE TABLE events_p300 ()")
     steps = Steps()
     with mirror.pumping(steps):
@@ -155,7 +155,7 @@ def test_a_partition_that_cannot_be_made_ahead_is_told_of(mirror: Mirror) -> Non
 def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> None:
     """Without an index that begins with it the look-up reads the whole partition that everybody writes to."""
     # What is due is decided by rows of p2, which also holds the newest.
-    Shedding.create(mirror, partitions=3, rows=10, lag="95", premake=1)
+    ServiceRetention.create(mirror, partitions=3, rows=10, lag="95", premake=1)
 
     def scans() -> tuple[int, int]:
         """Of p2, and of a table that every look reads."""
@@ -185,7 +185,7 @@ def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
 ) -> None:
     """It is not made to wait for the cut-line with its triggers on; and what was written meanwhile is in the mirror."""
     monkeypatch.setattr(retention, "_UNSEAL_AFTER", 0.0)
-    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
     mirror.catch_up()
     with mirror.pumping():
         with mirror.database.connect(autocommit=False) as writer:
@@ -207,7 +207,7 @@ def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
 
 
 def test_a_partition_that_is_dropped_while_partitions_are_looked_at(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=3, rows=10, lag="1000")
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag="1000")
     with mirror.database.connect() as connection:
         table = load_table(connection, TableId(mirror.database.rows("SELECT 'events'::regclass::oid::bigint")[0][0]))
         assert table is not None

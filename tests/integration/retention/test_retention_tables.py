@@ -10,11 +10,11 @@ import pytest
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
 from mirror_pump.testing.mirror import Mirror, await_true
-from tests.support.retention import Shedding, at_once
+from tests.support.retention import ServiceRetention, at_once
 
 
 def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=4, rows=10, lag="1000")
+    shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
     mirror.catch_up()
     assert {one.key: one.shown for one in show_retention(mirror.settings, "events")} == {
         "heap_retention": "1000",
@@ -67,7 +67,7 @@ def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror
 
 
 def test_leaving_the_mirror_says_what_becomes_of_old_rows(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=3, rows=10)
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10)
     with mirror.pumping():
         shedding.await_state(p0="dropped")
     with pytest.raises(TableError, match="only copy"):

@@ -15,7 +15,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import Run
-from tests.support.retention import Shedding
+from tests.support.retention import ServiceRetention
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_rows_that_were_shed_before_the_drop_stay_readable(
     threads = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, threads, fold_age=3600, fold_rows=1_000_000)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
-    shedding = Shedding.create(mirror, partitions=3, rows=10)
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10)
     with mirror.pumping():
         shedding.await_state(p0="dropped")
         for table in ("events", "model"):
