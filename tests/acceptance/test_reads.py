@@ -257,9 +257,9 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
             f"reads {done} in {load.seconds + overdue:.0f} s; killed {dict(killed)}; T = {_cut(mirror)}; stream:"
             f" {stream.inserted / stream.seconds:.0f} inserts/s, {stream.late / stream.seconds:.0f} late writes/s,"
             f" partitions {stream.states()}; {len(passes)} passes,"
-            f" errors {[one.errors for one in passes if one.errors]}"
+            f" errors {[result.errors for result in passes if result.errors]}"
         )
-        assert any(one.done for one in passes), passes
+        assert any(result.done for result in passes), passes
         with mirror.pumping():
             mirror.await_frontier(seconds=120)
             resume(mirror.settings, ())

@@ -362,9 +362,9 @@ def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what
         assert any("rewrite" in line for line in result.done), result.done
         assert len(set(told)) > 10, "more than stay without a pin"
         assert set(told) <= scene.snapshots(), "a snapshot at or above the oldest pinned one, that was S, is gone"
-        for one, rows in served.items():
-            assert lake_rows(one, scene.duckdb) == rows, one
-            assert_same(rows, by_pyiceberg(one) or rows, f"{one} by pyiceberg")
+        for location, rows in served.items():
+            assert lake_rows(location, scene.duckdb) == rows, location
+            assert_same(rows, by_pyiceberg(location) or rows, f"{location} by pyiceberg")
         scene.read("after maintenance")
     finally:
         scene.rows("SELECT modak.release(%(pin)s)", pin=pin)

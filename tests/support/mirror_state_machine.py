@@ -255,7 +255,7 @@ class MirrorMachine(RuleBasedStateMachine):
         streams = self._streams
         await_true(lambda: self._steps.count(Step.STREAMING) > streams or self._pump.error, _SETTLE, "the pump starts")
         with self._database.connect() as connection:
-            ours = [one.info.backend_pid for one in (connection, self._connection, self._side, self._probe)]
+            ours = [session.info.backend_pid for session in (connection, self._connection, self._side, self._probe)]
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND backend_type = %s AND NOT pid = ANY (%s)",

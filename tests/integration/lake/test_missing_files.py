@@ -151,7 +151,7 @@ def assert_commands_say_it(run: Run, mirror: Mirror, table: str) -> None:
     assert run("connect", "--engine", "duckdb").exit_code == 0
     if failed:
         status = json.loads(run("status", "--json").stdout)
-        (shown,) = [one for one in status["tables"] if one["table"] == f"public.{table}"]
+        (shown,) = [entry for entry in status["tables"] if entry["table"] == f"public.{table}"]
         assert shown["state"] == "failed", shown
         assert "gone" in shown["error"], shown
     maintained = run("maintain", f"public.{table}", "--dry-run")

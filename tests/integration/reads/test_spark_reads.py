@@ -118,12 +118,13 @@ def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, retai
         # All in one query: each branch of the union is pushed on its own.
         pushed, computed = (
             reduce(
-                DataFrame.unionAll, [of.where(one).selectExpr(f"{at} AS at", "id") for at, one in enumerate(conditions)]
+                DataFrame.unionAll,
+                [of.where(condition).selectExpr(f"{at} AS at", "id") for at, condition in enumerate(conditions)],
             )
             for of in (frame, here)
         )
         assert pushed._jdf.queryExecution().executedPlan().toString().count("JDBCRelation") == len(conditions)
-        found, wanted = ([(conditions[row[0]], row[1]) for row in one.collect()] for one in (pushed, computed))
+        found, wanted = ([(conditions[row[0]], row[1]) for row in frame.collect()] for frame in (pushed, computed))
         assert {condition for condition, _ in wanted} == set(conditions)
         assert sorted(found) == sorted(wanted)
 

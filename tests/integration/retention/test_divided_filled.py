@@ -94,7 +94,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         _both(database, "ALTER TABLE {} ADD COLUMN c int NOT NULL DEFAULT 7, ADD COLUMN d text DEFAULT 'it''s \"c\"'")
         divided.columns += ", c, d"
         assert len(_payloads(database)) > 2
-        assert all((one["c"], one["d"]) == (7, 'it\'s "c"') for one in _payloads(database))
+        assert all((payload["c"], payload["d"]) == (7, 'it\'s "c"') for payload in _payloads(database))
         divided.assert_exact()
         await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
         assert mirror.state(EVENTS) == "filling"
@@ -169,7 +169,7 @@ def test_a_default_of_every_type(database: Database, tmp_path: Path) -> None:
         with database.connect(autocommit=False) as connection:
             connection.execute("SELECT modak.upsert('events', '{\"at\": 4, \"id\": 4}')")
         # A correction from before names the columns as one from behind does.
-        first, second = ({name: one[name] for name in names} for one in _payloads(database))
+        first, second = ({name: payload[name] for name in names} for payload in _payloads(database))
         assert first == second
         mirror.await_frontier()
         mirror.await_live(EVENTS)
@@ -274,7 +274,7 @@ def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: 
                 run(session, f"ALTER TABLE {table} ADD COLUMN c timestamptz DEFAULT '2026-01-01 00:00+13'")
         mirror.await_frontier()
         mirror.await_live(EVENTS)
-        assert [one["c"] for one in _payloads(database)] == ["2025-12-31T11:00:00+00:00"]
+        assert [payload["c"] for payload in _payloads(database)] == ["2025-12-31T11:00:00+00:00"]
         divided.columns += ", c"
         assert_same(_model(divided), _read(divided), "completed by the pump")
 

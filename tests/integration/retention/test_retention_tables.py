@@ -16,7 +16,7 @@ from tests.support.retention import ServiceRetention, at_once
 def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
     shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
     mirror.catch_up()
-    assert {one.key: one.shown for one in show_retention(mirror.settings, "events")} == {
+    assert {choice.key: choice.shown for choice in show_retention(mirror.settings, "events")} == {
         "heap_retention": "1000",
         "premake": "0",
         "width": "100",

@@ -234,7 +234,7 @@ def test_a_publication_that_is_dropped_stops_the_pump_and_init_makes_it_again(tw
         two.catch_up()
     said: list[str] = []
     initialise(two.settings, said.append)
-    assert any("2 tables" in one for one in said), said
+    assert any("2 tables" in line for line in said), said
     two.catch_up()
     two.assert_equal("public.t", "public.u")
     two.assert_sound()

@@ -173,7 +173,7 @@ def _lake(mirror: Mirror, name: str) -> tuple[list[str], list[Any]]:
 
 def _comparable(rows: list[Any]) -> list[Any]:
     """A numeric without limits is text in the lake."""
-    return normalised([tuple(str(one) if isinstance(one, Decimal) else one for one in row) for row in rows])
+    return normalised([tuple(str(cell) if isinstance(cell, Decimal) else cell for cell in row) for row in rows])
 
 
 @pytest.mark.parametrize(("transactions", "result"), _examples())

@@ -63,8 +63,8 @@ def pump(program: Program, mirror: Mirror) -> Iterator[psutil.Process]:
 def cpu_seconds(process: psutil.Process) -> float:
     """CPU that the process and its children have used so far: Spark's JVM and Python workers are among them."""
     used = 0.0
-    for one in [process, *process.children(recursive=True)]:
-        times = one.cpu_times()
+    for member in [process, *process.children(recursive=True)]:
+        times = member.cpu_times()
         used += times.user + times.system
     return used
 
