@@ -92,8 +92,8 @@ def die(
         *(f"{name}={value}" for name, value in given.items()),
     ]  # fmt: skip
     deadline = time.monotonic() + 120
-    with tempfile.NamedTemporaryFile("w+") as said:
-        pump = _FORKS.Process(target=forked, args=(said.name, *arguments), daemon=True)
+    with tempfile.NamedTemporaryFile("w+") as output:
+        pump = _FORKS.Process(target=forked, args=(output.name, *arguments), daemon=True)
         pump.start()
         while pump.is_alive() and time.monotonic() < deadline:
             meanwhile()
@@ -101,7 +101,7 @@ def die(
         if pump.is_alive():
             pump.kill()
             pytest.fail(f"{step} did not come")
-        assert pump.exitcode == -signal.SIGKILL, f"not killed at {step} ({pump.exitcode}): {said.read()[-2000:]}"
+        assert pump.exitcode == -signal.SIGKILL, f"not killed at {step} ({pump.exitcode}): {output.read()[-2000:]}"
 
 
 def write(database: Database, first: int) -> None:

@@ -334,8 +334,8 @@ class MirrorMachine(RuleBasedStateMachine):
 
     def _alive(self) -> None:
         if self._pump.error is not None:
-            said = "".join(traceback.format_exception(self._pump.error))
-            raise AssertionError(f"the pump ended: {said}\n{self._report()}") from self._pump.error
+            output = "".join(traceback.format_exception(self._pump.error))
+            raise AssertionError(f"the pump ended: {output}\n{self._report()}") from self._pump.error
 
     def _check(self) -> None:
         """Compare every point that was published since the last check."""

@@ -34,8 +34,8 @@ class RetentionTable:
     """public.events (at bigint, id bigint, n int, v text), partitioned by `at` into p0, p1 ... of WIDTH, and
     public.model, a plain table that gets every change in the same transaction.
 
-    Here are the tables, the writer and the read of the seam; who moves the cut-line is said by the class below or by
-    ManualRetention.
+    Here are the tables, the writer and the read of the seam; the class below and ManualRetention say who moves the
+    cut-line.
     """
 
     mirror: Mirror
@@ -111,13 +111,13 @@ class RetentionTable:
             cold.pop(key, None)
             if op == 0:
                 cold[key] = tuple(payload[name] for name in self.columns.split(", "))
-        assert all(key[0] < cut for key in cold), f"S holds a row at or above T = {cut}"
+        assert all(key[0] < cut for key in cold), f"the snapshot holds a row at or above the cut-line {cut}"
         return normalised([*hot, *cold.values()]), normalised(model)
 
     def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:
         """Fails unless a seam read finds exactly what the table holds."""
         found, wanted = self.seam(duckdb)
-        assert_same(wanted, found, f"the seam at T = {self.cut}")
+        assert_same(wanted, found, f"the read across the cut-line {self.cut}")
 
     def write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
         """One transaction's changes, anywhere in the table, and the same to the model."""
@@ -244,7 +244,7 @@ def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckD
         )
     )
     by_key = {(row[0], row[1]): row for row in found}
-    assert len(by_key) == len(found), "S holds a row twice"
+    assert len(by_key) == len(found), "the snapshot holds a row twice"
     return by_key
 
 

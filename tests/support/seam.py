@@ -79,7 +79,7 @@ class Retained:
             await_true(
                 lambda: self.states() == {"p0": "dropped", "p1": "tiered", "p2": "hot", "p3": "hot"},
                 90,
-                f"T = 200; there is {self.states()}",
+                f"the cut-line at 200; there is {self.states()}",
             )
 
     def states(self) -> dict[str, str]:

@@ -179,18 +179,18 @@ def test_a_connection_that_is_lost_between_two_steps(database: Database, slot: s
         raise KeyboardInterrupt
 
     for fault, raised in ((kill, MirrorPumpError), (interrupt, KeyboardInterrupt)):
-        said: list[str] = []
+        lines: list[str] = []
 
-        def say(line: str, said: list[str] = said, fault: object = fault) -> None:
-            said.append(line)
+        def say(line: str, lines: list[str] = lines, fault: object = fault) -> None:
+            lines.append(line)
             if line.startswith(moment):
                 assert callable(fault)
                 fault()
 
         with pytest.raises(raised):
             initialise(settings, say)
-        assert any(line.startswith(moment) for line in said), said
-        assert said[-1].startswith("taken back: "), said
+        assert any(line.startswith(moment) for line in lines), lines
+        assert lines[-1].startswith("taken back: "), lines
         assert state(database, slot) == before
         assert not (tmp_path / "lakes").exists()
 

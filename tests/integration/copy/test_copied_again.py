@@ -88,7 +88,7 @@ def test_the_old_content_stays_at_its_old_f_until_the_new_one_is_complete(
         mirror.await_frontier()
         assert _published(mirror, "t")[0] == _published(mirror, "other")[0]
         mirror.assert_equal("public.t")
-        assert lake_rows(location) == before, "who pinned S reads on"
+        assert lake_rows(location) == before, "a reader that pinned the snapshot still reads it"
         database.execute(
             "UPDATE t SET big = 'short', e = NULL WHERE id < 100", "TRUNCATE t", "INSERT INTO t (id) VALUES (7)"
         )

@@ -250,13 +250,13 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         assert not [name for name in s3.objects if name.startswith(whole) and not name.endswith("/")]
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")
 
-        def outage(said: str) -> None:
+        def outage(message: str) -> None:
             before, tried = mirror.frontier(), steps.count(Step.RETRYING)
             change(database, "one")
-            await_true(lambda: steps.count(Step.RETRYING) >= tried + 2, 30, f"it tries again: {said}")
+            await_true(lambda: steps.count(Step.RETRYING) >= tried + 2, 30, f"it tries again: {message}")
             assert {mirror.state("public.one"), mirror.state("public.two")} == {"live"}
             assert mirror.frontier() == before
-            assert said in steps.details(Step.RETRYING, "error")[-1]
+            assert message in steps.details(Step.RETRYING, "error")[-1]
 
         s3.forbidden = True
         outage("ACCESS_DENIED")

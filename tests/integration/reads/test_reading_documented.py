@@ -69,7 +69,7 @@ def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
                 variables |= dict(zip([column.name for column in cursor.description], rows[0], strict=True))
     (_, young, corrections) = found
     read = {at: v for at, _, v in lake_rows(variables["metadata_location"])}
-    assert read, "S holds the old rows"
+    assert read, "the snapshot holds the old rows"
     for pk, op, payload in corrections:
         at = int(pk.partition(chr(31))[0])
         if op == 1:
@@ -101,7 +101,7 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
             elif kind == "python":
                 exec(compile(text, "docs/reading.md", "exec"), names)
             else:
-                await_true(lambda: mirror.database.rows(_PASSED), 30, "T has passed the old partition")
+                await_true(lambda: mirror.database.rows(_PASSED), 30, "the cut-line has passed the old partition")
                 mirror.database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
                 mirror.database.execute("""SELECT modak.delete('events', '{"at": 20, "id": 20}')""")
                 by_hand = read_by_hand(mirror.database, text, f'"{role.name}"')
@@ -147,7 +147,7 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
 
 
 def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
-    for arguments, code, said in (
+    for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
         (["SELECT FROM WHERE"], 2, "syntax error"),
@@ -162,7 +162,7 @@ def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: R
         (["SELECT 1 AS one"], 0, "(1 row)"),
     ):
         result = run("sql", *arguments)
-        assert (result.exit_code, said in result.output) == (code, True), (arguments, result.output)
+        assert (result.exit_code, message in result.output) == (code, True), (arguments, result.output)
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 

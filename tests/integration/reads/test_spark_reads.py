@@ -26,7 +26,7 @@ Read = Callable[..., PinnedDataFrame]
 
 @pytest.fixture
 def retained(database: Database, warehouse: str, runner: TaskRunner) -> Retained:
-    """T = 200: partition 0 is dropped, partition 1 sealed, 2 and 3 are hot."""
+    """The cut-line is 200: partition 0 is dropped, partition 1 sealed, 2 and 3 are hot."""
     events = Retained.create(Mirror.create(database, warehouse, runner), 4)
     events.insert(*((at, at) for at in range(0, 400, 10)))
     events.retire()
@@ -58,7 +58,7 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(retained: Retained, 
     retained.both("UPDATE {} SET tags = '{}', words = NULL, f = 'NaN', t = NULL WHERE at = 280")
     with read() as frame:
         assert frame.schema["n__raw"].dataType.typeName() == "string"
-        assert_same(retained.truth(sidecars=True), rows(frame), "T = 200")
+        assert_same(retained.truth(sidecars=True), rows(frame), "the cut-line at 200")
         assert frame.where("at = 270").count() == 1
         assert frame.where("n__raw = 'NaN'").count() == 2
     assert retained.pins() == []

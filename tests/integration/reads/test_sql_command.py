@@ -102,7 +102,7 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, 
     failing = piped("SELECT 1 AS a; SELECT nothing; SELECT 2 AS b")
     assert (failing.exit_code, failing.stdout) == (2, "a\n1\n"), failing.output
     # Each statement reads what is there by then.
-    for arguments, text, said in (
+    for arguments, text, message in (
         ((), "", "no query is given"),
         (("-",), " ; -- nothing\n", "no query is given"),
         (("-f", str(tmp_path / "none.sql")), "", "No such file"),
@@ -111,7 +111,7 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, 
         (("DROP TABLE orders",), "", "this is not one query"),
     ):
         result = piped(text, *arguments)
-        assert (result.exit_code, said in result.output) == (2, True), (arguments, result.output)
+        assert (result.exit_code, message in result.output) == (2, True), (arguments, result.output)
 
 
 def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: Run, tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> 
             spent = psutil.Process(process.pid).cpu_times().user
             await_true(lambda: psutil.Process(process.pid).cpu_times().user > spent + 1.5, 60, "the query runs")
             process.send_signal(signal.SIGINT)
-            said, error = process.communicate(timeout=30)
+            output, error = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert (process.returncode, said) == (130, b"")
+    assert (process.returncode, output) == (130, b"")
     (line,) = error.splitlines()
     assert orjson.loads(line)["event"] == "interrupted"
     assert database.rows("SELECT FROM modak.read_pins") == []

@@ -127,7 +127,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         assert set(s.column("e").to_pylist()) == {-1}
         assert_same(_model(divided), _read(divided), "filled")
         assert pin[1] == before[2]
-        assert lake_rows(before[2]) == old, "who pinned S reads on"
+        assert lake_rows(before[2]) == old, "a reader that pinned the snapshot still reads it"
         database.execute(f"SELECT modak.release({pin[0]})")
         # Main has every row; the cut-line and folds go on.
         rows = read_duckdb(mirror.location(EVENTS), "SELECT count(*) FILTER (WHERE c IS NULL OR e IS NULL) FROM lake")

@@ -63,7 +63,7 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         assert any("rewrite" in line for line in result.done), result.done
         divided.assert_exact()
         assert lake_rows(pinned) == before, "what a pinned reader was told of is gone"
-        await_true(lambda: _fresh(mirror), 20, "S made anew of the compacted files")
+        await_true(lambda: _fresh(mirror), 20, "the archive snapshot is rebuilt from the compacted files")
         divided.assert_exact()
         with database.connect() as connection:
             run(connection, f"SELECT modak.release({pin})")

@@ -151,7 +151,9 @@ def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(mirror:
         assert shedding.cut == 300
         mirror.await_frontier()
         shedding.assert_exact()
-        assert mirror.database.rows("SELECT at, id, n, v FROM events ORDER BY 1, 2") == wanted, "T of the pin is -2^63"
+        assert mirror.database.rows("SELECT at, id, n, v FROM events ORDER BY 1, 2") == wanted, (
+            "the cut-line of the pin is -2^63"
+        )
         mirror.database.rows("SELECT modak.release(%s)", (pin[0],))
         resume(mirror.settings, ())
         shedding.await_state(p0="dropped", p1="dropped", p2="dropped")
@@ -212,7 +214,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
     )
     mirror.register("public.other", retention=at_once("1000"))
 
-    def said() -> str:
+    def not_made() -> str:
         with StatusReader(mirror.settings) as reader:
             states = {table.table: table.retention for table in reader.read().tables}
         state = states["public.events"]
@@ -226,7 +228,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
             owner.execute("LOCK TABLE p2 IN ACCESS EXCLUSIVE MODE")
             change_retention(mirror.settings, "events", "heap_retention", "100")
             change_retention(mirror.settings, "other", "heap_retention", "4")
-            await_true(lambda: "other sessions hold locks" in said(), 30, "status tells of it")
+            await_true(lambda: "other sessions hold locks" in not_made(), 30, "status tells of it")
             await_true(lambda: mirror.database.rows("SELECT to_regclass('other0')") == [(None,)], 30, "others go on")
             (events, other) = look(mirror.settings, ())
             assert "other sessions hold locks" in str(events.not_made)
@@ -234,7 +236,7 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
             owner.rollback()
         resume(mirror.settings, ())
         shedding.await_state(p0="dropped")
-        assert said() == "None"
+        assert not_made() == "None"
 
 
 def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:

@@ -31,7 +31,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
     )
     initialise(chosen, lambda _: None)
     mirror = Mirror(database, chosen, ThreadTaskRunner(2))
-    said: list[str] = []
+    lines: list[str] = []
     blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
     assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh"]
 
@@ -43,13 +43,13 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         for line in text.strip().splitlines():
             result = run(*shlex.split(line)[1:])
             assert result.exit_code == 0, (line, result.stderr)
-            said.append(result.stdout)
+            lines.append(result.stdout)
 
     execute(*blocks[0])
     execute(*blocks[1])
     with mirror.pumping():
         execute(*blocks[2])
-        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in said[2]
+        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in lines[2]
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'dropped'") == [(2,)],
             60,

@@ -38,11 +38,11 @@ def test_what_owners_do_with_partitions(mirror: Mirror) -> None:
     with mirror.pumping(steps):
         shedding.await_state(p0="dropped", p1="dropped", p2="dropped")
         mirror.database.execute("DROP TABLE p3", "ALTER TABLE events DETACH PARTITION p4")
-        await_true(lambda: shedding.cut == 500, 30, f"T passes both: {shedding.explained()}")
+        await_true(lambda: shedding.cut == 500, 30, f"the cut-line passes both: {shedding.explained()}")
         shedding.assert_exact()
         assert shedding.states()["p3"] == shedding.states()["p4"] == "dropped"
         mirror.database.execute("ALTER TABLE events ATTACH PARTITION p4 FOR VALUES FROM (400) TO (500)")
-        await_true(lambda: "attached below T" in str(shedding.explained()), 30, "it is noticed")
+        await_true(lambda: "attached below the cut-line" in str(shedding.explained()), 30, "it is noticed")
         with mirror.database.connect() as connection:
             shedding.make_partition(connection, 6)
         shedding.await_state(p6="hot")

@@ -37,7 +37,7 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         ("CREATE TABLE t (id int PRIMARY KEY)", "is not partitioned"),
         ("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY LIST (id)", "by range of one column"),
@@ -45,9 +45,9 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
         ("CREATE TABLE t (id text PRIMARY KEY) PARTITION BY RANGE (id)", "neither an integer nor a time"),
     ],
 )
-def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, said: str) -> None:
+def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, message: str) -> None:
     mirror.database.execute(made)
-    with pytest.raises(TableError, match=said):
+    with pytest.raises(TableError, match=message):
         mirror.register("t", retention=at_once("5"))
 
 

@@ -83,8 +83,8 @@ def test_dropped_tables_stay_readable_and_alarm_nobody(
     assert sorted(pump.steps.details(Step.TABLE_DROPPED, "table")) == ["public.a", "public.p", "public.w", "s.c"]
     assert pump.steps.count(Step.TABLE_FAILED) == 0
     assert _rows(run, "SELECT * FROM s.c") == held["s.c"]
-    said = run("sql", "SELECT count(*) FROM public.a")
-    assert "public.a was dropped in Postgres; its lake ends at frontier " in said.stderr
+    output = run("sql", "SELECT count(*) FROM public.a")
+    assert "public.a was dropped in Postgres; its lake ends at frontier " in output.stderr
     refused = run("sql", "--mode", "heap", "SELECT count(*) FROM public.a")
     assert refused.exit_code == 1
     assert "public.a was dropped in Postgres" in refused.stderr

@@ -209,11 +209,11 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
     present = _present(database, table_id)
     if result in _ENDS:
         name = f"{schema}.{table}"
-        state, said = _ENDS[result]
+        state, output = _ENDS[result]
         await_true(lambda: mirror.state(name) == state, 90, f"{name} {state}")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
-        assert said in mirror.error(name)
+        assert output in mirror.error(name)
         assert _lake(mirror, name) == before, "it stays readable as it was"
     else:
         assert present is not None

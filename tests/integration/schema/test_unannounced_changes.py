@@ -182,10 +182,10 @@ def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse
     watched = [("p1", "A"), ("p2", "A")]
     assert database.rows(triggers) == watched
     database.execute("DROP TRIGGER mirror_pump_truncate ON p2", "ALTER EVENT TRIGGER mirror_pump_ddl DISABLE")
-    said: list[str] = []
-    initialise(mirror.settings, said.append)
+    lines: list[str] = []
+    initialise(mirror.settings, lines.append)
     assert database.rows(triggers) == watched
-    assert "event triggers: schema changes are followed where they happen" in said
+    assert "event triggers: schema changes are followed where they happen" in lines
     assert database.rows("SELECT count(*) FROM pg_event_trigger WHERE evtenabled = 'A'") == [(3,)]
     database.execute("TRUNCATE p2")
     mirror.catch_up()
@@ -223,11 +223,11 @@ def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database
         connection.execute(f"CREATE ROLE \"{role}\" LOGIN REPLICATION PASSWORD 'x'".encode())
         try:
             connection.execute(f'GRANT CREATE ON DATABASE "{database.name}" TO "{role}"'.encode())
-            said: list[str] = []
+            lines: list[str] = []
             dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role, password="x")
             settings = Settings(dsn=dsn, warehouse=warehouse, slot=f"s_{database.name}"[:60], storage_fsync=False)
-            initialise(settings, said.append)
-            assert any("may not create event triggers" in line for line in said), said
+            initialise(settings, lines.append)
+            assert any("may not create event triggers" in line for line in lines), lines
             assert database.rows("SELECT count(*) FROM pg_event_trigger") == [(0,)]
         finally:
             connection.execute(f'DROP OWNED BY "{role}" CASCADE'.encode())

@@ -351,8 +351,8 @@ def test_the_rare_messages(source: Source) -> None:
     (truncate,) = map(messages.parse_truncate, by_tag[b"T"])
     assert set(truncate.relation_ids) == set(oids.values())
     assert (truncate.cascade, truncate.restart_identity) == (True, True)
-    said = {
+    output = {
         (message.transactional, message.prefix, message.content)
         for message in map(messages.parse_logical_message, by_tag[b"M"])
     }
-    assert said == {(True, "modak", "grüße".encode()), (False, "modak", b"now")}
+    assert output == {(True, "modak", "grüße".encode()), (False, "modak", b"now")}
