@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests import spark_java
 
@@ -128,3 +130,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def lake(spark: SparkSession, database: Database, warehouse: str) -> SparkSession:
     """A Spark session whose catalog `lake` is this test's database, once schema modak is in it."""
     return lake_session(spark, database.dsn, warehouse)
+
+
+@pytest.fixture
+def runner(spark: SparkSession) -> TaskRunner:
+    """Tasks go to the run's Spark, which outlives every pump."""
+    return SparkTaskRunner(spark, 4)
+
+
+@pytest.fixture
+def tasks() -> Iterator[ThreadTaskRunner]:
+    """Tasks run in threads of this process, without Spark."""
+    runner = ThreadTaskRunner()
+    yield runner
+    runner.close()

@@ -14,7 +14,8 @@ from benchmarks.engines import CHDB
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import Divided, delete, upsert
+from tests.support.cutline_tables import ManualRetention
+from tests.support.retention import delete, upsert
 
 
 @pytest.mark.soak
@@ -22,7 +23,7 @@ def test_clickhouse_reads_the_archive_and_the_table(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)

@@ -117,7 +117,7 @@ def _run(database: Database, warehouse: str, load: Load, spark: SparkSession | N
             readers.read(paused=True, seconds=turn)
         if spark is not None:
             await_true(lambda: passes, 120, "a pass of maintenance")
-            assert not [one.errors for one in passes if one.errors]
+            assert not [result.errors for result in passes if result.errors]
     done = readers.done
     print(
         f"{dict(done)}; {steps.count(Step.FOLDED)} folds; T {steps.count(Step.TIER_ADVANCED)} times; {stream.states()}"

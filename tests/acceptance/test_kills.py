@@ -25,8 +25,9 @@ from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.cutline_tables import Divided, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.key_index_checks import check_indexes
+from tests.support.retention import upsert
 from tests.support.run_and_die import forked
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ def die(
         *(f"{name}={value}" for name, value in given.items()),
     ]  # fmt: skip
     deadline = time.monotonic() + 120
-    with tempfile.NamedTemporaryFile("w+") as said:
-        pump = _FORKS.Process(target=forked, args=(said.name, *arguments), daemon=True)
+    with tempfile.NamedTemporaryFile("w+") as output:
+        pump = _FORKS.Process(target=forked, args=(output.name, *arguments), daemon=True)
         pump.start()
         while pump.is_alive() and time.monotonic() < deadline:
             meanwhile()
@@ -100,7 +101,7 @@ def die(
         if pump.is_alive():
             pump.kill()
             pytest.fail(f"{step} did not come")
-        assert pump.exitcode == -signal.SIGKILL, f"not killed at {step} ({pump.exitcode}): {said.read()[-2000:]}"
+        assert pump.exitcode == -signal.SIGKILL, f"not killed at {step} ({pump.exitcode}): {output.read()[-2000:]}"
 
 
 def write(database: Database, first: int) -> None:
@@ -285,7 +286,7 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
 def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(database: Database, warehouse: str) -> None:
     """While corrections come. Each kill leaves a fill that the next pump ends, or finds that another column came."""
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.1)
-    divided = Divided.create(mirror, rows=20)
+    divided = ManualRetention.create(mirror, rows=20)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)

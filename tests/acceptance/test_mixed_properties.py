@@ -216,8 +216,8 @@ class World:
             settings.slot, self.chance.choice(_STEPS), str(self.chance.randint(1, 3)), "threads",
             *(f"{name}={value}" for name, value in options.items()),
         ]  # fmt: skip
-        with tempfile.TemporaryFile("w+") as said:
-            pump = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said)
+        with tempfile.TemporaryFile("w+") as output:
+            pump = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=output)
             self._write(self.chance.randint(2, 12), alive=lambda: pump.poll() is None)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 pump.wait(self.chance.random() * 4)
@@ -225,9 +225,9 @@ class World:
             pump.wait()
             # The server notices a moment later; until then nobody else may lead.
             await_true(lambda: not self.database.rows(_LED), 20, "the lead is free")
-            said.seek(0)
+            output.seek(0)
             # 0: it had caught up before that step came.
-            assert pump.returncode in (-signal.SIGKILL, 0), said.read()[-3000:]
+            assert pump.returncode in (-signal.SIGKILL, 0), output.read()[-3000:]
         self.found["killed"] += pump.returncode != 0
 
 

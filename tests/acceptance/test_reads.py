@@ -39,14 +39,12 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.crashing_pump import dying_pump
 from tests.support.late_writes import STREAM, LateStream
 from tests.support.maintenance import Maintained, maintaining
-from tests.support.pipeline import runner, writing
-from tests.support.retention import COLUMNS, WIDTH, Shedding
+from tests.support.pipeline import writing
+from tests.support.retention import COLUMNS, WIDTH, ServiceRetention
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 _QUOTED = ", ".join(f'"{name}"' for name in COLUMNS.split(", "))
 """AT is a reserved word in DuckDB."""
@@ -195,7 +193,7 @@ def _run(database: Database, warehouse: str, runner: TaskRunner, spark: SparkSes
     chance = _drawn()
     mirror = Mirror.create(database, warehouse, runner)
     _create_accounts(database)
-    shedding = Shedding.create(mirror, lag="150")
+    shedding = ServiceRetention.create(mirror, lag="150")
     mirror.register("public.debit", "public.credit")
     with mirror.pumping():
         mirror.await_live("public.events", "public.debit", "public.credit")
@@ -233,7 +231,7 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
     seeds = [chance.randrange(2**32) for _ in range(5)]
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.5, retention_interval=0.2)
     _create_accounts(database)
-    shedding = Shedding.create(mirror, lag="150")
+    shedding = ServiceRetention.create(mirror, lag="150")
     stream = LateStream.create(mirror, load.width)
     mirror.register("public.debit", "public.credit")
     tables = ("public.events", "public.debit", "public.credit", STREAM)
@@ -259,9 +257,9 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
             f"reads {done} in {load.seconds + overdue:.0f} s; killed {dict(killed)}; T = {_cut(mirror)}; stream:"
             f" {stream.inserted / stream.seconds:.0f} inserts/s, {stream.late / stream.seconds:.0f} late writes/s,"
             f" partitions {stream.states()}; {len(passes)} passes,"
-            f" errors {[one.errors for one in passes if one.errors]}"
+            f" errors {[result.errors for result in passes if result.errors]}"
         )
-        assert any(one.done for one in passes), passes
+        assert any(result.done for result in passes), passes
         with mirror.pumping():
             mirror.await_frontier(seconds=120)
             resume(mirror.settings, ())
@@ -275,7 +273,7 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
     mirror.assert_sound()
 
 
-def _growing(shedding: Shedding) -> Callable[[], None]:
+def _growing(shedding: ServiceRetention) -> Callable[[], None]:
     """Makes another partition of public.events due with every fifth call."""
     calls = count(1)
 

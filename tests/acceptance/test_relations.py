@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from mirror_pump.errors import TableError
@@ -11,13 +9,6 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-
-
-@pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
 
 
 def test_partitioned_table_through_its_root(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:

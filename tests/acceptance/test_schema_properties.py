@@ -120,10 +120,10 @@ def _await_settled(mirror: Mirror, writer: Writer) -> None:
     while True:
         mirror.await_frontier()
         live = {row[0]: (row[1], row[2]) for row in mirror.database.rows(_LIVE)}
-        problems = [f"{name} is not live" for one, name in writer.table_ids.items() if one not in live]
+        problems = [f"{name} is not live" for table_id, name in writer.table_ids.items() if table_id not in live]
         if not problems:
             end = max(frontier for frontier, _ in live.values())
-            problems = _differences(writer, {(one, end, location) for one, (_, location) in live.items()})
+            problems = _differences(writer, {(table_id, end, location) for table_id, (_, location) in live.items()})
         if not problems:
             return
         states = mirror.database.rows("SELECT table_id, state, live_after_lsn, error FROM modak.mirror_tables")

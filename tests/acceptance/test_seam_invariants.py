@@ -118,7 +118,7 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
         location, snapshot = handles
         assert snapshot != str(s), "a fold has landed"
         connection.commit()
-        await_true(partial(waits, f"pin {pin} of a reader"), 30, "T waits for the pin")
+        await_true(partial(waits, f"pin {pin} of a reader"), 30, "the cut-line waits for the pin")
         with StatusReader(scene.mirror.settings) as status:
             retention = status.read().tables[0].retention
         assert retention is not None
@@ -197,7 +197,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
             attached += any(state == "tiered" for state in scene.shedding.states().values())
             if turn == 8:
                 assert scene.rows("SELECT modak.release(%(pin)s)", pin=pin) == [(True,)]
-    assert attached, "no read met a partition that is below T and in the heap"
+    assert attached, "no read met a partition that is below the cut-line and in the heap"
     scene.await_quiet()
     with scene.database.connect(autocommit=False) as connection:
         repeatable(connection)
@@ -362,9 +362,9 @@ def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what
         assert any("rewrite" in line for line in result.done), result.done
         assert len(set(told)) > 10, "more than stay without a pin"
         assert set(told) <= scene.snapshots(), "a snapshot at or above the oldest pinned one, that was S, is gone"
-        for one, rows in served.items():
-            assert lake_rows(one, scene.duckdb) == rows, one
-            assert_same(rows, by_pyiceberg(one) or rows, f"{one} by pyiceberg")
+        for location, rows in served.items():
+            assert lake_rows(location, scene.duckdb) == rows, location
+            assert_same(rows, by_pyiceberg(location) or rows, f"{location} by pyiceberg")
         scene.read("after maintenance")
     finally:
         scene.rows("SELECT modak.release(%(pin)s)", pin=pin)

@@ -176,7 +176,7 @@ def test_random_tables_of_all_types(pool: Database, warehouse: str, spark: Spark
         # Names with their schema, as the mirror's sessions see them.
         with pool.connect(autocommit=False) as connection, connect(pool.dsn, autocommit=True) as reader:
             reader.execute("SET search_path = pg_catalog")
-            heaps = [Heap(connection, f"r{tables + one}", chance) for one in range(3)]
+            heaps = [Heap(connection, f"r{tables + number}", chance) for number in range(3)]
             tables += len(heaps)
             print(*heaps, sep="\n")
 

@@ -36,12 +36,10 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, spark_report
-from tests.support.pipeline import change_rows, runner, writing
+from tests.support.pipeline import change_rows, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 RUNS = 10 if os.environ.get("SOAK") else 1
 """Verifications beside a writer."""

@@ -1,17 +1,12 @@
-"""Fixtures for tests that run the program on a fresh database."""
+"""What tests of the command line share; their fixtures are in tests/integration/conftest.py."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from mirror_pump.cli.main import app
-from mirror_pump.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
 
@@ -34,8 +29,8 @@ main()
 
 
 class ThreadedProgram(Program):
-    """The program, but that a pump in its process runs tasks in threads: starting a Spark takes most of the time of a
-    short command. For tests that are about something else."""
+    """The program, but a pump in its process runs tasks in threads: to start a Spark takes most of the time of a short
+    command. For tests that are about something else."""
 
     def command(self, *arguments: str) -> list[str]:
         """As Program.command. Commands that never lead a mirror are as they are."""
@@ -44,33 +39,8 @@ class ThreadedProgram(Program):
         return [sys.executable, "-c", _IN_THREADS, *arguments]
 
 
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
-    # Of the terminal that the tests run in.
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def slot() -> str:
-    """Slots are the server's, databases the tests': each test needs a slot name of its own."""
-    return f"s_{os.urandom(4).hex()}"
-
-
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(database: Database, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the program on the test's database, in this process."""
-    monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
-
-    def invoke(*arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments))
-
-    return invoke
+"""Runs the program with these arguments."""
 
 
 def register_by_hand(database: Database, slot: str, *, state: str = "live", frontier: int | None = None) -> None:

@@ -48,8 +48,8 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
         while not stop.is_set():
             step, nth = chance.choice(STEPS), chance.choice((1, 2, 5, 20, 50))
             seconds = chance.uniform(shortest, longest)
-            with tempfile.TemporaryFile("w+") as said:
-                pump = subprocess.Popen(_command(mirror, step, nth), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said)
+            with tempfile.TemporaryFile("w+") as output:
+                pump = subprocess.Popen(_command(mirror, step, nth), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=output)
                 deadline = time.monotonic() + seconds
                 while pump.poll() is None and time.monotonic() < deadline and not stop.is_set():
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -58,8 +58,8 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
                 if at_random:
                     pump.kill()
                 code = pump.wait()
-                said.seek(0)
-                assert code == -signal.SIGKILL, f"the pump ended with {code}, not by our hand: {said.read()[-4000:]}"
+                output.seek(0)
+                assert code == -signal.SIGKILL, f"the pump ended with {code}, not by our hand: {output.read()[-4000:]}"
             if not stop.is_set():
                 killed["at random" if at_random else str(step)] += 1
             with mirror.database.connect() as connection:

@@ -1,84 +1,37 @@
-"""A partitioned table with heap retention, partitions sealed and the cut-line moved by hand, and the seam read by
-hand."""
+"""A table with heap retention whose partitions a test seals, and whose cut-line it moves, through a running pump."""
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import psycopg
-
-from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import AdvanceWanted
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
-from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
-from tests.support.retention import cold_rows
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
-WIDTH = 100
-"""Tier values of a partition."""
-COLUMNS = "at, id, n, v, big"
-
-Row = tuple[Any, ...]
+from mirror_pump.testing.mirror import Mirror, RunningPump, await_true
+from tests.support.retention import WIDTH, RetentionTable
 
 
 @dataclass
-class Divided:
-    """public.events: partitions p0, p1 ... of WIDTH, a default partition, and public.model, a plain table that gets
-    every change in the same transaction."""
+class ManualRetention(RetentionTable):
+    """With a default partition; partitions are sealed, and the cut-line is moved, by the test."""
 
-    mirror: Mirror
-    partitions: int
     sealed: int = 0
     """Partitions that the cut-line has passed."""
-    columns: str = COLUMNS
 
     @classmethod
-    def create(cls, mirror: Mirror, partitions: int = 3, rows: int = 50) -> Divided:
+    def create(cls, mirror: Mirror, partitions: int = 3, rows: int = 50) -> ManualRetention:
         """Creates and registers the table with `rows` rows a partition; a pump has to copy it."""
         self = cls(mirror, partitions)
-        with mirror.database.connect(autocommit=False) as connection:
-            connection.execute(
-                "CREATE TABLE events (at bigint, id bigint, n int, v text, big text, PRIMARY KEY (at, id))"
-                " PARTITION BY RANGE (at)"
-            )
-            connection.execute("CREATE TABLE model (LIKE events INCLUDING INDEXES)")
-            for number in range(partitions):
-                run(
-                    connection,
-                    f"CREATE TABLE p{number} PARTITION OF events FOR VALUES FROM ({number * WIDTH})"
-                    f" TO ({(number + 1) * WIDTH})",
-                )
-            connection.execute("CREATE TABLE p_default PARTITION OF events DEFAULT")
-            for table in ("events", "model"):
-                run(
-                    connection,
-                    f"INSERT INTO {table} SELECT p * {WIDTH} + g * {WIDTH} / {rows}, g, 0, 'first',"
-                    f" repeat(md5(g::text), 80) FROM generate_series(0, {partitions - 1}) p,"
-                    f" generate_series(0, {rows - 1}) g",
-                )
+        self.create_tables(rows, large=True)
+        mirror.database.execute("CREATE TABLE p_default PARTITION OF events DEFAULT")
         mirror.register("public.events")
         self.retain()
         return self
 
-    @property
-    def table_id(self) -> TableId:
-        return TableId(int(self.mirror.database.rows("SELECT 'events'::regclass::oid::bigint")[0][0]))
-
-    @property
-    def cut(self) -> int:
-        """The cut-line."""
-        rows = self.mirror.database.rows("SELECT tier_key_hi FROM modak.cutline WHERE table_id = %s", (self.table_id,))
-        return int(rows[0][0])
-
     def retain(self) -> None:
-        """What the service does by itself is done by hand in these tests."""
+        """Records the table's retention in the catalog, as the service would."""
         with self.mirror.database.connect(autocommit=False) as connection:
             connection.execute("UPDATE modak.tables SET heap_retention_lag = 0 WHERE table_id = %s", (self.table_id,))
             for number in range(self.partitions):
@@ -123,103 +76,5 @@ class Divided:
     def finish_advance(self, running: RunningPump) -> None:
         """Has the pump move the cut-line past the partition that is sealed."""
         self.mirror.await_frontier()
-        said: list[str | None] = []
-
-        def landed() -> bool:
-            said.append(self.ask(running))
-            return said[-1] is None
-
-        await_true(landed, 30, "T moved")
+        await_true(lambda: self.ask(running) is None, 30, "the cut-line moved")
         self.sealed += 1
-
-    def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
-        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
-        is scanned without a filter."""
-        with self.mirror.database.connect(autocommit=False) as connection:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            row = connection.execute(
-                "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline WHERE table_id = %s",
-                (self.table_id,),
-            ).fetchone()
-            assert row is not None
-            cut, location = row
-            delta = connection.execute(
-                "SELECT op, tier_key, payload FROM modak.delta WHERE table_id = %s ORDER BY version", (self.table_id,)
-            ).fetchall()
-            initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
-            hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
-            model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
-        cold = cold_rows(location, self.columns, initial, duckdb)
-        for op, tier_key, payload in delta:
-            assert tier_key < cut, "every delta row targets a cold row"
-            key = (payload["at"], payload["id"])
-            cold.pop(key, None)
-            if op == 0:
-                cold[key] = tuple(payload[name] for name in self.columns.split(", "))
-        assert all(key[0] < cut for key in cold), f"S holds a row at or above T = {cut}"
-        return normalised([*hot, *cold.values()]), normalised(model)
-
-    def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:
-        """Fails unless a seam read finds exactly what the table holds."""
-        found, wanted = self.seam(duckdb)
-        assert_same(wanted, found, f"the seam at T = {self.cut}")
-
-    def write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
-        """One transaction's changes, anywhere in the table, and the same to the model."""
-        top = self.partitions * WIDTH
-        at, key = chance.randrange(top), chance.randrange(60)
-        to, value = chance.randrange(top), f"{chance.random()}"
-        match chance.randrange(6):
-            case 0 | 1:
-                upsert(connection, at, key, value)
-            case 2:
-                delete(connection, at, key)
-            case 3:
-                # What the heap holds of it, as ordinary DML has it: in sealed partitions too, and across the cut-line.
-                rows = run(
-                    connection, f"DELETE FROM events WHERE at BETWEEN {at} AND {at + 3} RETURNING at, id"
-                ).fetchall()
-                for gone in rows:
-                    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", gone)
-            case 4:
-                rows = run(
-                    connection, f"UPDATE events SET n = n + 1 WHERE at BETWEEN {at} AND {at + 9} RETURNING at, id"
-                ).fetchall()
-                for changed in rows:
-                    connection.execute("UPDATE model SET n = n + 1 WHERE (at, id) = (%s, %s)", changed)
-            case 5:
-                rows = connection.execute(
-                    "UPDATE events SET at = %s, v = %s WHERE (at, id) IN (SELECT at, id FROM events"
-                    " WHERE at BETWEEN %s AND %s LIMIT 1)"
-                    " AND NOT EXISTS (SELECT FROM model m WHERE m.at = %s AND m.id = events.id) RETURNING id, n, big",
-                    (to, value, at, at + 5, to),
-                ).fetchall()
-                for number, _, _ in rows:
-                    connection.execute(
-                        "UPDATE model SET at = %s, v = %s WHERE at BETWEEN %s AND %s AND id = %s"
-                        " AND NOT EXISTS (SELECT FROM events e WHERE e.at = model.at AND e.id = model.id)",
-                        (to, value, at, at + 5, number),
-                    )
-
-
-def run(connection: psycopg.Connection[Any], query: str) -> psycopg.Cursor[Any]:
-    """A statement that is put together from numbers."""
-    return connection.execute(query.encode())
-
-
-def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -> None:
-    """A whole row, wherever its key is."""
-    connection.execute(
-        "SELECT modak.upsert('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7, 'v', %s::text))",
-        (at, key, value),
-    )
-    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
-    connection.execute("INSERT INTO model VALUES (%s, %s, 7, %s)", (at, key, value))
-
-
-def delete(connection: psycopg.Connection[Any], at: int, key: int) -> None:
-    """The row of a key, wherever it is."""
-    connection.execute(
-        "SELECT modak.delete('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint))", (at, key)
-    )
-    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))

@@ -82,7 +82,7 @@ class History:
 def comparable(rows: list[Row]) -> tuple[str, ...]:
     """Rows as text: a numeric is Decimal or, without limits, a string."""
     return tuple(
-        map(repr, normalised([tuple(str(one) if isinstance(one, Decimal) else one for one in row) for row in rows]))
+        map(repr, normalised([tuple(str(cell) if isinstance(cell, Decimal) else cell for cell in row) for row in rows]))
     )
 
 
@@ -298,7 +298,7 @@ class Writer:
                     "SELECT relid::regclass::text FROM pg_partition_tree(%s) WHERE relid <> %s", (table_id, table_id)
                 ).fetchall()
                 return [
-                    f"ALTER TABLE {one} REPLICA IDENTITY {identity}" for one in (*(leaf for (leaf,) in leaves), table)
+                    f"ALTER TABLE {leaf} REPLICA IDENTITY {identity}" for leaf in (*(leaf for (leaf,) in leaves), table)
                 ]
             case 11:
                 return [f"{alter} RENAME TO {'p' if partitioned else 'r'}{self._names}"]
@@ -321,8 +321,8 @@ class Writer:
         chance = self._chance
         number = self._names
         leaves = [
-            one
-            for (one,) in self._connection.execute(
+            leaf
+            for (leaf,) in self._connection.execute(
                 "SELECT relid::regclass::text FROM pg_partition_tree(%s::regclass) WHERE isleaf", (table,)
             )
         ]
@@ -342,7 +342,7 @@ class Writer:
             case 2 if len(leaves) > 2 and not leaf.endswith("rest"):
                 gone = chance.choice([f"ALTER TABLE {table} DETACH PARTITION {leaf}", f"DROP TABLE {leaf}"])
                 # Sometimes others of the same keys come at once, into the DEFAULT partition.
-                return [gone, *self._dml(next(one for one, name in self.table_ids.items() if name == "p"))]
+                return [gone, *self._dml(next(table_id for table_id, name in self.table_ids.items() if name == "p"))]
             case _:
                 made = f"{SCHEMA}.l{number}"
                 return [

@@ -45,8 +45,8 @@ def contents(index: KeyIndex, numbers: FileNumbers) -> dict[tuple[int, int], tup
     found = {}
     for run in (*index._leaves, *index._recent):
         second = run.keys.first if run.keys.second is None else run.keys.second
-        for one, other, place in zip(run.keys.first.tolist(), second.tolist(), run.places.tolist(), strict=True):
+        for key, other, place in zip(run.keys.first.tolist(), second.tolist(), run.places.tolist(), strict=True):
             if place >= 0:
-                assert (one, other) not in found
-                found[one, other] = numbers.path(place >> 32), place & 0xFFFF_FFFF
+                assert (key, other) not in found
+                found[key, other] = numbers.path(place >> 32), place & 0xFFFF_FFFF
     return found

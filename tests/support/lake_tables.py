@@ -153,15 +153,15 @@ class SmallTable:
         mirror_pump.lake.commit.concurrent_rewrites, 3). False, and nothing is done, if it finds a file gone or a new
         position delete."""
         began, now = rewrite.table, self.table
-        replaced = {one.path for one in began.live_data_files()}
+        replaced = {file.path for file in began.live_data_files()}
         positions = {delete.path for delete in self._deletes(now) if delete.content is FileContent.POSITION_DELETES}
-        gone = not replaced <= {one.path for one in now.live_data_files()}
+        gone = not replaced <= {file.path for file in now.live_data_files()}
         if gone or not positions <= {delete.path for delete in self._deletes(began)}:
             return False
         self.now_ms += 1000
         number, snapshot_id = now.sequence_number + 1, new_snapshot_id(now.metadata)
         writer = ManifestWriter(now.metadata, metadata_directory(now.metadata), snapshot_id, number)
-        others = [one.sequence_number for one in now.live_data_files() if one.path not in replaced]
+        others = [file.sequence_number for file in now.live_data_files() if file.path not in replaced]
         oldest = min(others, default=now.sequence_number)
         removal = writer.remove(
             now.manifests,

@@ -255,7 +255,7 @@ class MirrorMachine(RuleBasedStateMachine):
         streams = self._streams
         await_true(lambda: self._steps.count(Step.STREAMING) > streams or self._pump.error, _SETTLE, "the pump starts")
         with self._database.connect() as connection:
-            ours = [one.info.backend_pid for one in (connection, self._connection, self._side, self._probe)]
+            ours = [session.info.backend_pid for session in (connection, self._connection, self._side, self._probe)]
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND backend_type = %s AND NOT pid = ANY (%s)",
@@ -334,8 +334,8 @@ class MirrorMachine(RuleBasedStateMachine):
 
     def _alive(self) -> None:
         if self._pump.error is not None:
-            said = "".join(traceback.format_exception(self._pump.error))
-            raise AssertionError(f"the pump ended: {said}\n{self._report()}") from self._pump.error
+            output = "".join(traceback.format_exception(self._pump.error))
+            raise AssertionError(f"the pump ended: {output}\n{self._report()}") from self._pump.error
 
     def _check(self) -> None:
         """Compare every point that was published since the last check."""

@@ -113,7 +113,7 @@ def create_tables(database: Database, palette: Palette, chance: random.Random) -
         connection.execute("SET search_path = pg_catalog")
         for statement in statements:
             connection.execute(statement.encode())
-    return [one for one in statements if one.startswith("CREATE TABLE") and "big" in one]
+    return [statement for statement in statements if statement.startswith("CREATE TABLE") and "big" in statement]
 
 
 class MixedWriter(Writer):

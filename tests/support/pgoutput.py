@@ -37,7 +37,12 @@ def insert(table_id: int, *values: str) -> bytes:
 
 
 def truncate(*table_ids: int) -> bytes:
-    return HEADER + b"T" + struct.pack(">IB", len(table_ids), 0) + b"".join(struct.pack(">I", one) for one in table_ids)
+    return (
+        HEADER
+        + b"T"
+        + struct.pack(">IB", len(table_ids), 0)
+        + b"".join(struct.pack(">I", table_id) for table_id in table_ids)
+    )
 
 
 def logical(content: bytes, prefix: bytes = b"mirror-pump") -> bytes:

@@ -1,4 +1,4 @@
-"""Fixtures and helpers of the pipeline's tests: a task runner on the run's Spark, and a session that keeps writing."""
+"""Threads of tests that write to tables, or do something else, while a pump runs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
-import pytest
 
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.testing.database import Database
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _IN_EACH_OTHERS_WAY = (
     psycopg.errors.UniqueViolation,
@@ -27,12 +22,6 @@ refuses to follow at any isolation level: transactions that fail are part of it.
 
 _PAUSE = 0.02
 """Seconds between two transactions: writers are there to be in the way, not to be the load."""
-
-
-@pytest.fixture
-def runner(spark: SparkSession) -> TaskRunner:
-    """Tasks go to the run's Spark, which outlives every pump."""
-    return SparkTaskRunner(spark, 4)
 
 
 @contextmanager

@@ -67,9 +67,9 @@ class Proxy:
         self._listener.close()
         with self._lock:
             for pair in self._open:
-                for one in pair:
-                    _cut(one)
-                    one.close()
+                for side in pair:
+                    _cut(side)
+                    side.close()
 
     def _accept(self) -> None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A table with heap retention as the service itself keeps it, its model, and the seam read by hand."""
+"""Tables with heap retention and their models: how they are created, written to, and read across the cut-line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from mirror_pump.model import TableId
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
@@ -29,13 +30,137 @@ def at_once(lag: str, premake: int = 0, width: str | None = None) -> RetentionWi
 
 
 @dataclass
-class Shedding:
-    """public.events (at bigint, id bigint, n int, v text), partitions p0, p1 ... of WIDTH, and public.model, a plain
-    table that gets every change in the same transaction."""
+class RetentionTable:
+    """public.events (at bigint, id bigint, n int, v text), partitioned by `at` into p0, p1 ... of WIDTH, and
+    public.model, a plain table that gets every change in the same transaction.
+
+    Here are the tables, the writer and the read of the seam; the class below and ManualRetention say who moves the
+    cut-line.
+    """
 
     mirror: Mirror
     partitions: int
     columns: str = COLUMNS
+
+    def create_tables(self, rows: int, *, computed: str | None = None, large: bool = False) -> None:
+        """Creates both tables with `rows` rows a partition.
+
+        `computed` is the expression of one more column, `g bigint`, which is stored. `large` adds `big text`, with
+        values that Postgres stores out of line.
+        """
+        definitions, values = "at bigint, id bigint, n int, v text", "g, 0, 'first'"
+        if large:
+            self.columns += ", big"
+            definitions += ", big text"
+            values += ", repeat(md5(g::text), 80)"
+        if computed is not None:
+            self.columns += ", g"
+            definitions += f", g bigint GENERATED ALWAYS AS ({computed}) STORED"
+        with self.mirror.database.connect(autocommit=False) as connection:
+            run(connection, f"CREATE TABLE events ({definitions}, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)")
+            connection.execute("CREATE TABLE model (LIKE events INCLUDING INDEXES INCLUDING GENERATED)")
+            for number in range(self.partitions):
+                self.make_partition(connection, number)
+            for table in ("events", "model"):
+                run(
+                    connection,
+                    f"INSERT INTO {table} SELECT p * {WIDTH} + g * {WIDTH} / {rows}, {values}"
+                    f" FROM generate_series(0, {self.partitions - 1}) p, generate_series(0, {rows - 1}) g",
+                )
+
+    @staticmethod
+    def make_partition(connection: psycopg.Connection[Any], number: int) -> None:
+        """Creates partition `p<number>`."""
+        run(
+            connection,
+            f"CREATE TABLE public.p{number} PARTITION OF public.events"
+            f" FOR VALUES FROM ({number * WIDTH}) TO ({(number + 1) * WIDTH})",
+        )
+
+    @property
+    def table_id(self) -> TableId:
+        return TableId(int(self.mirror.database.rows("SELECT 'events'::regclass::oid::bigint")[0][0]))
+
+    @property
+    def cut(self) -> int:
+        """The cut-line."""
+        rows = self.mirror.database.rows("SELECT tier_key_hi FROM modak.cutline WHERE table_id = %s", (self.table_id,))
+        return int(rows[0][0])
+
+    def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
+        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
+        is scanned without a filter."""
+        with self.mirror.database.connect(autocommit=False) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            row = connection.execute(
+                "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline WHERE table_id = %s",
+                (self.table_id,),
+            ).fetchone()
+            assert row is not None
+            cut, location = row
+            delta = connection.execute(
+                "SELECT op, tier_key, payload FROM modak.delta WHERE table_id = %s ORDER BY version", (self.table_id,)
+            ).fetchall()
+            initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
+            hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
+            model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
+        cold = cold_rows(location, self.columns, initial, duckdb)
+        for op, tier_key, payload in delta:
+            assert tier_key < cut, "every delta row targets a cold row"
+            key = (payload["at"], payload["id"])
+            cold.pop(key, None)
+            if op == 0:
+                cold[key] = tuple(payload[name] for name in self.columns.split(", "))
+        assert all(key[0] < cut for key in cold), f"the snapshot holds a row at or above the cut-line {cut}"
+        return normalised([*hot, *cold.values()]), normalised(model)
+
+    def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:
+        """Fails unless a seam read finds exactly what the table holds."""
+        found, wanted = self.seam(duckdb)
+        assert_same(wanted, found, f"the read across the cut-line {self.cut}")
+
+    def write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        """One transaction's changes, anywhere in the table, and the same to the model."""
+        top = self.partitions * WIDTH
+        at, key, value = chance.randrange(top), chance.randrange(60), f"{chance.random()}"
+        match chance.randrange(6):
+            case 0 | 1:
+                upsert(connection, at, key, value)
+            case 2:
+                delete(connection, at, key)
+            case 3:
+                rows = run(
+                    connection, f"DELETE FROM events WHERE at BETWEEN {at} AND {at + 3} RETURNING at, id"
+                ).fetchall()
+                for key_values in rows:
+                    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", key_values)
+            case 4:
+                rows = run(
+                    connection, f"UPDATE events SET n = n + 1 WHERE at BETWEEN {at} AND {at + 9} RETURNING at, id"
+                ).fetchall()
+                for key_values in rows:
+                    connection.execute("UPDATE model SET n = n + 1 WHERE (at, id) = (%s, %s)", key_values)
+            case 5:
+                # Moves a row, also across the cut-line in either direction.
+                to = chance.randrange(top)
+                row = connection.execute(
+                    "SELECT at, id FROM events WHERE at BETWEEN %s AND %s AND NOT EXISTS"
+                    " (SELECT FROM model WHERE model.at = %s AND model.id = events.id) LIMIT 1",
+                    (at, at + 9, to),
+                ).fetchone()
+                if row is not None:
+                    moved = connection.execute(
+                        "UPDATE events SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
+                    )
+                    if moved.rowcount:
+                        connection.execute(
+                            "UPDATE model SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
+                        )
+
+
+@dataclass
+class ServiceRetention(RetentionTable):
+    """Its partitions are sealed, advanced past and dropped by the service itself."""
 
     @classmethod
     def create(
@@ -47,38 +172,13 @@ class Shedding:
         lag: str | None = "100",
         premake: int = 0,
         computed: str | None = None,
-    ) -> Shedding:
-        """Makes both tables with `rows` rows a partition, and registers events with heap retention unless `lag` is
-        None; a pump has to copy it. `computed`: the expression of one more column, `g bigint`, which is stored."""
-        self = cls(mirror, partitions, COLUMNS if computed is None else f"{COLUMNS}, g")
-        with mirror.database.connect(autocommit=False) as connection:
-            further = "" if computed is None else f"g bigint GENERATED ALWAYS AS ({computed}) STORED, "
-            run(
-                connection,
-                f"CREATE TABLE events (at bigint, id bigint, n int, v text, {further}PRIMARY KEY (at, id))"
-                " PARTITION BY RANGE (at)",
-            )
-            connection.execute("CREATE TABLE model (LIKE events INCLUDING INDEXES INCLUDING GENERATED)")
-            for number in range(partitions):
-                self.make_partition(connection, number)
-            for table in ("events", "model"):
-                run(
-                    connection,
-                    f"INSERT INTO {table} SELECT p * {WIDTH} + g * {WIDTH} / {rows}, g, 0, 'first'"
-                    f" FROM generate_series(0, {partitions - 1}) p, generate_series(0, {rows - 1}) g",
-                )
+    ) -> ServiceRetention:
+        """Creates the tables, and registers events with heap retention unless `lag` is None; a pump has to copy it."""
+        self = cls(mirror, partitions)
+        self.create_tables(rows, computed=computed)
         if lag is not None:
             mirror.register("public.events", retention=at_once(lag, premake))
         return self
-
-    @staticmethod
-    def make_partition(connection: psycopg.Connection[Any], number: int) -> None:
-        """Makes partition `p<number>`."""
-        run(
-            connection,
-            f"CREATE TABLE p{number} PARTITION OF events FOR VALUES FROM ({number * WIDTH})"
-            f" TO ({(number + 1) * WIDTH})",
-        )
 
     def grow(self) -> None:
         """Another partition, with rows above all others, so that one more below becomes due."""
@@ -91,11 +191,6 @@ class Shedding:
                     f"INSERT INTO {table} SELECT {number * WIDTH} + g * 5, g, 0, 'grown' FROM generate_series(0, 19) g",
                 )
         self.partitions += 1
-
-    @property
-    def cut(self) -> int:
-        """The cut-line."""
-        return int(self.mirror.database.rows("SELECT tier_key_hi FROM modak.cutline")[0][0])
 
     def states(self) -> dict[str, str]:
         """States of all partitions, by name."""
@@ -126,83 +221,6 @@ class Shedding:
             "SELECT partition_id, state, sealed_lsn, reason, attempts FROM modak.partitions ORDER BY tier_key_hi"
         )
 
-    def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
-        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
-        is scanned without a filter."""
-        with self.mirror.database.connect(autocommit=False) as connection:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            row = connection.execute(
-                "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline"
-            ).fetchone()
-            assert row is not None
-            cut, location = row
-            delta = connection.execute("SELECT op, tier_key, payload FROM modak.delta ORDER BY version").fetchall()
-            initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
-            hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
-            model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
-        cold = cold_rows(location, self.columns, initial, duckdb)
-        for op, tier_key, payload in delta:
-            assert tier_key < cut, "every delta row targets a cold row"
-            key = (payload["at"], payload["id"])
-            cold.pop(key, None)
-            if op == 0:
-                cold[key] = tuple(payload[name] for name in self.columns.split(", "))
-        assert all(key[0] < cut for key in cold), f"S holds a row at or above T = {cut}"
-        return normalised([*hot, *cold.values()]), normalised(model)
-
-    def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:
-        """Fails unless a seam read finds exactly what the table holds."""
-        found, wanted = self.seam(duckdb)
-        assert_same(wanted, found, f"the seam at T = {self.cut}")
-
-    def write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
-        """One transaction's changes, anywhere in the table, and the same to the model."""
-        top = self.partitions * WIDTH
-        at, key, value = chance.randrange(top), chance.randrange(60), f"{chance.random()}"
-        match chance.randrange(6):
-            case 0 | 1:
-                connection.execute(
-                    "SELECT modak.upsert('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7,"
-                    " 'v', %s::text))",
-                    (at, key, value),
-                )
-                # The whole row: what is not given is the default, also in a row that was there.
-                connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
-                connection.execute("INSERT INTO model VALUES (%s, %s, 7, %s)", (at, key, value))
-            case 2:
-                connection.execute(
-                    "SELECT modak.delete('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint))", (at, key)
-                )
-                connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
-            case 3:
-                rows = run(
-                    connection, f"DELETE FROM events WHERE at BETWEEN {at} AND {at + 3} RETURNING at, id"
-                ).fetchall()
-                for gone in rows:
-                    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", gone)
-            case 4:
-                rows = run(
-                    connection, f"UPDATE events SET n = n + 1 WHERE at BETWEEN {at} AND {at + 9} RETURNING at, id"
-                ).fetchall()
-                for changed in rows:
-                    connection.execute("UPDATE model SET n = n + 1 WHERE (at, id) = (%s, %s)", changed)
-            case 5:
-                # Moves a row, also across the cut-line in either direction.
-                to = chance.randrange(top)
-                row = connection.execute(
-                    "SELECT at, id FROM events WHERE at BETWEEN %s AND %s AND NOT EXISTS"
-                    " (SELECT FROM model WHERE model.at = %s AND model.id = events.id) LIMIT 1",
-                    (at, at + 9, to),
-                ).fetchone()
-                if row is not None:
-                    moved = connection.execute(
-                        "UPDATE events SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
-                    )
-                    if moved.rowcount:
-                        connection.execute(
-                            "UPDATE model SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
-                        )
-
 
 def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckDBPyConnection | None) -> dict[Row, Row]:
     """Rows of the published snapshot by their first two columns, without a filter. What published snapshot does not
@@ -226,10 +244,28 @@ def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckD
         )
     )
     by_key = {(row[0], row[1]): row for row in found}
-    assert len(by_key) == len(found), "S holds a row twice"
+    assert len(by_key) == len(found), "the snapshot holds a row twice"
     return by_key
 
 
 def run(connection: psycopg.Connection[Any], query: str) -> psycopg.Cursor[Any]:
     """A statement that is put together from numbers."""
     return connection.execute(query.encode())
+
+
+def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -> None:
+    """A whole row, wherever its key is."""
+    connection.execute(
+        "SELECT modak.upsert('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7, 'v', %s::text))",
+        (at, key, value),
+    )
+    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
+    connection.execute("INSERT INTO model VALUES (%s, %s, 7, %s)", (at, key, value))
+
+
+def delete(connection: psycopg.Connection[Any], at: int, key: int) -> None:
+    """The row of a key, wherever it is."""
+    connection.execute(
+        "SELECT modak.delete('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint))", (at, key)
+    )
+    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))

@@ -29,9 +29,9 @@ LATER_STEPS = (
 )
 
 
-def forked(said: str, *arguments: str) -> None:
-    """main() in a process that was forked for it; what it says goes to the file `said`."""
-    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
+def forked(log: str, *arguments: str) -> None:
+    """main() in a process that was forked for it; what it says goes to the file `log`."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     main(*arguments)
 

@@ -139,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for key, size in found
         )
-        listed += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(common))
+        listed += "".join(
+            f"<CommonPrefixes><Prefix>{escape(prefix)}</Prefix></CommonPrefixes>" for prefix in sorted(common)
+        )
         self._answer(200, _xml("ListBucketResult", f"<IsTruncated>false</IsTruncated>{listed}"))
 
     def _answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:

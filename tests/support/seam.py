@@ -11,7 +11,7 @@ from psycopg import Connection
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
-from tests.support.retention import at_once
+from tests.support.retention import RetentionTable, at_once
 
 EVENTS, SHADOW = "public.events", "public.shadow"
 
@@ -27,8 +27,6 @@ _ROW = """
     jsonb_build_object('k', {id}, 'list', jsonb_build_array(1.10, null)), {id} % 2 = 0, 'row ' || {id}
 """
 
-PARTITION_WIDTH = 100
-
 
 def row(at: int, number: int, *, n: str = "1.10", day: str = "date '2026-01-01'") -> str:
     """The values, in SQL, of a row of `events`."""
@@ -37,7 +35,7 @@ def row(at: int, number: int, *, n: str = "1.10", day: str = "date '2026-01-01'"
 
 @dataclass
 class Retained:
-    """`public.events` with partitions of 100 tier key values (`p0` from 0 on, `p1`, ...) and a DEFAULT one."""
+    """`public.events` with partitions of WIDTH tier key values (`p0` from 0 on, `p1`, ...) and a DEFAULT one."""
 
     mirror: Mirror
 
@@ -47,10 +45,7 @@ class Retained:
             connection.execute(f"CREATE TABLE {SHADOW} ({_COLUMNS})".encode())
             connection.execute(f"CREATE TABLE {EVENTS} ({_COLUMNS}) PARTITION BY RANGE (at)".encode())
             for number in range(partitions):
-                connection.execute(
-                    f"CREATE TABLE public.p{number} PARTITION OF {EVENTS} FOR VALUES"
-                    f" FROM ({number * PARTITION_WIDTH}) TO ({(number + 1) * PARTITION_WIDTH})".encode()
-                )
+                RetentionTable.make_partition(connection, number)
             connection.execute(f"CREATE TABLE public.rest PARTITION OF {EVENTS} DEFAULT".encode())
         return cls(mirror)
 
@@ -84,7 +79,7 @@ class Retained:
             await_true(
                 lambda: self.states() == {"p0": "dropped", "p1": "tiered", "p2": "hot", "p3": "hot"},
                 90,
-                f"T = 200; there is {self.states()}",
+                f"the cut-line at 200; there is {self.states()}",
             )
 
     def states(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pipeline import writing
-from tests.support.retention import COLUMNS, WIDTH, Row, Shedding, run
+from tests.support.retention import COLUMNS, WIDTH, Row, ServiceRetention, run
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -78,7 +78,7 @@ transaction ended."""
 class Scene:
     """public.events and its model under a pump that runs. Of four partitions the older two have left the heap."""
 
-    shedding: Shedding
+    shedding: ServiceRetention
     running: RunningPump
     duckdb: DuckDBPyConnection
     table_oid: int
@@ -104,7 +104,7 @@ class Scene:
         deadline = time.monotonic() + seconds
         turn = 0
         while turn < least or self.shedding.cut < target:
-            assert time.monotonic() < deadline, f"T does not reach {target}: {self.shedding.explained()}"
+            assert time.monotonic() < deadline, f"the cut-line does not reach {target}: {self.shedding.explained()}"
             yield turn
             turn += 1
 
@@ -117,7 +117,7 @@ class Scene:
     def await_cut(self) -> None:
         """Returns once the cut-line has passed what is sealed: while nobody has it pinned, which cut-line waits for."""
         sealed: LiteralString = "SELECT partition_id FROM modak.partitions WHERE state = 'sealing'"
-        await_true(lambda: self.rows(sealed) == [], 60, "T passes what is sealed")
+        await_true(lambda: self.rows(sealed) == [], 60, "the cut-line passes what is sealed")
 
     def await_quiet(self) -> None:
         """Returns once whatever is due has left the heap, and nothing waits for a fold."""
@@ -138,9 +138,9 @@ class Scene:
         """The lake's rows at the published snapshot by their canonical key, corrected by the delta as this connection
         sees it: the largest version of a key wins. The published snapshot is scanned without a filter."""
         scanned = lake_rows(location, self.duckdb)
-        assert not [row for row in scanned if row[0] >= t], f"S holds rows at or above T = {t}"
+        assert not [row for row in scanned if row[0] >= t], f"the snapshot holds rows at or above the cut-line {t}"
         cold = {canonical(row[0], row[1]): row for row in scanned}
-        assert len(cold) == len(scanned), "S holds a key twice"
+        assert len(cold) == len(scanned), "the snapshot holds a key twice"
         candidates = connection.execute(
             "SELECT pk, version, op, payload FROM modak.delta WHERE table_id = %s AND tier_key < %s",
             (self.table_oid, t),
@@ -164,7 +164,7 @@ class Scene:
         assert not both, f"in both: {sorted(both)[:5]}"
         model = run(connection, f"SELECT {COLUMNS} FROM model").fetchall()
         merged = normalised([*hot.values(), *cold.values()])
-        assert_same(normalised(model), merged, f"{what} at T = {t}")
+        assert_same(normalised(model), merged, f"{what} at the cut-line {t}")
 
     def read(self, what: str = "an unpinned read") -> None:
         """One whole read in a snapshot of its own, compared."""
@@ -248,7 +248,7 @@ def scene(database: Database, warehouse: str) -> Iterator[Scene]:
     mirror = Mirror.create(
         database, warehouse, tasks, retention_interval=0.1, fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5
     )
-    shedding = Shedding.create(mirror)
+    shedding = ServiceRetention.create(mirror)
     with database.connect() as connection:
         connection.execute(_AUDIT)
     oid = int(database.rows("SELECT 'events'::regclass::oid::bigint")[0][0])

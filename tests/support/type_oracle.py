@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CASES = tuple(
-    one for case in (*BUILT_IN, *USERS) if on_this_server(case) for one in (case, array_of(case)) if one is not None
+    variant
+    for case in (*BUILT_IN, *USERS)
+    if on_this_server(case)
+    for variant in (case, array_of(case))
+    if variant is not None
 )
 ROWS = 1 + max(len(case.values) + len(case.unheld) for case in CASES)
 
@@ -90,12 +94,12 @@ def pool_values(database: Database, name: str) -> tuple[dict[str, list[Any]], di
     texts: dict[str, list[str | None]] = {}
     for n, (case, kind) in enumerate(zip(CASES, kinds, strict=True)):
         raw = [plain.get_value(row, n + 2) for row in range(ROWS)]
-        texts[f"c{n}"] = [None if one is None else one.decode() for one in raw]
-        held = [one if row < len(case.values) or not case.unheld else None for row, one in enumerate(texts[f"c{n}"])]
+        texts[f"c{n}"] = [None if text is None else text.decode() for text in raw]
+        held = [text if row < len(case.values) or not case.unheld else None for row, text in enumerate(texts[f"c{n}"])]
         counted = [numbers.get_value(row, n) for row in range(ROWS)]
         expected[f"c{n}"] = [
-            None if one is None else _wanted(one, kind, None if number is None else number.decode())
-            for one, number in zip(held, counted, strict=True)
+            None if text is None else _wanted(text, kind, None if number is None else number.decode())
+            for text, number in zip(held, counted, strict=True)
         ]
     return expected, texts
 
@@ -242,7 +246,7 @@ def _comparable(table: pa.Table, types: dict[str, str]) -> dict[str, list[Any]]:
                 column = column.cast(number)
             elif pa.types.is_list(column.type) and arrow(column.type.value_type):
                 column = column.cast(pa.list_(number))
-        result[name] = [_plain(one, ColumnType.parse(kind)) for one in column.to_pylist()]
+        result[name] = [_plain(value, ColumnType.parse(kind)) for value in column.to_pylist()]
     return result
 
 
@@ -253,7 +257,7 @@ def _plain(value: Any, kind: ColumnType) -> Any:
     match kind.kind:
         case Kind.LIST:
             assert kind.element is not None
-            return [_plain(one, kind.element) for one in value]
+            return [_plain(element, kind.element) for element in value]
         case Kind.FLOAT:
             return _bits(value, single=True)
         case Kind.DOUBLE:

@@ -24,11 +24,9 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run
 from tests.support.lake_tables import STORAGE, SmallTable
 from tests.support.readers import Reader, role_of
-
-__all__ = ["no_settings", "run", "slot"]
 
 
 @pytest.fixture
@@ -108,8 +106,8 @@ def test_no_snippet_shows_a_password_or_another_user(
 
 
 def test_spark(run: Run, reader: Reader, tmp_path: Path) -> None:
-    said = execute(pasted(run, "spark", reader), reader, tmp_path, JAVA_HOME=str(find_java_home()))
-    assert "read from the lake" in said
+    output = execute(pasted(run, "spark", reader), reader, tmp_path, JAVA_HOME=str(find_java_home()))
+    assert "read from the lake" in output
 
 
 def test_duckdb(run: Run, reader: Reader, tmp_path: Path) -> None:
@@ -124,11 +122,11 @@ def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Datab
     cold = ArchiveBranch(STORAGE).stage(mirror.table, below, mirror.now_ms + 1000)
     with connect(database.dsn, autocommit=True) as connection:
         assert swap_pointer(connection, "public", "t", mirror.table.metadata_location, cold.new_location)
-    said = execute(pasted(run, "pyiceberg", reader) + "\nprint(rows.to_pylist())\n", reader, tmp_path)
-    assert said.startswith("frontier 0/B of 20")
-    assert "read from the lake" in said
-    assert "of the heap" in said
-    assert "not resolved yet" not in said
+    output = execute(pasted(run, "pyiceberg", reader) + "\nprint(rows.to_pylist())\n", reader, tmp_path)
+    assert output.startswith("frontier 0/B of 20")
+    assert "read from the lake" in output
+    assert "of the heap" in output
+    assert "not resolved yet" not in output
 
 
 def test_pyiceberg_is_told_when_it_can_read_nothing(

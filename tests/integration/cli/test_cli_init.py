@@ -8,9 +8,7 @@ import pytest
 
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, no_settings, register_by_hand, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run, register_by_hand
 
 
 def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
@@ -18,8 +16,8 @@ def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: s
 
     assert result.exit_code == 0, result.stderr
     publication = "publication mirror_pump: created"
-    for said in ("schema modak: created", publication, f"slot {slot}: created", "ready: frontier "):
-        assert said in result.stdout
+    for message in ("schema modak: created", publication, f"slot {slot}: created", "ready: frontier "):
+        assert message in result.stdout
     ((confirmed, plugin),) = database.rows(
         "SELECT (confirmed_flush_lsn - '0/0')::bigint, plugin FROM pg_replication_slots WHERE slot_name = %s", (slot,)
     )

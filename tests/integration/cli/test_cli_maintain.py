@@ -16,10 +16,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, ThreadedProgram, no_settings, run
+from tests.support.cli import Run, ThreadedProgram
 from tests.support.maintenance import write
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture
@@ -42,26 +40,26 @@ def mirror(program: Program, database: Database) -> Mirror:
 
 
 def test_policies_are_shown_set_and_unset(mirror: Mirror, run: Run) -> None:
-    def said(*arguments: str, code: int = 0) -> str:
+    def policy(*arguments: str, code: int = 0) -> str:
         result = run("policy", *arguments)
         assert result.exit_code == code, result.output
         return result.stdout
 
     mirror.register("t")
-    assert "rewrite_target_bytes = 128.0MiB (default)" in said("get", "t")
-    assert said("set", "t", "rewrite_target_bytes", "1MiB") == "rewrite_target_bytes = 1.0MiB (set)\n"
-    said("set", "public.t", "snapshot_retention_hours", "0.5")
+    assert "rewrite_target_bytes = 128.0MiB (default)" in policy("get", "t")
+    assert policy("set", "t", "rewrite_target_bytes", "1MiB") == "rewrite_target_bytes = 1.0MiB (set)\n"
+    policy("set", "public.t", "snapshot_retention_hours", "0.5")
     stored = mirror.database.rows("SELECT maintenance_policy FROM modak.tables")
     assert stored == [({"rewrite_target_bytes": 1 << 20, "snapshot_retention_hours": 0.5},)]
-    shown = orjson.loads(said("get", "t", "--json"))
+    shown = orjson.loads(policy("get", "t", "--json"))
     assert shown["rewrite_target_bytes"] == {"value": 1 << 20, "default": 128 << 20, "set": True}
-    assert said("get", "t", "rewrite_enabled") == "rewrite_enabled = true (default)\n"
-    assert "(default)" in said("unset", "t", "rewrite_target_bytes")
-    assert "set)" not in said("unset", "t")
+    assert policy("get", "t", "rewrite_enabled") == "rewrite_enabled = true (default)\n"
+    assert "(default)" in policy("unset", "t", "rewrite_target_bytes")
+    assert "set)" not in policy("unset", "t")
     assert mirror.database.rows("SELECT maintenance_policy FROM modak.tables") == [(None,)]
     mirror.database.execute("CREATE TABLE other (id int PRIMARY KEY)")
-    said("get", "other", code=1)
-    said("get", "no_such_table", code=2)
+    policy("get", "other", code=1)
+    policy("get", "no_such_table", code=2)
 
 
 def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path: Path) -> None:

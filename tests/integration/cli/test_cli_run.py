@@ -20,10 +20,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
-from tests.support.cli import Run, ThreadedProgram, no_settings, run, slot
+from tests.support.cli import Run, ThreadedProgram
 from tests.support.proxy import Proxy
-
-__all__ = ["no_settings", "run", "slot"]
 
 
 @pytest.fixture
@@ -60,9 +58,11 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
     finally:
         program.kill(pump)
     assert f"process id {pump.pid}" in (tmp_path / "run.log").read_text()
-    said = (tmp_path / "pump.log").read_text()
-    assert re.search(r"stopped at frontier [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", said)
-    assert "Traceback" not in said
+    output = (tmp_path / "pump.log").read_text()
+    assert re.search(
+        r"stopped at frontier [0-9A-F]+/[0-9A-F]+ \(stopped\) after [\d,]+ commits, [\d,]+ changes", output
+    )
+    assert "Traceback" not in output
 
 
 def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, database: Database, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
 
 
 @pytest.mark.parametrize(
-    ("changed", "code", "said"),
+    ("changed", "code", "message"),
     [
         ({"password": "wrong"}, 1, "password authentication failed"),
         ({"user": "nobody_of_that_name"}, 1, "authentication failed"),
@@ -97,12 +97,12 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
     ],
 )
 def test_what_waiting_cannot_cure_ends_run_at_once(
-    run: Run, database: Database, changed: dict[str, str], code: int, said: str
+    run: Run, database: Database, changed: dict[str, str], code: int, message: str
 ) -> None:
     result = run("run", "--dsn", psycopg.conninfo.make_conninfo(database.dsn, **changed))
     assert result.exit_code == code
     (line,) = result.stderr.splitlines()
-    assert said in line
+    assert message in line
 
 
 def test_bad_tables_are_refused_and_the_good_one_catches_up(
@@ -115,9 +115,9 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
     )
 
     threaded = ThreadedProgram(database.dsn, tmp_path)
-    said = threaded.run("register", "keyless", "good", "absent", code=1)
+    output = threaded.run("register", "keyless", "good", "absent", code=1)
 
-    assert "public.good: live" in said
+    assert "public.good: live" in output
     errors = (tmp_path / "register.log").read_text()
     assert "not registered: public.keyless has no primary key" in errors
     assert "not registered: there is no table absent in" in errors

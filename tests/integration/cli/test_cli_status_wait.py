@@ -18,9 +18,7 @@ from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.standby import Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.support.cli import Run, no_settings, register_by_hand, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run, register_by_hand
 
 STOPPED = {
     "at": "2026-01-01T00:00:10+00:00", "since": "2026-01-01T00:00:00+00:00", "attempts": 3, "error": "no room",

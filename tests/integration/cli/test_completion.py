@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, no_settings, register_by_hand, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run, register_by_hand
 
 
 def completed(line: str, environment: Mapping[str, str]) -> list[str]:

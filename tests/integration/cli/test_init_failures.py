@@ -14,9 +14,7 @@ from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from tests.support.cli import Run, no_settings, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run
 
 _LEFT = """
 SELECT 'schema', nspname FROM pg_namespace WHERE nspname = 'modak'
@@ -181,18 +179,18 @@ def test_a_connection_that_is_lost_between_two_steps(database: Database, slot: s
         raise KeyboardInterrupt
 
     for fault, raised in ((kill, MirrorPumpError), (interrupt, KeyboardInterrupt)):
-        said: list[str] = []
+        lines: list[str] = []
 
-        def say(line: str, said: list[str] = said, fault: object = fault) -> None:
-            said.append(line)
+        def say(line: str, lines: list[str] = lines, fault: object = fault) -> None:
+            lines.append(line)
             if line.startswith(moment):
                 assert callable(fault)
                 fault()
 
         with pytest.raises(raised):
             initialise(settings, say)
-        assert any(line.startswith(moment) for line in said), said
-        assert said[-1].startswith("taken back: "), said
+        assert any(line.startswith(moment) for line in lines), lines
+        assert lines[-1].startswith("taken back: "), lines
         assert state(database, slot) == before
         assert not (tmp_path / "lakes").exists()
 

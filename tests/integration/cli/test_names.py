@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -28,13 +27,6 @@ COLUMNS = (
     "*", "{x}", "a,b", "'q'", "\\", "İ", "element", "_metadata", "filename", "file_row_number", "rowid", "_change_type",
 )  # fmt: skip
 """Beside the key, which is named `Key.`; the longest names have 63 bytes, and differ in their last."""
-
-
-@pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
 
 
 def by_spark(session: SparkSession, schema: str, table: str) -> list[Row]:
@@ -137,7 +129,7 @@ def test_as_many_columns_as_there_can_be(
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ('"Id" int PRIMARY KEY, v text, "V" text', "columns v and V of public.t differ in case only"),
         ('id int PRIMARY KEY, "ſo" text, "SO" text', "differ in case only"),
@@ -146,14 +138,14 @@ def test_as_many_columns_as_there_can_be(
     ],
 )
 def test_names_that_spark_would_refuse(
-    database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, columns: str, said: str
+    database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, columns: str, message: str
 ) -> None:
     """Refused with what helps; and what helps does."""
     with database.connect() as connection:
         connection.execute(f"CREATE TABLE t ({columns})".encode())
         connection.execute(b"INSERT INTO t VALUES (1)")
     mirror = Mirror.create(database, warehouse, tasks)
-    with pytest.raises(TableError, match=said) as refused:
+    with pytest.raises(TableError, match=message) as refused:
         mirror.register("t")
     left_out = columns.rpartition('"')[0].rpartition('"')[2]
     assert f"--exclude-column {shlex.quote(left_out)}" in refused.value.remedy

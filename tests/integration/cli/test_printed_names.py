@@ -21,9 +21,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
 
 NAMES = (
     TableName("public", "plain"),

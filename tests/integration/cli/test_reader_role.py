@@ -12,14 +12,12 @@ import mirror_pump.spark
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 from tests.support.readers import Reader, role_of
 from tests.support.retention import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["no_settings", "run"]
 
 _READABLE = {
     "cutline",

@@ -18,15 +18,13 @@ import pytest
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
-from tests.support.cli import ThreadedProgram, slot
-
-__all__ = ["slot"]
+from tests.support.cli import ThreadedProgram
 
 Process = subprocess.Popen[bytes]
 
 
 class Interrupted:
-    """Starts commands, interrupts them at a moment, and has what they said."""
+    """Starts commands, interrupts them at a moment, and reads their output."""
 
     def __init__(self, program: Program, database: Database, directory: Path) -> None:
         self._program = program
@@ -41,14 +39,14 @@ class Interrupted:
         self._processes.append(process)
         return process
 
-    def said(self, process: Process) -> list[str]:
+    def lines(self, process: Process) -> list[str]:
         """The lines that the command wrote, to stdout and stderr."""
         return (self._directory / f"{self._processes.index(process)}.log").read_text().splitlines()
 
     def until(self, moment: Callable[[], bool], process: Process) -> None:
         deadline = time.monotonic() + 120
         while not moment():
-            assert process.poll() is None, self.said(process)
+            assert process.poll() is None, self.lines(process)
             assert time.monotonic() < deadline, "the moment does not come"
             time.sleep(0.02)
 
@@ -56,7 +54,7 @@ class Interrupted:
         """Exit code after the signal, and the events on stderr of at least level info."""
         os.killpg(process.pid, number)
         code = process.wait(60)
-        lines = self.said(process)
+        lines = self.lines(process)
         assert not any("Traceback" in line for line in lines), lines
         return code, [str(orjson.loads(line)["event"]) for line in lines if line.startswith('{"')]
 
@@ -139,7 +137,7 @@ def test_init_that_waits_for_an_open_transaction(database: Database, slot: str, 
             assert interrupted.ended(process) == (130, ["interrupted"])
         finally:
             interrupted.close()
-        assert "taken back: slot " in interrupted.said(process)[-2]
+        assert "taken back: slot " in interrupted.lines(process)[-2]
     made = (
         "SELECT (SELECT count(*) FROM pg_publication), (SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s)"
     )
@@ -184,9 +182,9 @@ def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, cod
     """While it streams: tests/integration/cli/test_cli_run.py."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
-    said = f"{number.name}: stopped before anything was received; the frontier is unchanged"
+    output = f"{number.name}: stopped before anything was received; the frontier is unchanged"
     ended, events = mirror.ended(process, number)
-    assert (ended, [event for event in events if event != "leading"]) == (code, [said])
+    assert (ended, [event for event in events if event != "leading"]) == (code, [output])
 
 
 def test_verify_and_maintain_while_spark_starts(mirror: Interrupted, tmp_path: Path) -> None:

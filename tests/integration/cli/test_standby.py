@@ -20,9 +20,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, ThreadedProgram, no_settings, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run, ThreadedProgram
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -148,9 +146,9 @@ def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     assert not any("java" in name for name in children(second))
     second.send_signal(signal.SIGTERM)
     assert second.wait(40) == 0
-    said = "".join((tmp_path / f"pump{number}.log").read_text() for number in range(2))
-    assert re.search(r"stopped at frontier [0-9A-F]+/[1-9A-F][0-9A-F]* \(stopped\) after", said)
-    assert "Traceback" not in said
+    output = "".join((tmp_path / f"pump{number}.log").read_text() for number in range(2))
+    assert re.search(r"stopped at frontier [0-9A-F]+/[1-9A-F][0-9A-F]* \(stopped\) after", output)
+    assert "Traceback" not in output
     program.run("run", "--no-standby", code=1)
     assert f"process id {third.pid}" in (tmp_path / "run.log").read_text()
     # What the leader does in its stead is done.

@@ -17,9 +17,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, register_by_hand, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run, register_by_hand
 
 pytestmark = pytest.mark.unverified("its tables are rows of the catalog only")
 
@@ -78,11 +76,11 @@ def replace(database: Database, slot: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "somebody else consumed or")],
 )
 def test_a_slot_that_no_pump_can_go_on_from(
-    run: Run, database: Database, mirror: str, harm: Callable[[Database, str], None], said: str
+    run: Run, database: Database, mirror: str, harm: Callable[[Database, str], None], message: str
 ) -> None:
     """`status`, `status --check`, `wait` and the pump say it in the same words, with since when and what to do."""
     register_by_hand(database, mirror)
@@ -100,13 +98,13 @@ def test_a_slot_that_no_pump_can_go_on_from(
     assert seen.exit_code == 0
     assert (checked.exit_code, waited.exit_code) == (1, 1)
     for text in (str(refused.value), seen.stdout, checked.stdout, document["slot"]["error"], waited.stderr):
-        assert said in text
+        assert message in text
         # A terminal's lines end anywhere.
         assert f"The frontier last moved at {moved}" in " ".join(text.split())
     for text in (refused.value.remedy, seen.stdout, checked.stdout, document["slot"]["remedy"], waited.stderr):
         assert "unregister" in text
         assert "mirror-pump run" not in text, "to start a pump is of no use"
-    assert said in document["last_error"]["error"]
+    assert message in document["last_error"]["error"]
     assert document["last_error"]["retry_in"] is None
     (alert,) = document["alerts"]
     assert (alert["severity"], alert["message"]) == ("critical", document["slot"]["error"])
@@ -134,7 +132,7 @@ def test_check_needs_a_leader(run: Run, database: Database, mirror: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("UPDATE modak.mirror_tables SET state = 'failed', error = 'column x: NaN'", "public.t: column x: NaN"),
         ("DROP PUBLICATION {publication}", "does not exist"),
@@ -144,7 +142,7 @@ def test_check_needs_a_leader(run: Run, database: Database, mirror: str) -> None
         ),
     ],
 )
-def test_check_tells_what_needs_a_person(run: Run, database: Database, mirror: str, change: str, said: str) -> None:
+def test_check_tells_what_needs_a_person(run: Run, database: Database, mirror: str, change: str, message: str) -> None:
     register_by_hand(database, mirror)
     publish(database)
     ((publication,),) = database.rows("SELECT publication_name FROM modak.mirror_slots")
@@ -153,10 +151,10 @@ def test_check_tells_what_needs_a_person(run: Run, database: Database, mirror: s
         database.execute(change.format(publication=publication))
         result = run("status", "--check")
         assert result.exit_code == 1
-        assert said in result.stdout
+        assert message in result.stdout
         result = run("status", "--check", "--json")
         assert result.exit_code == 1
-        assert said.rpartition(": ")[2] in json.loads(result.stdout)["alerts"][0]["message"]
+        assert message.rpartition(": ")[2] in json.loads(result.stdout)["alerts"][0]["message"]
 
 
 def test_check_compares_the_lag(run: Run, database: Database, mirror: str) -> None:

@@ -31,9 +31,7 @@ from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
 
 
 @pytest.fixture
@@ -105,13 +103,13 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
         (found,) = read_tables(connection, mirror.settings.slot)
         change_policy(connection, found.table_id, policy)
     (table,) = status(run)["tables"]
-    due = {each["operation"]: each["reason"] for each in table["maintenance"]["due"]}
+    due = {operation["operation"]: operation["reason"] for operation in table["maintenance"]["due"]}
     with maintainer(mirror) as maintenance:
         (debt,) = maintenance.look()
-    decided = {NAMES[type(each)]: each.reason for each in debt.due(asked=False)}
+    decided = {NAMES[type(operation)]: operation.reason for operation in debt.due(asked=False)}
     assert set(decided) == {"rewrite_data_files", "expire_snapshots", "remove_orphan_files"}
     assert due == decided, "as a maintainer decides it, who reads the manifests"
-    assert {each["operation"] for each in status(run)["tables"][0]["maintenance"]["due"]} == set(decided)
+    assert {operation["operation"] for operation in status(run)["tables"][0]["maintenance"]["due"]} == set(decided)
     assert "maintenance: due for 1 of 1 tables" in shown(run)
     assert f"public.t: due: merge data files and apply deletes ({due['rewrite_data_files']})" in shown(run)
 
@@ -122,7 +120,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
         announce_server(connection, mirror.settings.slot)
         document = status(run)
         assert document["maintenance"]["served"] is True
-        left = {each["operation"] for each in document["tables"][0]["maintenance"]["due"]}
+        left = {operation["operation"] for operation in document["tables"][0]["maintenance"]["due"]}
         assert left == set(decided) - {"remove_orphan_files"}
         assert "a maintainer runs" in shown(run)
         change_policy(connection, found.table_id, {"maintenance_enabled": False})

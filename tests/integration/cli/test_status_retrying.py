@@ -15,9 +15,7 @@ from mirror_pump.errors import StorageFull
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -74,7 +72,7 @@ def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage
         await_true(lambda: (status(run)["last_error"] or {"attempts": 0})["attempts"] >= 2, 30, "it fails twice")
         seen = [status(run) for _ in range(30)]
 
-        assert all(one["leader"] and one["leader"]["alive"] and one["leader"]["retrying"] for one in seen)
+        assert all(report["leader"] and report["leader"]["alive"] and report["leader"]["retrying"] for report in seen)
         first, last = seen[0]["last_error"], seen[-1]["last_error"]
         assert last["attempts"] > first["attempts"], "so some of the looks were between two attempts"
         assert last["since"] == first["since"] < first["at"] < last["at"]

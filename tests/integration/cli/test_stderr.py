@@ -18,9 +18,6 @@ import pytest
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
-from tests.support.cli import slot
-
-__all__ = ["slot"]
 
 
 def run(program: Program, *arguments: str) -> tuple[int, list[dict[str, Any]]]:

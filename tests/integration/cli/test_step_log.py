@@ -18,7 +18,7 @@ from mirror_pump.telemetry import configure_logging
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import Shedding
+from tests.support.retention import ServiceRetention
 
 
 @dataclass
@@ -113,7 +113,7 @@ def test_a_retention_that_is_refused_is_told_of_once_and_one_that_stopped_is_an_
     database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
 ) -> None:
     mirror = Mirror.create(database, warehouse, threads, retention_interval=0.1)
-    Shedding.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+    ServiceRetention.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
     # Its name is taken.
     database.execute("CREATE TABLE events_p300 ()")
     with mirror.pumping(log.steps):

@@ -16,9 +16,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.pipeline import change_rows, in_thread, runner, writing
-
-__all__ = ["runner"]
+from tests.support.pipeline import change_rows, in_thread, writing
 
 ROWS = 200_000 if os.environ.get("SOAK") else 80_000
 

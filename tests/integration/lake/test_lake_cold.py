@@ -141,10 +141,10 @@ def test_history_keeps_what_came_after_a_pinned_one_or_the_last_few_and_says_whe
     def kept() -> list[StagedArchive]:
         present = [snapshot["snapshot-id"] for snapshot in small.table.metadata["snapshots"]]
         # The snapshots of main, as many, are all there: none had to go for them.
-        assert len(present) - sum(one.snapshot_id in present for one in made) == len(made)
+        assert len(present) - sum(commit.snapshot_id in present for commit in made) == len(made)
         assert small.table.metadata["refs"][COLD]["snapshot-id"] == made[-1].snapshot_id
-        found = [one for one in made if one.snapshot_id in present]
-        assert seam_locations(small.table.metadata) == {one.seam_location for one in found}
+        found = [commit for commit in made if commit.snapshot_id in present]
+        assert seam_locations(small.table.metadata) == {commit.seam_location for commit in found}
         return found
 
     for cut in range(12, 42):

@@ -178,8 +178,8 @@ def test_merging_manifests_changes_no_entry(file_table: SmallTable) -> None:
             assert entry.file_sequence_number is not None
         lists = file_table.table.manifests
         assert len(lists) <= 2 * 3 * 9 + 2, "logarithmic, not linear"
-        assert sum(one.live_files for one in lists) == 3 * (key + 1)
-        lowest = min(one.min_sequence_number for one in lists)
+        assert sum(manifest.live_files for manifest in lists) == 3 * (key + 1)
+        lowest = min(manifest.min_sequence_number for manifest in lists)
         assert lowest == 2
     assert file_table.duckdb() == {}
 
@@ -208,7 +208,7 @@ def test_retained_snapshots_can_be_read_and_pinned_ones_stay(table: SmallTable, 
         if key == 1:
             pinned = staged.snapshot_id
     assert table.table.has_snapshot(pinned)
-    gone = [one for one in history if not table.table.has_snapshot(one)]
+    gone = [snapshot_id for snapshot_id in history if not table.table.has_snapshot(snapshot_id)]
     assert gone, "history is thinned"
     newest = list(history)[-100:]
     assert not set(gone) & set(newest)

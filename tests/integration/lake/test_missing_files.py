@@ -17,11 +17,9 @@ from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-from tests.support.retention import Shedding
+from tests.support.cli import Run
+from tests.support.retention import ServiceRetention
 from tests.support.s3_server import S3Server, s3_server
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture
@@ -153,7 +151,7 @@ def assert_commands_say_it(run: Run, mirror: Mirror, table: str) -> None:
     assert run("connect", "--engine", "duckdb").exit_code == 0
     if failed:
         status = json.loads(run("status", "--json").stdout)
-        (shown,) = [one for one in status["tables"] if one["table"] == f"public.{table}"]
+        (shown,) = [entry for entry in status["tables"] if entry["table"] == f"public.{table}"]
         assert shown["state"] == "failed", shown
         assert "gone" in shown["error"], shown
     maintained = run("maintain", f"public.{table}", "--dry-run")
@@ -194,7 +192,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
     mirror = Mirror.create(database, warehouse, gate)
-    shedding = Shedding.create(mirror, lag=None)
+    shedding = ServiceRetention.create(mirror, lag=None)
     mirror.register("public.events", retention=RetentionWish("100", 0, None, drop_grace="1 hour"))
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered")
@@ -252,13 +250,13 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         assert not [name for name in s3.objects if name.startswith(whole) and not name.endswith("/")]
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")
 
-        def outage(said: str) -> None:
+        def outage(message: str) -> None:
             before, tried = mirror.frontier(), steps.count(Step.RETRYING)
             change(database, "one")
-            await_true(lambda: steps.count(Step.RETRYING) >= tried + 2, 30, f"it tries again: {said}")
+            await_true(lambda: steps.count(Step.RETRYING) >= tried + 2, 30, f"it tries again: {message}")
             assert {mirror.state("public.one"), mirror.state("public.two")} == {"live"}
             assert mirror.frontier() == before
-            assert said in steps.details(Step.RETRYING, "error")[-1]
+            assert message in steps.details(Step.RETRYING, "error")[-1]
 
         s3.forbidden = True
         outage("ACCESS_DENIED")

@@ -64,7 +64,7 @@ def test_a_commit_per_second(warehouse: str) -> None:
     classes = 1 + size_class(3 * KEYS)
     # Seven wait in each class; then what has come since the deletes before it were resolved, and while a job is done.
     waiting = 2 * (RESOLVED_EVERY + MERGE_LANDS_AFTER + 1)
-    most = Counts(*(max(getattr(one, name) for one in seen) for name in ("data", "deletes", "manifests")))
+    most = Counts(*(max(getattr(counts, name) for counts in seen) for name in ("data", "deletes", "manifests")))
     assert most.data <= (FANOUT - 1) * classes + waiting
     assert most.deletes <= (FANOUT - 1) * classes + waiting
     # Nine of one, ten and a hundred entries, of data and both kinds of deletes, and those that name removed files.

@@ -268,7 +268,7 @@ def test_anchors_go_when_their_deletes_are_resolved(file_table: SmallTable) -> N
     assert file_table.table.equality_deletes == 2
     live = file_table.table.live_data_files()
     for delete in file_table.table.live_equality_deletes():
-        assert any(one.sequence_number == delete.sequence_number for one in live), "its anchor is still there"
+        assert any(file.sequence_number == delete.sequence_number for file in live), "its anchor is still there"
     expected: Rows = {**dict.fromkeys(range(9, 20), "a"), **dict.fromkeys(range(100, 108), "b")}
     del expected[15], expected[16]
     assert file_table.duckdb() == expected
@@ -373,8 +373,8 @@ def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable, monkey
     small = file_table.compute_merge(file_table.table.live_data_files()[0].size_bytes + 500)
     assert renewal is not None
     assert small is not None
-    assert [len(one.sources) for one in renewal.merged] == [1]
-    assert [len(one.sources) > 1 for one in small.merged] == [True]
+    assert [len(merge.sources) for merge in renewal.merged] == [1]
+    assert [len(merge.sources) > 1 for merge in small.merged] == [True]
     assert not {*renewal.merged[0].sources} & {*small.merged[0].sources}
     file_table.commit(RowDelta((), replaces=small))
     again = file_table.compute_renewal()
@@ -490,7 +490,7 @@ def test_position_deletes_that_cannot_be_read_throw_the_merge_away(file_table: S
     file_table.commit(RowDelta((file_table.segment({}, [10]),)))
     file_table.resolve()
     new = [entry.data_file for entry in file_table.entries() if entry.data_file.file_path not in known]
-    (damaged,) = [one.file_path for one in new if one.content == 1]
+    (damaged,) = [file.file_path for file in new if file.content == 1]
     write_bytes(damaged, b"no Parquet", STORAGE)
     with pytest.raises(FileRewriteSuperseded, match="cannot be read"):
         file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)

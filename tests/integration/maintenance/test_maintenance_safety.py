@@ -86,8 +86,8 @@ def backdate_history(maintained: Maintained, hours: float) -> None:
     shift = round(hours * 3_600_000)
     for snapshot in document["snapshots"]:
         snapshot["timestamp-ms"] -= shift
-    for one in (*document["snapshot-log"], *document["metadata-log"]):
-        one["timestamp-ms"] -= shift
+    for entry in (*document["snapshot-log"], *document["metadata-log"]):
+        entry["timestamp-ms"] -= shift
     document["last-updated-ms"] -= shift
     path.write_bytes(orjson.dumps(document))
     age(maintained.files(T), hours)
@@ -118,7 +118,7 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
         assert result.errors == []
         age(maintained.files(T), OLD)
     expired = [details for operation, _, details in maintained.journal(T) if operation == "expire_snapshots"]
-    assert sum(one["counts"]["expired_snapshots"] for one in expired) > 5
+    assert sum(details["counts"]["expired_snapshots"] for details in expired) > 5
     swept = [details for operation, _, details in maintained.journal(T) if operation == "remove_orphan_files"]
     assert len(swept) == 2
 
@@ -184,7 +184,7 @@ def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: M
     assert results[0].errors == []
     assert not maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(rows, lake_rows(location), "the snapshot that was pinned")
-    ((_, _, details),) = [one for one in maintained.journal(T) if one[0] == "expire_snapshots"]
+    ((_, _, details),) = [record for record in maintained.journal(T) if record[0] == "expire_snapshots"]
     assert "sweep" in details["left"]
 
     # It is in no history any more: while it is pinned, what it needs cannot be told.
@@ -239,7 +239,7 @@ def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained)
     assert result is not None
     assert result.errors == []
     assert announced[0] == {}
-    ((_, _, details),) = [one for one in maintained.journal(T) if one[0] == "rewrite_data_files"]
+    ((_, _, details),) = [record for record in maintained.journal(T) if record[0] == "rewrite_data_files"]
     assert details["since_sequence"] == numbers[0], "what Spark begins at"
     maintained.assert_equal(T)
 
@@ -291,7 +291,7 @@ def test_the_sweep_takes_old_orphans_only(maintained: Maintained) -> None:
     assert maintained.maintain(T).errors == []
     assert mirror.location(T) == before
     assert maintained.files(T) == kept
-    ((_, _, details),) = [one for one in maintained.journal(T) if one[0] == "remove_orphan_files"]
+    ((_, _, details),) = [record for record in maintained.journal(T) if record[0] == "remove_orphan_files"]
     assert details["counts"]["deleted_files"] == 3
     assert details["counts"]["deleted_bytes"] == 3 * len(b"nobody knows me")
     maintained.assert_equal(T)
@@ -314,7 +314,7 @@ def test_metadata_files_go_once_they_fell_out_of_the_log(maintained: Maintained)
     _, location, rows = pin(maintained)
     write_and_publish(mirror, range(4, 10))
     metadata = {path for path in maintained.files(T) if path.name.endswith(".metadata.json")}
-    log = {one["metadata-file"] for one in maintained.lake_table(T).metadata["metadata-log"]}
+    log = {entry["metadata-file"] for entry in maintained.lake_table(T).metadata["metadata-log"]}
     assert len(log) == 3 < len(metadata) - 3
     maintained.policy(
         T,
@@ -479,7 +479,7 @@ def test_what_spark_reports_as_a_conflict_is_one(maintained: Maintained) -> None
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
     other = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
     debt = maintained.debt(T)
-    (rewrite,) = [one for one in debt.due(asked=True) if type(one).__name__ == "RewriteDataFiles"]
+    (rewrite,) = [operation for operation in debt.due(asked=True) if type(operation).__name__ == "RewriteDataFiles"]
     errors: list[Exception] = []
 
     def run() -> None:

@@ -20,12 +20,9 @@ from mirror_pump.lake.storage import StorageOptions, open_output, write_all
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from tests.support.pipeline import runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 _BALLOON = "balloon"
 

@@ -54,9 +54,9 @@ def test_a_second_pump_is_refused_and_told_why(mirror: Mirror, tmp_path: Path) -
         # As a process: the same, within the time that it takes to start.
         program = Program(mirror.database.dsn, tmp_path)
         program.run("run", "--once", "--no-standby", timeout=60, code=1)
-        said = (tmp_path / "run.log").read_text()
-        assert "leads slot" in said
-        assert "one pump per database" in said
+        output = (tmp_path / "run.log").read_text()
+        assert "leads slot" in output
+        assert "one pump per database" in output
         mirror.database.execute("UPDATE t SET v = 'w'")
         mirror.await_frontier()
         assert first.steps.count(Step.RETRYING) == 0, "the first one was not disturbed"

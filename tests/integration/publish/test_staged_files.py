@@ -12,7 +12,8 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import Divided, delete, upsert
+from tests.support.cutline_tables import ManualRetention
+from tests.support.retention import delete, upsert
 
 
 def _files(mirror: Mirror) -> set[Path]:
@@ -46,7 +47,7 @@ def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
         merge_bytes=0,
         reconnect_backoff_max=0.1,
     )
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     left: list[set[Path]] = []
     steps = Steps(on=lambda step, _: left.append(_files(mirror)) if step is Step.RETRYING else None)
     with mirror.pumping(steps) as running:
@@ -77,7 +78,7 @@ def test_nothing_is_left_whatever_was_raised(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)

@@ -18,12 +18,10 @@ from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
-from tests.support.pipeline import runner, writing
+from tests.support.pipeline import writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 ROWS = 400
 
@@ -60,17 +58,17 @@ def test_a_hybrid_read_is_one_state_of_all_tables_while_they_change(mirror: Mirr
         " (SELECT count(DISTINCT abs(id)) FROM t), (SELECT count(*) FROM public.other),"
         " (SELECT count(*) FROM t WHERE big = repeat(md5(abs(id)::text), 100))"
     )
-    told: list[str] = []
+    notices: list[str] = []
     with mirror.pumping(), writing(mirror.database, transfer, seed) as written:
         mirror.await_frontier()
         for _ in range(6):
             before = written()
             query = Query(statement, ReadMode.HYBRID, max_wait=30)
-            with open_query(mirror.settings, query, told.append) as duckdb:
+            with open_query(mirror.settings, query, notices.append) as duckdb:
                 (found,) = duckdb.execute(statement).fetchall()
             assert found == (0, ROWS, ROWS, ROWS, ROWS), f"seed {seed}"
             assert written() > before, "nothing was written meanwhile"
-    assert told == []
+    assert notices == []
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
     assert (
         len(mirror.database.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")) == 1
@@ -110,13 +108,13 @@ def test_without_a_pump_a_hybrid_read_falls_back_to_the_heap_and_says_so(mirror:
 
 
 def test_a_transaction_that_stays_open_makes_a_hybrid_read_fall_back(mirror: Mirror) -> None:
-    told: list[str] = []
+    notices: list[str] = []
     with mirror.pumping(), closing(mirror.database.connect(autocommit=False)) as holder:
         holder.execute("INSERT INTO public.t VALUES (2000, 1, 'not committed')")
         query = Query("FROM t", ReadMode.HYBRID, max_wait=0.5)
-        with open_query(mirror.settings, query, told.append) as duckdb:
+        with open_query(mirror.settings, query, notices.append) as duckdb:
             assert duckdb.execute("SELECT count(*) FROM t").fetchone() == (ROWS,)
-    assert "no consistent point was reached" in told[0]
+    assert "no consistent point was reached" in notices[0]
 
 
 def test_a_table_that_is_truncated_meanwhile_is_read_from_the_heap(
@@ -132,9 +130,9 @@ def test_a_table_that_is_truncated_meanwhile_is_read_from_the_heap(
         return opened(*arguments, **options)
 
     monkeypatch.setattr("mirror_pump.ops.reads.hybrid_reads.ConsistentSnapshot", truncating)
-    told: list[str] = []
+    notices: list[str] = []
     with mirror.pumping():
         query = Query("FROM t", ReadMode.HYBRID, max_wait=30)
-        with open_query(mirror.settings, query, told.append) as duckdb:
+        with open_query(mirror.settings, query, notices.append) as duckdb:
             assert duckdb.execute("FROM t").fetchall() == [(1, 1, "after")]
-    assert told == ["read from the heap, not from the lake: public.t was truncated or rewritten this moment"]
+    assert notices == ["read from the heap, not from the lake: public.t was truncated or rewritten this moment"]

@@ -16,15 +16,12 @@ from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
-from tests.support.cli import Run, no_settings, run
-from tests.support.pipeline import runner
+from tests.support.cli import Run
 from tests.support.readers import role_of
 from tests.support.retention import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["no_settings", "run", "runner"]
 
 _TEXT = (Path(__file__).parents[3] / "docs" / "reading.md").read_text(encoding="utf-8")
 _BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", _TEXT, re.MULTILINE | re.DOTALL)
@@ -72,7 +69,7 @@ def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
                 variables |= dict(zip([column.name for column in cursor.description], rows[0], strict=True))
     (_, young, corrections) = found
     read = {at: v for at, _, v in lake_rows(variables["metadata_location"])}
-    assert read, "S holds the old rows"
+    assert read, "the snapshot holds the old rows"
     for pk, op, payload in corrections:
         at = int(pk.partition(chr(31))[0])
         if op == 1:
@@ -150,7 +147,7 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
 
 
 def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
-    for arguments, code, said in (
+    for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
         (["SELECT FROM WHERE"], 2, "syntax error"),
@@ -165,7 +162,7 @@ def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: R
         (["SELECT 1 AS one"], 0, "(1 row)"),
     ):
         result = run("sql", *arguments)
-        assert (result.exit_code, said in result.output) == (code, True), (arguments, result.output)
+        assert (result.exit_code, message in result.output) == (code, True), (arguments, result.output)
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 

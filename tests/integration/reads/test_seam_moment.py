@@ -17,9 +17,7 @@ from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, L
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
-from tests.support.pipeline import in_thread, runner
-
-__all__ = ["runner"]
+from tests.support.pipeline import in_thread
 
 
 @pytest.fixture

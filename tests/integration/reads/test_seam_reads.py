@@ -10,10 +10,7 @@ from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
-from tests.support.pipeline import runner
 from tests.support.seam import EVENTS, Retained
-
-__all__ = ["runner"]
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def seam(retained: Retained, mode: ReadMode = ReadMode.SEAM) -> list[Row]:
 
 
 def test_a_read_shows_both_sides_and_every_correction(retained: Retained) -> None:
-    assert_same(retained.truth(), seam(retained), "T = 200, partition 0 dropped")
+    assert_same(retained.truth(), seam(retained), "the cut-line at 200, partition 0 dropped")
     retained.upsert(10, 10, n="99.99")
     retained.upsert(50, 51)
     retained.delete(20, 20)
@@ -41,7 +38,7 @@ def test_a_read_shows_both_sides_and_every_correction(retained: Retained) -> Non
     retained.both("UPDATE {} SET at = 255 WHERE at = 170")
     retained.both("DELETE FROM {} WHERE at = 300")
     retained.insert((310, 999), (5, 5))
-    assert_same(retained.truth(), seam(retained), "T = 200, with corrections")
+    assert_same(retained.truth(), seam(retained), "the cut-line at 200, with corrections")
     assert retained.database.rows("SELECT count(*) FROM modak.delta")[0][0] >= 7
     assert retained.pins() == []
 

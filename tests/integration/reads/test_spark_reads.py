@@ -16,20 +16,17 @@ from mirror_pump.errors import SourceError
 from mirror_pump.spark import PinnedDataFrame
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
-from tests.support.pipeline import runner
 from tests.support.seam import EVENTS, Retained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 Read = Callable[..., PinnedDataFrame]
 
 
 @pytest.fixture
 def retained(database: Database, warehouse: str, runner: TaskRunner) -> Retained:
-    """T = 200: partition 0 is dropped, partition 1 sealed, 2 and 3 are hot."""
+    """The cut-line is 200: partition 0 is dropped, partition 1 sealed, 2 and 3 are hot."""
     events = Retained.create(Mirror.create(database, warehouse, runner), 4)
     events.insert(*((at, at) for at in range(0, 400, 10)))
     events.retire()
@@ -61,7 +58,7 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(retained: Retained, 
     retained.both("UPDATE {} SET tags = '{}', words = NULL, f = 'NaN', t = NULL WHERE at = 280")
     with read() as frame:
         assert frame.schema["n__raw"].dataType.typeName() == "string"
-        assert_same(retained.truth(sidecars=True), rows(frame), "T = 200")
+        assert_same(retained.truth(sidecars=True), rows(frame), "the cut-line at 200")
         assert frame.where("at = 270").count() == 1
         assert frame.where("n__raw = 'NaN'").count() == 2
     assert retained.pins() == []
@@ -121,12 +118,13 @@ def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, retai
         # All in one query: each branch of the union is pushed on its own.
         pushed, computed = (
             reduce(
-                DataFrame.unionAll, [of.where(one).selectExpr(f"{at} AS at", "id") for at, one in enumerate(conditions)]
+                DataFrame.unionAll,
+                [of.where(condition).selectExpr(f"{at} AS at", "id") for at, condition in enumerate(conditions)],
             )
             for of in (frame, here)
         )
         assert pushed._jdf.queryExecution().executedPlan().toString().count("JDBCRelation") == len(conditions)
-        found, wanted = ([(conditions[row[0]], row[1]) for row in one.collect()] for one in (pushed, computed))
+        found, wanted = ([(conditions[row[0]], row[1]) for row in frame.collect()] for frame in (pushed, computed))
         assert {condition for condition, _ in wanted} == set(conditions)
         assert sorted(found) == sorted(wanted)
 

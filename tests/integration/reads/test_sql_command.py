@@ -18,9 +18,7 @@ from mirror_pump.cli.main import app
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import PROGRAM, Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import PROGRAM, Run
 
 
 @pytest.fixture
@@ -104,16 +102,16 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, 
     failing = piped("SELECT 1 AS a; SELECT nothing; SELECT 2 AS b")
     assert (failing.exit_code, failing.stdout) == (2, "a\n1\n"), failing.output
     # Each statement reads what is there by then.
-    for arguments, text, said in (
+    for arguments, text, message in (
         ((), "", "no query is given"),
         (("-",), " ; -- nothing\n", "no query is given"),
         (("-f", str(tmp_path / "none.sql")), "", "No such file"),
         (("-f", str(file), "SELECT 1"), "", "given twice"),
-        (("-f", str(file), "--output", str(tmp_path / "x.csv")), "", "these are 2 queries"),
+        (("-f", str(file), "--output", str(tmp_path / "x.csv")), "", "but 2 queries are given"),
         (("DROP TABLE orders",), "", "this is not one query"),
     ):
         result = piped(text, *arguments)
-        assert (result.exit_code, said in result.output) == (2, True), (arguments, result.output)
+        assert (result.exit_code, message in result.output) == (2, True), (arguments, result.output)
 
 
 def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: Run, tmp_path: Path) -> None:
@@ -152,6 +150,7 @@ def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: Run, tmp
     assert pq.read_table(file).column("one").to_pylist() == [b"\xde\xad\x00bee", b"", None]
 
 
+@pytest.mark.usefixtures("no_settings")
 def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> None:
     endless = "SELECT count(*) FROM public.orders, range(1000000000000) a(i), range(1000000) b(j) WHERE i % 7 = j % 5"
     with subprocess.Popen(
@@ -165,10 +164,10 @@ def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> 
             spent = psutil.Process(process.pid).cpu_times().user
             await_true(lambda: psutil.Process(process.pid).cpu_times().user > spent + 1.5, 60, "the query runs")
             process.send_signal(signal.SIGINT)
-            said, error = process.communicate(timeout=30)
+            output, error = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert (process.returncode, said) == (130, b"")
+    assert (process.returncode, output) == (130, b"")
     (line,) = error.splitlines()
     assert orjson.loads(line)["event"] == "interrupted"
     assert database.rows("SELECT FROM modak.read_pins") == []

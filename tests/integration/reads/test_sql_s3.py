@@ -10,13 +10,11 @@ import pytest
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 from tests.support.s3_server import S3Server, s3_server
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ import pytest
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import PROGRAM, no_settings
-
-__all__ = ["no_settings"]
+from tests.support.cli import PROGRAM
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>()][0-9A-B]?)")
 _PATIENCE = 60.0
@@ -108,6 +106,7 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
     threads.close()
 
 
+@pytest.mark.usefixtures("no_settings")
 def test_the_shell_on_a_terminal(mirror: Mirror, tmp_path: Path) -> None:
     database = mirror.database
     with Terminal(tmp_path, database.dsn) as shell:

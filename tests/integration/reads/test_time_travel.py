@@ -16,12 +16,10 @@ from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
+from tests.support.cli import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["no_settings", "run"]
 
 
 @pytest.fixture
@@ -123,11 +121,11 @@ def test_a_table_can_be_read_at_every_f_from_the_one_on_at_which_it_went_live(
         for frontier in (since[table], *(state for state in states if state > since[table]), last):
             assert traveller.rows(table, frontier) == mirror.heap(table)
     # Before that, some chunks are in the lake, and rows as they were at later positions.
-    assert len([one for one in frontiers(mirror) if one < since["changing"]]) > 5
+    assert len([frontier for frontier in frontiers(mirror) if frontier < since["changing"]]) > 5
     for table, frontier in since.items():
-        earlier = [one for one in frontiers(mirror) if one < frontier]
-        for one in (earlier[len(earlier) // 2], frontier - 1):
-            refusal = traveller.refusal(table, one)
+        earlier = [former for former in frontiers(mirror) if former < frontier]
+        for absent in (earlier[len(earlier) // 2], frontier - 1):
+            refusal = traveller.refusal(table, absent)
             assert f"public.{table} has been live since frontier {format_lsn(frontier)} (20" in refusal
             assert "before that it was being copied" in refusal
             assert f"--at {format_lsn(frontier)}" in refusal
@@ -184,5 +182,5 @@ def test_readers_of_the_lake_alone_are_told_f(mirror: Mirror, gate: GatedCopies)
         *earlier, newest = read_metadata(mirror.location(f"public.{table}"), StorageOptions({}))["snapshots"]
         assert newest["summary"]["mirror-pump.frontier"] == format_lsn(live_since(mirror, table))
         assert newest["summary"]["total-equality-deletes"] == "0" or table == "changing"
-        assert all("mirror-pump.frontier" not in one["summary"] for one in earlier)
-        assert all(one["summary"]["mirror-pump.copying"] == "true" for one in earlier[1:])
+        assert all("mirror-pump.frontier" not in snapshot["summary"] for snapshot in earlier)
+        assert all(snapshot["summary"]["mirror-pump.copying"] == "true" for snapshot in earlier[1:])

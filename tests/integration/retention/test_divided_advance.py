@@ -10,15 +10,14 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, lake_rows
-from tests.support.cutline_tables import COLUMNS, WIDTH, Divided, run
-from tests.support.pipeline import runner, writing
-
-__all__ = ["runner"]
+from tests.support.cutline_tables import ManualRetention
+from tests.support.pipeline import writing
+from tests.support.retention import WIDTH, run
 
 
 def test_a_seam_read_is_exact_while_t_moves(database: Database, tmp_path: Path, runner: TaskRunner) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), runner)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         with duckdb_connection() as duckdb:
@@ -36,7 +35,7 @@ def test_a_seam_read_is_exact_while_t_moves(database: Database, tmp_path: Path, 
             assert running.steps.count(Step.RETRYING) == 0
             mirror.await_frontier()
             with database.connect() as connection:
-                hot = run(connection, f"SELECT {COLUMNS} FROM events WHERE at >= {divided.cut}").fetchall()
+                hot = run(connection, f"SELECT {divided.columns} FROM events WHERE at >= {divided.cut}").fetchall()
             main = lake_rows(mirror.location("public.events"), duckdb)
             assert sorted(row for row in main if row[0] >= divided.cut) == sorted(hot)
     mirror.assert_sound()

@@ -10,24 +10,25 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import WIDTH, Divided, run, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.pipeline import writing
+from tests.support.retention import WIDTH, run, upsert
 
 
-def _main(divided: Divided) -> list[tuple[object, ...]]:
+def _main(divided: ManualRetention) -> list[tuple[object, ...]]:
     """Main's rows at or above the cut-line."""
     rows = lake_rows(divided.mirror.location("public.events"))
     return sorted(row for row in rows if row[0] >= divided.cut)
 
 
-def _hot(divided: Divided) -> list[tuple[object, ...]]:
+def _hot(divided: ManualRetention) -> list[tuple[object, ...]]:
     with divided.mirror.database.connect() as connection:
         return sorted(run(connection, f"SELECT * FROM events WHERE at >= {divided.cut}").fetchall())
 
 
 def test_truncate_concerns_rows_from_t_on(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600, index_memory=1 << 24)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         # One file with rows on both sides of the cut-line, deletes among them.
@@ -57,7 +58,7 @@ def test_a_copy_that_begins_again_leaves_old_rows_alone(database: Database, tmp_
     mirror = Mirror.create(
         database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.1, index_memory=index_memory, resolve_age=3600
     )
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         with database.connect(autocommit=False) as connection:
@@ -85,7 +86,7 @@ def test_a_copy_that_begins_again_leaves_old_rows_alone(database: Database, tmp_
 
 def test_what_would_make_old_rows_wrong_sets_the_table_aside(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.1)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)
@@ -101,7 +102,7 @@ def test_what_would_make_old_rows_wrong_sets_the_table_aside(database: Database,
 
 def test_corrections_follow_their_columns_names(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)
@@ -122,7 +123,7 @@ def test_corrections_follow_their_columns_names(database: Database, tmp_path: Pa
 
 def test_rows_of_a_partition_that_was_dropped_do_not_go_with_a_copy_again(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner())
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping():
         mirror.await_live("public.events")
         mirror.await_frontier()
@@ -130,5 +131,5 @@ def test_rows_of_a_partition_that_was_dropped_do_not_go_with_a_copy_again(databa
         database.execute("DROP TABLE p1")
         database.execute("TRUNCATE p2")
         await_true(lambda: mirror.state("public.events") == "failed", 20, "the table set aside")
-        assert "of partition p1, which was dropped or detached above T" in mirror.error("public.events")
+        assert "of partition p1, which was dropped or detached above the cut-line" in mirror.error("public.events")
         assert _main(divided) == before

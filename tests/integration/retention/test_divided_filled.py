@@ -22,9 +22,9 @@ from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_row
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.schema.test_filled import DEFAULTS
-from tests.support.cutline_tables import WIDTH, Divided, delete, run, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.pipeline import writing
-from tests.support.retention import Shedding
+from tests.support.retention import WIDTH, ServiceRetention, delete, run, upsert
 
 EVENTS = "public.events"
 
@@ -44,7 +44,7 @@ def _both(database: Database, *statements: str) -> None:
                 run(connection, statement.replace("{}", table))
 
 
-def _read(divided: Divided) -> list[tuple[Any, ...]]:
+def _read(divided: ManualRetention) -> list[tuple[Any, ...]]:
     """The table as `mirror-pump sql` shows it."""
     with open_query(divided.mirror.settings, Query("FROM events"), print) as duckdb:
         listed = ", ".join(f'"{name}"' for name in divided.columns.split(", "))
@@ -52,11 +52,11 @@ def _read(divided: Divided) -> list[tuple[Any, ...]]:
     return normalised(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
 
-def _model(divided: Divided) -> list[tuple[Any, ...]]:
+def _model(divided: ManualRetention) -> list[tuple[Any, ...]]:
     return normalised(divided.mirror.database.rows(f"SELECT {divided.columns} FROM model"))
 
 
-def _published(divided: Divided) -> tuple[Any, ...]:
+def _published(divided: ManualRetention) -> tuple[Any, ...]:
     """The frontier, the published snapshot and where the published snapshot is."""
     return divided.mirror.database.rows(
         "SELECT replicated_lsn, lake_snapshot_id, lake_props ->> 'metadata_location' FROM modak.cutline"
@@ -74,7 +74,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
     database: Database, tmp_path: Path, gate: GatedCopies
 ) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=3600)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -94,7 +94,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         _both(database, "ALTER TABLE {} ADD COLUMN c int NOT NULL DEFAULT 7, ADD COLUMN d text DEFAULT 'it''s \"c\"'")
         divided.columns += ", c, d"
         assert len(_payloads(database)) > 2
-        assert all((one["c"], one["d"]) == (7, 'it\'s "c"') for one in _payloads(database))
+        assert all((payload["c"], payload["d"]) == (7, 'it\'s "c"') for payload in _payloads(database))
         divided.assert_exact()
         await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
         assert mirror.state(EVENTS) == "filling"
@@ -127,7 +127,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         assert set(s.column("e").to_pylist()) == {-1}
         assert_same(_model(divided), _read(divided), "filled")
         assert pin[1] == before[2]
-        assert lake_rows(before[2]) == old, "who pinned S reads on"
+        assert lake_rows(before[2]) == old, "a reader that pinned the snapshot still reads it"
         database.execute(f"SELECT modak.release({pin[0]})")
         # Main has every row; the cut-line and folds go on.
         rows = read_duckdb(mirror.location(EVENTS), "SELECT count(*) FILTER (WHERE c IS NULL OR e IS NULL) FROM lake")
@@ -151,7 +151,7 @@ def test_a_default_of_every_type(database: Database, tmp_path: Path) -> None:
     have corrections."""
     database.execute("""CREATE TYPE mood AS ENUM ('ok', 'it''s, "bad"')""", "CREATE DOMAIN positive AS int")
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -169,7 +169,7 @@ def test_a_default_of_every_type(database: Database, tmp_path: Path) -> None:
         with database.connect(autocommit=False) as connection:
             connection.execute("SELECT modak.upsert('events', '{\"at\": 4, \"id\": 4}')")
         # A correction from before names the columns as one from behind does.
-        first, second = ({name: one[name] for name in names} for one in _payloads(database))
+        first, second = ({name: payload[name] for name in names} for payload in _payloads(database))
         assert first == second
         mirror.await_frontier()
         mirror.await_live(EVENTS)
@@ -192,7 +192,7 @@ def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
 ) -> None:
     """A rewrite of the heap while files are filled, and in the same transaction as a new column."""
     mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.1)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -233,7 +233,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
 ) -> None:
     """When it is handed over, the fill is complete: its file would lack the value, and no other fill would come."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, index_memory=0)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     written, over = threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> FoldCorrections:
@@ -261,7 +261,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
 def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: Path) -> None:
     """ALTER TABLE in a transaction whose snapshot is older than they are."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -274,7 +274,7 @@ def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: 
                 run(session, f"ALTER TABLE {table} ADD COLUMN c timestamptz DEFAULT '2026-01-01 00:00+13'")
         mirror.await_frontier()
         mirror.await_live(EVENTS)
-        assert [one["c"] for one in _payloads(database)] == ["2025-12-31T11:00:00+00:00"]
+        assert [payload["c"] for payload in _payloads(database)] == ["2025-12-31T11:00:00+00:00"]
         divided.columns += ", c"
         assert_same(_model(divided), _read(divided), "completed by the pump")
 
@@ -282,7 +282,7 @@ def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: 
 def test_a_row_of_a_transaction_that_does_not_know_the_column(database: Database, tmp_path: Path) -> None:
     """It would be without the value that the statement gives it: catalogs are read by the transaction's snapshot."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -302,7 +302,7 @@ def test_a_row_of_a_transaction_that_does_not_know_the_column(database: Database
 def test_beside_writers_and_partitions_that_leave(database: Database, tmp_path: Path) -> None:
     """Columns come at random moments, one of them while another's files are filled."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.1, fold_rows=20)
-    shedding = Shedding.create(mirror)
+    shedding = ServiceRetention.create(mirror)
     with mirror.pumping() as running, duckdb_connection() as duckdb:
         mirror.await_live(EVENTS)
         shedding.await_state(p0="dropped", p1="dropped")

@@ -18,8 +18,9 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import Divided, delete, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.pipeline import writing
+from tests.support.retention import delete, upsert
 
 
 def _delta(database: Database) -> int:
@@ -41,7 +42,7 @@ def test_folds_beside_writers_lose_nothing(database: Database, tmp_path: Path, i
         resolve_age=0.5,
         index_memory=index_memory,
     )
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         with duckdb_connection() as duckdb, writing(database, divided.write, 11) as written:
@@ -60,7 +61,7 @@ def test_folds_beside_writers_lose_nothing(database: Database, tmp_path: Path, i
 
 def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
 
     def correct(step: Step, details: dict[str, object]) -> None:
         # The fold's files are written and its metadata staged: it will land with what it read. A batch moves the
@@ -88,7 +89,7 @@ def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Databa
 
 def test_what_a_pin_needs_is_not_cleared(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)
@@ -119,7 +120,7 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: D
     """By a plan of two scans: the keys that replace rows of the lake, then the rows that replace them. The snapshot
     that is pinned has the correction; a row that is cleared in between is in neither."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     corrections: LiteralString = "SELECT pk, op, payload, folded_sequence FROM modak.delta ORDER BY pk"
 
     def looks(seconds: float) -> None:
@@ -159,7 +160,7 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: D
         divided.assert_exact()
 
 
-def _pin(connection: Any, divided: Divided) -> int:
+def _pin(connection: Any, divided: ManualRetention) -> int:
     row = connection.execute(
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '15 minutes'"
@@ -174,7 +175,7 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
 ) -> None:
     monkeypatch.setattr(metadata, "_COLD_KEPT", 1)
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
 
     def fold(value: str) -> None:
         with database.connect(autocommit=False) as connection:
@@ -202,7 +203,7 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
 
 def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         divided.advance(running)
@@ -225,7 +226,7 @@ def test_a_fold_that_nobody_took_leaves_no_file(
 ) -> None:
     # Without a key index: a fold is a data file and one of deletes by key.
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, index_memory=0)
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     armed, busy, written = threading.Event(), threading.Event(), threading.Event()
     paths: list[Path] = []
 

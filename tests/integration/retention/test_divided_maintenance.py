@@ -19,8 +19,9 @@ from mirror_pump.pipeline.retention import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import Divided, run, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.maintenance import STORAGE, Maintained, age
+from tests.support.retention import run, upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,7 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
     monkeypatch.setattr(fold, "_STALE_AGE", 0.0)
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
     maintained = Maintained(mirror, spark)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -62,7 +63,7 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         assert any("rewrite" in line for line in result.done), result.done
         divided.assert_exact()
         assert lake_rows(pinned) == before, "what a pinned reader was told of is gone"
-        await_true(lambda: _fresh(mirror), 20, "S made anew of the compacted files")
+        await_true(lambda: _fresh(mirror), 20, "the archive snapshot is rebuilt from the compacted files")
         divided.assert_exact()
         with database.connect() as connection:
             run(connection, f"SELECT modak.release({pin})")
@@ -83,7 +84,7 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
 @pytest.mark.slow
 def test_verify_compares_what_is_at_or_above_t(database: Database, tmp_path: Path, spark: SparkSession) -> None:
     mirror = Mirror.create(database, (tmp_path / "lake").as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)

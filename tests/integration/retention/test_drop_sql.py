@@ -29,7 +29,7 @@ def test_nothing_is_dropped_under_a_reader(heap: Heap) -> None:
         assert "reads a snapshot" in str(heap.drop("ev0"))
         pin = reader.execute("SELECT pin_id, t FROM modak.pin('ev')").fetchone()
         assert pin is not None
-        assert pin[1] == LOW, "T as of its snapshot"
+        assert pin[1] == LOW, "the cut-line as of its snapshot"
         with pytest.raises(psycopg.errors.LockNotAvailable):
             heap.drop("ev0")
         reader.commit()
@@ -50,16 +50,16 @@ def test_an_expired_pin_protects_nothing(heap: Heap) -> None:
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "said"),
+    ("obstacle", "message"),
     [
         ("CREATE VIEW dependent AS SELECT * FROM ev0", "depend"),
         ("CREATE TABLE child (id int, at bigint, FOREIGN KEY (id, at) REFERENCES ev0)", "depend"),
     ],
 )
-def test_what_depends_on_a_partition_keeps_it(heap: Heap, obstacle: LiteralString, said: str) -> None:
+def test_what_depends_on_a_partition_keeps_it(heap: Heap, obstacle: LiteralString, message: str) -> None:
     heap.pass_by("ev0", 100)
     heap.database.execute(obstacle)
-    with pytest.raises(psycopg.errors.DependentObjectsStillExist, match=said):
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist, match=message):
         heap.drop("ev0")
     assert heap.value("SELECT count(*) FROM ev0") == 1
 
@@ -207,7 +207,7 @@ def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "said", "kept"),
+    ("meanwhile", "message", "kept"),
     [
         (
             (
@@ -234,7 +234,7 @@ def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
     ids=["trigger off and on", "another table of its name"],
 )
 def test_what_is_dropped_is_what_was_proven(
-    heap: Heap, meanwhile: tuple[LiteralString, ...], said: str, kept: str
+    heap: Heap, meanwhile: tuple[LiteralString, ...], message: str, kept: str
 ) -> None:
     """Changes of a partition between the look at it and its lock."""
     heap.pass_by("ev0", 100)
@@ -249,7 +249,7 @@ def test_what_is_dropped_is_what_was_proven(
                 for statement in meanwhile:
                     owner.execute(statement)
             reader.commit()
-    assert said in str(found[0])
+    assert message in str(found[0])
     assert heap.database.rows("SELECT v FROM ev0") == [(kept,)]
 
 

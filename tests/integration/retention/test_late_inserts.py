@@ -16,10 +16,11 @@ from mirror_pump.pipeline.retention import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cutline_tables import Divided, delete, run, upsert
+from tests.support.cutline_tables import ManualRetention
 from tests.support.key_index_checks import check_indexes
 from tests.support.maintenance import Maintained
 from tests.support.pipeline import writing
+from tests.support.retention import delete, run, upsert
 from tests.support.seam_scene import by_pyiceberg
 
 EVENTS = "public.events"
@@ -78,7 +79,7 @@ def _insert_late(connection: Any, first: int, count: int) -> None:
         )
 
 
-def _assert_read_by_all(divided: Divided) -> None:
+def _assert_read_by_all(divided: ManualRetention) -> None:
     """The published snapshot is every row below the cut-line, and main the whole table, by DuckDB and pyiceberg."""
     divided.assert_exact()
     database = divided.mirror.database
@@ -98,7 +99,7 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(database: Database, tm
     mirror = Mirror.create(
         database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, fold_rows=100, resolve_age=3600
     )
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     folds = Folds(mirror)
     for turn in range(2):
         with mirror.pumping(Steps(on=folds)) as running:
@@ -121,7 +122,7 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(database: Database, tm
 def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Database, tmp_path: Path) -> None:
     """Deletes are written by key then, but for keys that have no row."""
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=3600)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     folds = Folds(mirror)
     with mirror.pumping(Steps(on=folds)) as running:
         mirror.await_live(EVENTS)
@@ -152,7 +153,7 @@ def test_without_room_for_an_index_folds_do_not_wait(database: Database, tmp_pat
     mirror = Mirror.create(
         database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=0.2, index_memory=index_memory
     )
-    divided = Divided.create(mirror, partitions=2)
+    divided = ManualRetention.create(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -171,7 +172,7 @@ def test_a_fold_waits_for_its_index_only_so_long(
     monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
     mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600)
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         divided.advance(running)
@@ -210,7 +211,7 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
     mirror = Mirror.create(
         database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, fold_rows=25, resolve_age=0.3
     )
-    divided = Divided.create(mirror)
+    divided = ManualRetention.create(mirror)
     maintained = Maintained(mirror, spark)
     maintained.policy(EVENTS, snapshot_retention_hours=0, snapshot_min_retained=1)
     folds = 0

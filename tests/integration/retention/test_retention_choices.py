@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import LiteralString
 
 import pytest
@@ -15,11 +14,8 @@ from mirror_pump.source.relations.column_choices import NO_CHOICES
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run, slot
-from tests.support.retention import Shedding
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run
+from tests.support.retention import ServiceRetention
 
 BOUNDS: LiteralString = (
     "SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
@@ -27,14 +23,9 @@ BOUNDS: LiteralString = (
 )
 
 
-@pytest.fixture
-def mirror(database: Database, tmp_path: Path) -> Mirror:
-    return Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(2), retention_interval=0.1)
-
-
 def test_nothing_is_dropped_before_its_grace(mirror: Mirror) -> None:
     """The distance was wrong: who mends it within the grace loses nothing."""
-    shedding = Shedding.create(mirror, partitions=5, rows=10, lag=None)
+    shedding = ServiceRetention.create(mirror, partitions=5, rows=10, lag=None)
     mirror.register("public.events", retention=RetentionWish("100"))
     with mirror.pumping():
         shedding.await_state(p0="tiered", p1="tiered", p2="tiered")
@@ -57,7 +48,7 @@ def test_nothing_is_dropped_before_its_grace(mirror: Mirror) -> None:
 
 
 def test_partitions_may_be_detached_instead(mirror: Mirror) -> None:
-    shedding = Shedding.create(mirror, partitions=3, rows=10, lag=None)
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag=None)
     mirror.register("public.events", retention=RetentionWish("100", drop_grace="0", detach=True))
     with mirror.pumping():
         shedding.await_state(p0="dropped")

@@ -13,9 +13,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run, slot
-
-__all__ = ["no_settings", "run", "slot"]
+from tests.support.cli import Run
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "retention.md").read_text(encoding="utf-8")
 CLI_JSON = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text(encoding="utf-8")
@@ -33,7 +31,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
     )
     initialise(chosen, lambda _: None)
     mirror = Mirror(database, chosen, ThreadTaskRunner(2))
-    said: list[str] = []
+    lines: list[str] = []
     blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
     assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh"]
 
@@ -45,13 +43,13 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         for line in text.strip().splitlines():
             result = run(*shlex.split(line)[1:])
             assert result.exit_code == 0, (line, result.stderr)
-            said.append(result.stdout)
+            lines.append(result.stdout)
 
     execute(*blocks[0])
     execute(*blocks[1])
     with mirror.pumping():
         execute(*blocks[2])
-        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in said[2]
+        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in lines[2]
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'dropped'") == [(2,)],
             60,

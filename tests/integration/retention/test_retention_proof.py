@@ -139,7 +139,7 @@ def test_rows_hash_alike_if_and_only_if_they_are(data: st.DataObject) -> None:
     columns = {place + 1: pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)}
     begin = data.draw(st.integers(0, len(rows) - 1), label="slice")
     first, second = row_hashes(columns, len(rows), SECRET)
-    part = row_hashes({one: column.slice(begin) for one, column in columns.items()}, len(rows) - begin, SECRET)
+    part = row_hashes({name: column.slice(begin) for name, column in columns.items()}, len(rows) - begin, SECRET)
     assert (part[0] == first[begin:]).all(), "where a row stands does not matter"
     assert (part[1] == second[begin:]).all()
     for here in range(len(rows)):

@@ -185,16 +185,16 @@ def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(heap: Hea
     with heap.database.connect(autocommit=False) as reader, hasty(heap) as pump:
         pid = reader.info.backend_pid
         reader.execute(pin)
-        said = (f"process {pid} is putting a pin in place",)
-        assert pump.execute(advance).fetchone() == said
-        assert source.reader_in_the_way(pump, TableId(heap.table_id), 100) == said[0]
+        output = (f"process {pid} is putting a pin in place",)
+        assert pump.execute(advance).fetchone() == output
+        assert source.reader_in_the_way(pump, TableId(heap.table_id), 100) == output[0]
         assert heap.value("SELECT tier_key_hi FROM modak.cutline") == LOW
         assert heap.value("SELECT modak.pinning()") == f"process {pid}"
         assert heap.value("SELECT modak.pinning('1 hour')") == f"process {pid}"
         assert heap.value("SELECT modak.pinning('0')") is None
         # However often it was tried: the reader may be at it for as long as its transaction lasts.
         heap.database.execute("UPDATE modak.partitions SET attempts = 5")
-        assert pump.execute(advance).fetchone() == said
+        assert pump.execute(advance).fetchone() == output
         reader.rollback()
         with pump.transaction(force_rollback=True):
             assert pump.execute(advance).fetchone() == (None,)
@@ -222,9 +222,9 @@ def test_t_waits_for_the_pins_of_readers_until_they_are_released_or_expire(heap:
         row = reader.execute("SELECT pin_id FROM modak.pin('ev')").fetchone()
         pid = reader.info.backend_pid
     assert row is not None
-    said = str(answer())
-    assert said.startswith(f"pin {row[0]} of a reader (")
-    assert f"in process {pid}, reports) lasts until " in said
+    output = str(answer())
+    assert output.startswith(f"pin {row[0]} of a reader (")
+    assert f"in process {pid}, reports) lasts until " in output
     heap.database.execute("UPDATE modak.read_pins SET expires_at = now()")
     assert answer() is None, "it expired"
     heap.database.execute("UPDATE modak.read_pins SET expires_at = now() + interval '1 minute'")

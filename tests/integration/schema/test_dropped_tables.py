@@ -13,10 +13,8 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-from tests.support.retention import Shedding
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
+from tests.support.retention import ServiceRetention
 
 
 @pytest.fixture
@@ -84,8 +82,8 @@ def test_dropped_tables_stay_readable_and_alarm_nobody(
     assert sorted(pump.steps.details(Step.TABLE_DROPPED, "table")) == ["public.a", "public.p", "public.w", "s.c"]
     assert pump.steps.count(Step.TABLE_FAILED) == 0
     assert _rows(run, "SELECT * FROM s.c") == held["s.c"]
-    said = run("sql", "SELECT count(*) FROM public.a")
-    assert "public.a was dropped in Postgres; its lake ends at frontier " in said.stderr
+    output = run("sql", "SELECT count(*) FROM public.a")
+    assert "public.a was dropped in Postgres; its lake ends at frontier " in output.stderr
     refused = run("sql", "--mode", "heap", "SELECT count(*) FROM public.a")
     assert refused.exit_code == 1
     assert "public.a was dropped in Postgres" in refused.stderr
@@ -165,7 +163,7 @@ def test_rows_that_were_shed_before_the_drop_stay_readable(
     threads = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, threads, fold_age=3600, fold_rows=1_000_000)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
-    shedding = Shedding.create(mirror, partitions=3, rows=10)
+    shedding = ServiceRetention.create(mirror, partitions=3, rows=10)
     with mirror.pumping():
         shedding.await_state(p0="dropped")
         for table in ("events", "model"):

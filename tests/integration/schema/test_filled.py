@@ -92,7 +92,7 @@ def test_the_old_content_stays_at_its_old_f_until_every_row_has_the_value(
         mirror.await_frontier()
         assert _published(mirror, "t")[0] == _published(mirror, "other")[0]
         mirror.assert_equal("public.t")
-        assert lake_rows(location) == before, "who pinned S reads on"
+        assert lake_rows(location) == before, "a reader that pinned the snapshot still reads it"
         database.execute("UPDATE t SET big = 'short', e = NULL WHERE id < 100", "DELETE FROM t WHERE id > 250")
         mirror.await_frontier()
         mirror.assert_equal("public.t")

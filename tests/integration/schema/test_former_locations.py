@@ -16,9 +16,7 @@ from mirror_pump.lake.storage import local_path
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run, no_settings, run
-
-__all__ = ["no_settings", "run"]
+from tests.support.cli import Run
 
 
 @pytest.fixture

@@ -17,10 +17,8 @@ from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.cli import Run, no_settings, run, slot
+from tests.support.cli import Run
 from tests.support.retention import at_once
-
-__all__ = ["no_settings", "run", "slot"]
 
 pytestmark = pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
 
@@ -168,20 +166,20 @@ def test_tables_from_before_the_publication_had_them_get_them_at_init(database: 
         database.execute("UPDATE t SET a = -a WHERE id % 2 = 0", "INSERT INTO u VALUES (1, 1)")
         mirror.await_frontier()
         assert_same(normalised(database.rows("SELECT id, a FROM t")), mirror.lake("public.t"), "public.t without g")
-        said: list[str] = []
+        lines: list[str] = []
         with database.connect(autocommit=False) as connection:
             connection.execute("UPDATE t SET a = 0 WHERE id = 1")
-            initialise(mirror.settings, said.append)
+            initialise(mirror.settings, lines.append)
             connection.execute("UPDATE t SET a = 0 WHERE id = 2")
-        assert "public.t: the pump copies it again, with g" in said
-        assert not [line for line in said if "public.u" in line]
+        assert "public.t: the pump copies it again, with g" in lines
+        assert not [line for line in lines if "public.u" in line]
         database.execute("UPDATE t SET a = 7 WHERE id % 3 = 0")
         await_true(lambda: pump.steps.count(Step.TABLE_COPIED_AGAIN), 30, "public.t is copied again")
         mirror.await_live("public.t")
         settled(mirror, "public.t")
-        said.clear()
-        initialise(mirror.settings, said.append)
-        assert not [line for line in said if "generated" in line]
+        lines.clear()
+        initialise(mirror.settings, lines.append)
+        assert not [line for line in lines if "generated" in line]
     mirror.assert_sound()
 
 
@@ -194,12 +192,12 @@ def test_a_table_that_sheds_rows_keeps_the_publication_as_it_is(database: Databa
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     database.execute(WITHOUT.format(mirror.settings.publication))
     mirror.register("ev", retention=at_once("100"))
-    said: list[str] = []
-    initialise(mirror.settings, said.append)
-    assert [line for line in said if line.startswith("warning: stored generated columns stay left out: public.ev")]
+    lines: list[str] = []
+    initialise(mirror.settings, lines.append)
+    assert [line for line in lines if line.startswith("warning: stored generated columns stay left out: public.ev")]
     assert database.rows("SELECT pubgencols::text FROM pg_publication") == [("n",)]
     mirror.unregister("ev", drop_lake=True)
-    initialise(mirror.settings, said.append)
+    initialise(mirror.settings, lines.append)
     assert database.rows("SELECT pubgencols::text FROM pg_publication") == [("s",)]
 
 

@@ -125,9 +125,9 @@ def test_a_table_that_is_not_published_whole_waits_at_its_last_f(two: Mirror, ch
         assert _promised(two, "public.u") > before
         two.assert_equal("public.u")
         assert two.lake("public.t") == heap
-        said = _table(two, "public.t")
-        assert said.error is not None
-        assert 'ADD TABLE "public"."t"' in said.error
+        output = _table(two, "public.t")
+        assert output.error is not None
+        assert 'ADD TABLE "public"."t"' in output.error
         assert _table(two, "public.u").error is None
         with pytest.raises(TableError, match="not published whole"):
             two.register("t")
@@ -148,7 +148,7 @@ def test_a_table_that_is_not_published_whole_waits_at_its_last_f(two: Mirror, ch
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "mend"),
+    ("change", "message", "mend"),
     [
         (
             "ALTER PUBLICATION {} SET (publish = 'insert')",
@@ -164,7 +164,7 @@ def test_a_table_that_is_not_published_whole_waits_at_its_last_f(two: Mirror, ch
     ],
     ids=["operations", "partition root", "renamed"],
 )
-def test_a_publication_with_other_settings_stops_the_pump(two: Mirror, change: str, said: str, mend: str) -> None:
+def test_a_publication_with_other_settings_stops_the_pump(two: Mirror, change: str, message: str, mend: str) -> None:
     """Before anything is promised that it may have left out; once it is mended, all tables are copied again."""
     if "RENAME" in change and major_version() < 18:
         pytest.skip("the server cannot decode what was written while the publication was missing")
@@ -172,15 +172,15 @@ def test_a_publication_with_other_settings_stops_the_pump(two: Mirror, change: s
     pump = two.start()
     _alter(two, change)
     two.database.execute(_LOST)
-    with pytest.raises(SourceError, match=said) as caught:
+    with pytest.raises(SourceError, match=message) as caught:
         pump.join()
     assert caught.value.remedy
     assert max(_promised(two, "public.t"), _promised(two, "public.u")) <= before
     error = _status(two).slot.publication_error
     assert error is not None
-    assert said in error
+    assert message in error
     two.database.execute("CREATE TABLE w (id int PRIMARY KEY)")
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         two.register("w")
     _alter(two, mend)
     assert _status(two).slot.publication_error is None
@@ -232,9 +232,9 @@ def test_a_publication_that_is_dropped_stops_the_pump_and_init_makes_it_again(tw
     assert two.frontier() <= before or _promised(two, "public.t") <= before
     with pytest.raises(SourceError, match="does not exist"):
         two.catch_up()
-    said: list[str] = []
-    initialise(two.settings, said.append)
-    assert any("2 tables" in one for one in said), said
+    lines: list[str] = []
+    initialise(two.settings, lines.append)
+    assert any("2 tables" in line for line in lines), lines
     two.catch_up()
     two.assert_equal("public.t", "public.u")
     two.assert_sound()

@@ -173,7 +173,7 @@ def _lake(mirror: Mirror, name: str) -> tuple[list[str], list[Any]]:
 
 def _comparable(rows: list[Any]) -> list[Any]:
     """A numeric without limits is text in the lake."""
-    return normalised([tuple(str(one) if isinstance(one, Decimal) else one for one in row) for row in rows])
+    return normalised([tuple(str(cell) if isinstance(cell, Decimal) else cell for cell in row) for row in rows])
 
 
 @pytest.mark.parametrize(("transactions", "result"), _examples())
@@ -209,11 +209,11 @@ def test_a_documented_change(scene: _Scene, transactions: list[str], result: str
     present = _present(database, table_id)
     if result in _ENDS:
         name = f"{schema}.{table}"
-        state, said = _ENDS[result]
+        state, output = _ENDS[result]
         await_true(lambda: mirror.state(name) == state, 90, f"{name} {state}")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
-        assert said in mirror.error(name)
+        assert output in mirror.error(name)
         assert _lake(mirror, name) == before, "it stays readable as it was"
     else:
         assert present is not None

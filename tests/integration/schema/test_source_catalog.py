@@ -72,8 +72,8 @@ def test_a_table_comes_back_as_it_was_written(conn: PgConnection) -> None:
     # The shape is what the database says of the table at that moment.
     stored = load_tables(conn, SLOT)
     first, second = (
-        replace(table, next_field_id=len(table.columns) + 1, shape=one.shape)
-        for table, one in zip((first, second), stored, strict=True)
+        replace(table, next_field_id=len(table.columns) + 1, shape=registered.shape)
+        for table, registered in zip((first, second), stored, strict=True)
     )
     assert stored == (first, second)
     assert [column["name"] for column in json.loads(first.shape)["columns"]] == ["v", "Ke y", "a"]

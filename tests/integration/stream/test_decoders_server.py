@@ -267,7 +267,7 @@ def comparable(kind: str, values: pa.ChunkedArray) -> list[Any]:
 def same(mine: Any, stored: Any) -> bool:
     """Equality, where psycopg gives time zones and UUIDs as objects inside arrays."""
     if isinstance(mine, list) and isinstance(stored, list):
-        return all(same(one, other) for one, other in itertools.zip_longest(mine, stored))
+        return all(same(value, other) for value, other in itertools.zip_longest(mine, stored))
     return bool(mine == getattr(stored, "bytes", stored))
 
 
@@ -285,8 +285,8 @@ def test_each_type(source: Source, type_sql: str) -> None:
     stored = [row[0] for row in source.rows(f"SELECT {oracle(kind, 'v')} FROM typed ORDER BY id")]
     mine = comparable(kind, result.rows["v"])
     assert len(mine) == len(texts) + 1
-    for one, other in zip(mine, stored, strict=True):
-        assert same(one, other)
+    for element, other in zip(mine, stored, strict=True):
+        assert same(element, other)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +351,8 @@ def test_the_rare_messages(source: Source) -> None:
     (truncate,) = map(messages.parse_truncate, by_tag[b"T"])
     assert set(truncate.relation_ids) == set(oids.values())
     assert (truncate.cascade, truncate.restart_identity) == (True, True)
-    said = {
+    output = {
         (message.transactional, message.prefix, message.content)
         for message in map(messages.parse_logical_message, by_tag[b"M"])
     }
-    assert said == {(True, "modak", "grüße".encode()), (False, "modak", b"now")}
+    assert output == {(True, "modak", "grüße".encode()), (False, "modak", b"now")}

@@ -21,16 +21,6 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.pipeline import runner
-
-__all__ = ["runner"]
-
-
-@pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
 
 
 def test_a_row_beyond_the_limit_sets_its_table_aside(
@@ -254,7 +244,7 @@ def test_bytes_whose_text_is_beyond_a_gigabyte(database: Database, warehouse: st
         assert read_duckdb(mirror.location("public.a"), query).to_pylist() == [{"id": 1, "bytes": 600000000, "n": None}]
 
 
-def _pass_over(database: Database, warehouse: str, tasks: ThreadTaskRunner, value: str, said: str) -> None:
+def _pass_over(database: Database, warehouse: str, tasks: ThreadTaskRunner, value: str, message: str) -> None:
 
     database.execute(
         "CREATE TABLE a (id int PRIMARY KEY, v text, w text, z bytea)",
@@ -289,7 +279,7 @@ def _pass_over(database: Database, warehouse: str, tasks: ThreadTaskRunner, valu
             "INSERT INTO c VALUES (2, 'after', 8)",
         )
         await_true(lambda: mirror.state("public.a") == "failed", 120, "the table of the row is set aside")
-        assert re.search(f"(?i){said}", mirror.error("public.a")), mirror.error("public.a")
+        assert re.search(f"(?i){message}", mirror.error("public.a")), mirror.error("public.a")
         mirror.await_live("public.b", "public.c")
         mirror.await_frontier()
         mirror.assert_equal("public.b", "public.c")

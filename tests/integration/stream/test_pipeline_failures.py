@@ -25,13 +25,11 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.maintenance import Maintained
-from tests.support.pipeline import change_rows, runner, writing
+from tests.support.pipeline import change_rows, writing
 from tests.support.proxy import proxied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 
 @pytest.fixture
@@ -47,13 +45,13 @@ def two(database: Database, warehouse: str) -> Mirror:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [
         ("UPDATE a SET d = 'infinity' WHERE id = 5", "key column d holds 'infinity'"),
         ("INSERT INTO a (id, d) VALUES (5000, '-infinity')", "key column d holds '-infinity'"),
     ],
 )
-def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, said: str) -> None:
+def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, message: str) -> None:
     database = two.database
     database.execute("ALTER TABLE a DROP CONSTRAINT a_pkey, ALTER d SET NOT NULL, ADD PRIMARY KEY (id, d)")
     with two.pumping() as pump:
@@ -67,7 +65,7 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, sai
         database.execute("UPDATE b SET v = v || '!'")
         two.await_frontier()
         assert two.state("public.a") == "failed"
-        assert said in two.error("public.a")
+        assert message in two.error("public.a")
         assert two.state("public.b") == "live"
         two.assert_equal("public.b")
         assert lake_rows(two.location("public.a")) == before, "readable as of its last F"
@@ -126,7 +124,7 @@ def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(t
 
 
 @pytest.mark.parametrize(
-    ("foreign", "change", "said"),
+    ("foreign", "change", "message"),
     [
         # Of the large value, which is not sent, the lake has to be asked.
         ("SET TBLPROPERTIES ('format-version' = '3')", "UPDATE a SET m = 2 WHERE id = 7", "format version 3"),
@@ -136,7 +134,7 @@ def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(t
     ],
 )
 def test_a_lake_table_that_another_engine_altered_stops_that_table_only(
-    two: Mirror, spark: SparkSession, foreign: str, change: str, said: str
+    two: Mirror, spark: SparkSession, foreign: str, change: str, message: str
 ) -> None:
     mirror = two.with_options(index_memory=0)
     run = two.database.execute
@@ -150,15 +148,15 @@ def test_a_lake_table_that_another_engine_altered_stops_that_table_only(
         run(change, "UPDATE b SET v = 'x' WHERE id < 50")
         mirror.await_frontier()
         assert mirror.state("public.a") == "failed"
-        assert said in mirror.error("public.a")
+        assert message in mirror.error("public.a")
         assert "register" in mirror.error("public.a"), "what to do"
         run("DELETE FROM a WHERE id < 20", "DELETE FROM b WHERE id < 20")
         mirror.await_frontier()
         mirror.assert_equal("public.b")
     with maintained.maintainer() as maintainer:
         assert "public.b" in {str(debt.table.name) for debt in maintainer.look() if debt.due(asked=True)}
-    if said != "partitioned":
-        assert any(said in error for error in maintained.maintain("public.a").errors)
+    if message != "partitioned":
+        assert any(message in error for error in maintained.maintain("public.a").errors)
     mirror.unregister("public.a")
     mirror.register("a")
     mirror.catch_up()

@@ -63,8 +63,8 @@ def pump(program: Program, mirror: Mirror) -> Iterator[psutil.Process]:
 def cpu_seconds(process: psutil.Process) -> float:
     """CPU that the process and its children have used so far: Spark's JVM and Python workers are among them."""
     used = 0.0
-    for one in [process, *process.children(recursive=True)]:
-        times = one.cpu_times()
+    for member in [process, *process.children(recursive=True)]:
+        times = member.cpu_times()
         used += times.user + times.system
     return used
 
@@ -163,11 +163,11 @@ def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, databas
             assert process.wait(40) == 0
     finally:
         program.kill(process)
-    said = (tmp_path / "pump.log").read_text()
-    stopped = re.search(r"stopped at frontier ([0-9A-F]+/[0-9A-F]+)", said)
-    assert stopped, said[-2000:]
+    output = (tmp_path / "pump.log").read_text()
+    stopped = re.search(r"stopped at frontier ([0-9A-F]+/[0-9A-F]+)", output)
+    assert stopped, output[-2000:]
     assert parse_lsn(stopped[1]) == mirror.frontier(), "it says where F stands"
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert not database.rows("SELECT leader FROM modak.mirror_slots")[0][0], "the lead is given up"
     read = database.rows(done)[0][0]
     mirror.catch_up()

@@ -15,12 +15,9 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.pipeline import runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["runner"]
 
 
 def delete_files(mirror: Mirror, table: str) -> int:

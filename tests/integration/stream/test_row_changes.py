@@ -3,8 +3,6 @@ hash, identity columns, and a replica identity that changes while rows do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from mirror_pump.errors import TableError
@@ -13,13 +11,6 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, assert_same, lake_rows, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
-
-
-@pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
 
 
 def test_keys_that_are_equal_under_another_text(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:

@@ -23,13 +23,6 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 
 
 @pytest.fixture
-def tasks() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
-
-
-@pytest.fixture
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server that a test may restart."""
     with EmbeddedPostgres() as server:

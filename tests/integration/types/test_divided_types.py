@@ -9,8 +9,9 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import Divided, run
+from tests.support.cutline_tables import ManualRetention
 from tests.support.maintenance import STORAGE
+from tests.support.retention import run
 from tests.support.type_oracle import CASES, by_duckdb, create_pool, lake_types
 
 
@@ -28,7 +29,7 @@ def test_a_row_that_is_corrected_into_itself_stays_what_it_was(database: Databas
         connection.execute("INSERT INTO events SELECT * FROM pool")
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=0.05)
     mirror.register("public.events")
-    divided = Divided(mirror, partitions=2)
+    divided = ManualRetention(mirror, partitions=2)
     divided.retain()
     with mirror.pumping() as running:
         mirror.await_live("public.events")

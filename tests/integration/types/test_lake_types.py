@@ -84,14 +84,14 @@ def _written(warehouse: str, types: list[str]) -> LakeTable:
 def _plain(value: Any) -> Any:
     """UUIDs as their 16 bytes; everything else as it is."""
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     return value.bytes if isinstance(value, uuid.UUID) else value
 
 
 def _parsed(value: Any) -> Any:
     """UUIDs from text."""
     if isinstance(value, list):
-        return [_parsed(one) for one in value]
+        return [_parsed(element) for element in value]
     return None if value is None else uuid.UUID(value).bytes
 
 
@@ -142,9 +142,9 @@ def _as_spark_prints(name: str, value: Any) -> Any:
     if name == "uuid":
         return str(uuid.UUID(bytes=value))
     if name == "list<uuid>":
-        return [None if one is None else str(uuid.UUID(bytes=one)) for one in value]
+        return [None if element is None else str(uuid.UUID(bytes=element)) for element in value]
     if name == "list<timestamptz>":
-        return "[" + ", ".join(_as_spark_prints("timestamp", one) for one in value) + "]"
+        return "[" + ", ".join(_as_spark_prints("timestamp", element) for element in value) + "]"
     if name == "date":
         return value.isoformat()
     if name.startswith("timestamp"):

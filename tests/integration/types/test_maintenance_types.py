@@ -59,7 +59,7 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
     # As a table that was registered before there were such properties.
     properties = maintained.lake_table(table).schema.engine_properties
     assert len(properties) == 2
-    names = ", ".join(f"'{one}'" for one in properties)
+    names = ", ".join(f"'{name}'" for name in properties)
     maintained.session.sql(f"ALTER TABLE lake.{table} UNSET TBLPROPERTIES ({names})").collect()
     result = maintained.maintain(table)
     assert result.errors == []

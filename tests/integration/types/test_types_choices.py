@@ -24,7 +24,7 @@ def lake_types(mirror: Mirror, table: str = "public.t") -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "excluded", "said"),
+    ("columns", "excluded", "message"),
     [
         (["amount"], [], "no lake type"),
         (["=string"], [], "no lake type"),
@@ -37,8 +37,8 @@ def lake_types(mirror: Mirror, table: str = "public.t") -> dict[str, str]:
         (["a=string"], ["a"], "both be excluded and have a type"),
     ],
 )
-def test_options_that_are_none(columns: list[str], excluded: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_options_that_are_none(columns: list[str], excluded: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_choices(columns, excluded)
 
 
@@ -55,7 +55,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
 
 
 @pytest.mark.parametrize(
-    ("choices", "said"),
+    ("choices", "message"),
     [
         (ColumnChoices(excluded=frozenset({"id"})), "part of its key"),
         (ColumnChoices(excluded=frozenset({"nothing"})), "not a column"),
@@ -70,9 +70,9 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     ],
 )
 def test_what_loses_values_is_refused_before_anything_happens(
-    mirror: Mirror, choices: ColumnChoices, said: str
+    mirror: Mirror, choices: ColumnChoices, message: str
 ) -> None:
-    with pytest.raises(TableError, match=said) as refused:
+    with pytest.raises(TableError, match=message) as refused:
         mirror.register("t", choices=choices)
     assert refused.value.remedy
     assert mirror.state("public.t") == ""

@@ -89,9 +89,9 @@ def test_arrays_are_lists_of_their_element(connection: PgConnection) -> None:
 def test_what_may_be_chosen(connection: PgConnection) -> None:
     """Of all pairs, those that the document names are allowed, and no others."""
     targets = [
-        ColumnType.parse(one) for one in ("string", "long", "decimal(9,3)", "list<string>", "list<decimal(9,3)>")
+        ColumnType.parse(kind) for kind in ("string", "long", "decimal(9,3)", "list<string>", "list<decimal(9,3)>")
     ]
-    targets += [ColumnType.parse(one) for one in ("int", "double", "timestamp", "list<long>")]
+    targets += [ColumnType.parse(kind) for kind in ("int", "double", "timestamp", "list<long>")]
     scalars = {"numeric": "decimal(9,3)", "numeric(5,-2)": "decimal(9,3)", "int2": "long decimal(9,3)"}
     scalars |= {"int4": "long decimal(9,3)", "int8": "decimal(9,3)", "oid": "decimal(9,3)"}
     scalars |= {"text": "", "float8": "", "date": "", "jsonb": "", "boolean": "", "money": ""}
@@ -100,7 +100,7 @@ def test_what_may_be_chosen(connection: PgConnection) -> None:
     ]  # fmt: skip
     allowed = {name: {"string", *more.split()} for name, more in scalars.items()}
     for name, more in scalars.items():
-        allowed[f"{name}[]"] = {"string", "list<string>", *(f"list<{one}>" for one in more.split())}
+        allowed[f"{name}[]"] = {"string", "list<string>", *(f"list<{kind}>" for kind in more.split())}
     allowed["positive"] = allowed["numeric"]
     connection.execute("CREATE DOMAIN positive AS numeric CHECK (value > 0)")
     columns = ", ".join(f"c{n} {name}" for n, name in enumerate(allowed))

@@ -67,7 +67,7 @@ def lake(mirror: Mirror, table: str = "public.t") -> list[tuple[Any, ...]]:
 
 def _text(value: Any) -> str | None:
     if isinstance(value, list):
-        return "{" + ",".join("NULL" if one is None else str(one) for one in value) + "}"
+        return "{" + ",".join("NULL" if element is None else str(element) for element in value) + "}"
     return None if value is None else str(value).replace("+00:00", "+00")
 
 
@@ -150,7 +150,7 @@ def test_random_changes_with_odd_values(database: Database, warehouse: str, seed
         name = chance.choice(PARTIAL)
         match chance.randrange(6):
             case 0:
-                cells = ", ".join(value(one) for one in PARTIAL)
+                cells = ", ".join(value(text) for text in PARTIAL)
                 query = f"INSERT INTO {table} VALUES ({key}, {cells}, 'i')"
                 query += f" ON CONFLICT (id) DO UPDATE SET {name} = EXCLUDED.{name}"
             case 1:
@@ -276,7 +276,7 @@ def test_a_change_of_a_sidecar_is_a_difference_to_verify(
         connection.execute("UPDATE t SET d = '5874897-12-31' WHERE id = 4")
         connection.execute(f'ALTER PUBLICATION "{publication}" ADD TABLE t'.encode())
         rows = connection.execute("SELECT 't'::regclass::oid::bigint").fetchall()
-        record_published(connection, mirror.settings.slot, [TableId(one) for (one,) in rows])
+        record_published(connection, mirror.settings.slot, [TableId(oid) for (oid,) in rows])
     with mirror.pumping():
         report = verify(mirror.settings, engine=ComparisonEngine(mirror.runner, partial(compare, spark)))
     table = report.tables[0].to_json()

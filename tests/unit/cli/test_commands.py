@@ -96,7 +96,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["set", "t", "no_such_key", "1"], "known keys: maintenance_enabled"),
         (["set", "t", "orphan_grace_hours", "0"], "orphan_grace_hours: Input should be greater than or equal to 1"),
@@ -104,10 +104,10 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
         (["unset", "t", "no_such_key"], "no_such_key is not a key"),
     ],
 )
-def test_a_wrong_policy_is_refused_before_the_database_is_asked(arguments: list[str], said: str) -> None:
+def test_a_wrong_policy_is_refused_before_the_database_is_asked(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["policy", "--dsn", "host=127.0.0.1 port=1", *arguments])
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> None:
@@ -120,7 +120,7 @@ def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> No
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("raised", "code", "message"),
     [
         (SourceError("the slot is gone", "make one"), 1, "make one"),
         (ZeroDivisionError("oops"), 1, "ZeroDivisionError: oops"),
@@ -128,7 +128,7 @@ def test_unreachable_server_fails_with_a_remedy_and_without_the_password() -> No
         (BrokenPipeError("the store is gone"), 1, "the store is gone"),
     ],
 )
-def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int, said: str) -> None:
+def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int, message: str) -> None:
     program = typer.Typer()
 
     @command(program, "fail", needs_dsn=False)
@@ -138,7 +138,7 @@ def test_errors_of_a_command_become_exit_codes(raised: BaseException, code: int,
 
     result = CliRunner().invoke(program, [])
     assert result.exit_code == code
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

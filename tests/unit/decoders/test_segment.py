@@ -33,7 +33,7 @@ def shape(relation: int = 1, *types: str, key: tuple[int, ...] = (0,), copying: 
 
 
 def decode(messages: list[bytes], *shapes: RelationShape) -> list[TableChanges]:
-    return decode_segment(*segment(messages), {each.relation_id: each for each in shapes or (shape(),)})
+    return decode_segment(*segment(messages), {relation.relation_id: relation for relation in shapes or (shape(),)})
 
 
 def one(messages: list[bytes], *shapes: RelationShape) -> TableChanges:

@@ -268,7 +268,9 @@ STREAMS = st.builds(lambda seed, size: a_stream(Random(seed), size), st.integers
 def test_a_segment_turns_the_tables_before_it_into_the_tables_after_it(stream: Stream, random: Random) -> None:
     low, high = sorted(random.choices(range(len(stream.messages) + 1), k=2))
     shapes = {table.shape.relation_id: table.shape for table in stream.tables}
-    results = {each.relation_id: each for each in decode_segment(*encoder.segment(stream.messages[low:high]), shapes)}
+    results = {
+        shape.relation_id: shape for shape in decode_segment(*encoder.segment(stream.messages[low:high]), shapes)
+    }
     for table in stream.tables:
         check(table, results.pop(table.shape.relation_id, None), stream, low, high)
     assert not results

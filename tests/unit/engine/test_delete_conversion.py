@@ -54,8 +54,8 @@ def run(
 ) -> tuple[dict[str, list[int]], int]:
     result = convert_deletes(
         ConversionTask(
-            tuple(OrderedFile(*one) for one in data),
-            tuple(OrderedFile(*one) for one in removed),
+            tuple(OrderedFile(*file) for file in data),
+            tuple(OrderedFile(*file) for file in removed),
             positions,
             SCHEMA,
             location,

@@ -35,8 +35,8 @@ def location(warehouse: str) -> str:
 
 
 def rows(*ids: int) -> pa.Table:
-    tags = [[bytes([one % 256]) * 16, None] if one % 2 else ([] if one % 3 else None) for one in ids]
-    return pa.table([list(ids), [f"v{one}" for one in ids], tags], schema=SCHEMA.arrow)
+    tags = [[bytes([number % 256]) * 16, None] if number % 2 else ([] if number % 3 else None) for number in ids]
+    return pa.table([list(ids), [f"v{number}" for number in ids], tags], schema=SCHEMA.arrow)
 
 
 def data(location: str, *ids: int) -> str:
@@ -58,7 +58,7 @@ def foreign(location: str, name: str, columns: dict[int, tuple[str, pa.Array]]) 
 
 
 def merge(location: str, sources: list[tuple[str, int]], positions: tuple[str, ...] = ()) -> MergedFile:
-    return merge_files(MergeTask(tuple(OrderedFile(*one) for one in sources), positions, SCHEMA, location, STORAGE))
+    return merge_files(MergeTask(tuple(OrderedFile(*file) for file in sources), positions, SCHEMA, location, STORAGE))
 
 
 def content(merged: MergedFile) -> pa.Table:
@@ -92,12 +92,12 @@ def test_every_value_of_every_batch(location: str) -> None:
     second = write_data_file(many.slice(149_990), SCHEMA, location, STORAGE).path
     hidden = write_position_deletes({first: np.arange(0, 149_990, 7)}, location, STORAGE)
     merged = merge(location, [(first, 1), (second, 1)], (hidden.path,))
-    kept = [one for one in range(150_000) if one >= 149_990 or one % 7]
+    kept = [number for number in range(150_000) if number >= 149_990 or number % 7]
     expected = many.take(pa.array(kept))
     found = content(merged)
     assert found["id"].to_pylist() == expected["id"].to_pylist()
     assert found["v"].to_pylist() == expected["v"].to_pylist()
-    tags = [None if one is None else [tag and tag.bytes for tag in one] for one in found["tags"].to_pylist()]
+    tags = [None if value is None else [tag and tag.bytes for tag in value] for value in found["tags"].to_pylist()]
     assert tags == expected["tags"].to_pylist()
 
 
@@ -136,7 +136,7 @@ def test_deletes_follow_their_rows(location: str) -> None:
         merged = merge(location, [(path, 1) for path in paths], tuple(known))
         # Some of them in two files, and some of what was known once more.
         again = {path: np.union1d(found, before[path]) for path, found in after.items()}
-        new = [write_position_deletes(one | other, location, STORAGE).path for one in (after, again)]
+        new = [write_position_deletes(positions | other, location, STORAGE).path for positions in (after, again)]
         moved = followed([merged], new, STORAGE)
         gone = {
             100 * number + place
@@ -148,8 +148,8 @@ def test_deletes_follow_their_rows(location: str) -> None:
         ids = content(merged)["id"].to_pylist() if merged.path is not None else []
         hidden = moved.get(merged.path or "", np.zeros(0, np.int64)).tolist()
         assert hidden == sorted(set(hidden))
-        assert [one for place, one in enumerate(ids) if place not in hidden] == [
-            one for one in alive if one not in gone
+        assert [number for place, number in enumerate(ids) if place not in hidden] == [
+            number for number in alive if number not in gone
         ]
 
 
@@ -179,7 +179,7 @@ def test_a_data_file_with_many_deletes_has_them_in_a_file_of_its_own(location: s
     ]
     names = frozenset({"file:///a", "file:///b", "file:///c"})
     result = merge_positions(PositionsTask(tuple(files), names, location, STORAGE))
-    assert [(one.referenced_data_file, one.record_count) for one in result.files] == [
+    assert [(file.referenced_data_file, file.record_count) for file in result.files] == [
         ("file:///a", OWN_POSITIONS),
         (None, OWN_POSITIONS),
     ]

@@ -21,7 +21,7 @@ def file(number: int, records: int = 1, size: int = 1000, name: str = "") -> Liv
 
 
 def chosen(files: list[LiveFile], pending: list[int] | None = None) -> list[int]:
-    return [one.sequence_number for one in choose(files, pending or [], TARGET)]
+    return [file.sequence_number for file in choose(files, pending or [], TARGET)]
 
 
 def test_classes_end_at_eight_times_the_rows() -> None:
@@ -50,7 +50,7 @@ def test_the_largest_full_class_goes_first() -> None:
 def test_no_pending_delete_is_among_the_numbers(pending: list[int]) -> None:
     files = [file(number) for number in range(1, 30)]
     numbers = chosen(files, pending)
-    assert not any(numbers and numbers[0] <= one <= numbers[-1] for one in pending)
+    assert not any(numbers and numbers[0] <= number <= numbers[-1] for number in pending)
     runs = "".join("x" if number in pending else "." for number in range(1, 30)).split("x")
     assert len(numbers) == max((len(run) for run in runs if len(run) >= FANOUT), default=0)
 
@@ -84,11 +84,11 @@ def test_a_row_is_rewritten_once_per_class(seed: int) -> None:
         files.append(file(next(numbers), records=chance.randint(1, largest)))
         rewrites[files[-1].path] = 0
         while sources := choose(files, [], TARGET):
-            merged = sum(one.records for one in sources)
-            kept = [one for one in files if one not in sources]
-            times = max(rewrites.pop(one.path) for one in sources) + 1
+            merged = sum(file.records for file in sources)
+            kept = [file for file in files if file not in sources]
+            times = max(rewrites.pop(file.path) for file in sources) + 1
             new = file(sources[-1].sequence_number, records=merged, name=f"file:///m{next(numbers)}")
             rewrites[new.path] = times
             assert times <= size_class(merged), "once per class"
             files = [*kept, new]
-        assert len(files) <= (FANOUT - 1) * (1 + size_class(sum(one.records for one in files)))
+        assert len(files) <= (FANOUT - 1) * (1 + size_class(sum(file.records for file in files)))

@@ -32,7 +32,7 @@ GROUP, BATCH = 1 << 20, 1 << 18
 
 def rows(first: int, count: int, size: int) -> pa.Table:
     ids = range(first, first + count)
-    return pa.table([ids, [f"{one:0{size}}" for one in ids]], schema=SCHEMA.arrow)
+    return pa.table([ids, [f"{number:0{size}}" for number in ids]], schema=SCHEMA.arrow)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_every_row_is_read_once_and_in_order(large_rows: str, warehouse: str) ->
     empty = write_data_file(rows(0, 0, 1), SCHEMA, f"{warehouse}/t", STORAGE).path
     for path, most, expected in ((large_rows, 1000, 400), (small, 1000, 5000), (empty, 1000, 0), (large_rows, 1, 400)):
         found = list(read_batches(_open(path), most))
-        assert [one for batch in found for one in batch.column(0).to_pylist()] == list(range(expected))
+        assert [value for batch in found for value in batch.column(0).to_pylist()] == list(range(expected))
         assert all(batch.num_rows <= most for batch in found)
     assert len(list(read_batches(_open(small), 1000))) == 5, "small rows are not read in smaller pieces"
 

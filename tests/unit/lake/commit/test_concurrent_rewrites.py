@@ -43,10 +43,10 @@ def test_no_snapshot_since_its_beginning_is_thinned_while_a_rewrite_runs(table: 
     begun = table.sequence_number
     for number in range(10, 40):
         table = commit(table, number, rewrite_since=begun)
-    numbers = [one["sequence-number"] for one in table.metadata["snapshots"]]
+    numbers = [snapshot["sequence-number"] for snapshot in table.metadata["snapshots"]]
     assert numbers == list(range(begun, table.sequence_number + 1))
-    parents = [one.get("parent-snapshot-id") for one in table.metadata["snapshots"]]
-    assert parents[1:] == [one["snapshot-id"] for one in table.metadata["snapshots"][:-1]], "no gap"
+    parents = [snapshot.get("parent-snapshot-id") for snapshot in table.metadata["snapshots"]]
+    assert parents[1:] == [snapshot["snapshot-id"] for snapshot in table.metadata["snapshots"][:-1]], "no gap"
     table = commit(table, 40)
     assert len(table.metadata["snapshots"]) == 5
 

@@ -55,7 +55,7 @@ def _committed_to_a_branch(metadata: dict[str, Any], snapshot_id: int) -> dict[s
 
 
 def _ids(metadata: dict[str, Any]) -> list[int]:
-    return [one["snapshot-id"] for one in metadata["snapshots"]]
+    return [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_rows_and_columns_are_the_copys_and_all_else_is_as_others_left_it(base: 
     assert result["refs"] == {**present["refs"], "main": {"type": "branch", "snapshot-id": 12, "max-ref-age-ms": 5}}
     assert set(_ids(result)) == {2, 3, 12, 21, 22, 31}, "1 is nobody's, and 11 was let go"
     assert all(snapshot_of(result, ref["snapshot-id"]) for ref in result["refs"].values())
-    numbers = [one["sequence-number"] for one in result["snapshots"]]
+    numbers = [snapshot["sequence-number"] for snapshot in result["snapshots"]]
     assert numbers == sorted(numbers)
     assert result["last-sequence-number"] == max(numbers)
     assert {key: value for key, value in result["properties"].items() if "column" not in key} == {

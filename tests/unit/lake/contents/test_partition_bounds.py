@@ -25,7 +25,7 @@ def _const(type_oid: int, datum: bytes | None) -> str:
     value = (
         "<>"
         if datum is None
-        else f"{len(datum)} [ {' '.join(str(struct.unpack('b', bytes([one]))[0]) for one in datum)} ]"
+        else f"{len(datum)} [ {' '.join(str(struct.unpack('b', bytes([byte]))[0]) for byte in datum)} ]"
     )
     return (
         f"{{CONST :consttype {type_oid} :consttypmod -1 :constcollid 0 :constlen 4 :constbyval true"

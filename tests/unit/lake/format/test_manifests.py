@@ -50,7 +50,7 @@ class Commits:
                 [(_file(f"e{self.number}-{n}", FileContent.EQUALITY_DELETES), self.number) for n in range(deletes)],
             ),
         ]
-        self.manifests = (*(one for one in new if one is not None), *carried)
+        self.manifests = (*(manifest for manifest in new if manifest is not None), *carried)
         location = writer.list(self.manifests, None)
         write_all(writer.files, STORAGE)
         if restart:
@@ -63,9 +63,9 @@ class Commits:
             assert len(content) == manifest.length
             _, entries = stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
             assert len(entries) == manifest.live_files
-            assert sum(one.records for one in entries) == manifest.rows[0] + manifest.rows[1]
-            assert min(one.sequence_number for one in entries) == manifest.min_sequence_number
-            assert {one.content for one in entries} <= ({0} if manifest.content == 0 else {1, 2})
+            assert sum(entry.records for entry in entries) == manifest.rows[0] + manifest.rows[1]
+            assert min(entry.sequence_number for entry in entries) == manifest.min_sequence_number
+            assert {entry.content for entry in entries} <= ({0} if manifest.content == 0 else {1, 2})
             found += [(e.path, e.content, e.sequence_number, e.file_sequence_number, e.snapshot_id) for e in entries]
         return sorted(found)
 
@@ -91,11 +91,11 @@ def test_the_number_of_manifests_and_the_work_are_logarithmic(tmp_path: Path) ->
     commits = Commits(tmp_path)
     written: Counter[str] = Counter()
     for _ in range(1000):
-        before = {one.path for one in commits.manifests}
+        before = {manifest.path for manifest in commits.manifests}
         commits.commit(1)
-        for one in commits.manifests:
-            if one.path not in before:
-                written["entries"] += one.live_files
+        for manifest in commits.manifests:
+            if manifest.path not in before:
+                written["entries"] += manifest.live_files
         assert len(commits.manifests) <= 3 * 9 + 1
     assert written["entries"] <= 4 * 1000, "an entry is written once per power of ten"
     assert len(commits.entries()) == 1000
@@ -106,19 +106,19 @@ def test_full_manifests_are_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     commits = Commits(tmp_path)
     for _ in range(100):
         commits.commit(3)
-    assert max(one.live_files for one in commits.manifests) < 30 * 10
-    full = {one.path for one in commits.manifests if one.live_files >= 30}
+    assert max(manifest.live_files for manifest in commits.manifests) < 30 * 10
+    full = {manifest.path for manifest in commits.manifests if manifest.live_files >= 30}
     assert full
     for _ in range(30):
         commits.commit(3)
-    assert full <= {one.path for one in commits.manifests}
+    assert full <= {manifest.path for manifest in commits.manifests}
 
 
 def test_a_large_commit_is_not_held_in_memory(tmp_path: Path) -> None:
     commits = Commits(tmp_path)
     commits.commit(HELD + 1)
     commits.commit(1)
-    assert [one.entries is None for one in commits.manifests] == [False, True]
+    assert [manifest.entries is None for manifest in commits.manifests] == [False, True]
     for _ in range(12):
         commits.commit(HELD + 1)
     assert len(commits.entries()) == 13 * (HELD + 1) + 1

@@ -54,7 +54,7 @@ def _grown(times: list[int], retention: HistoryRetention, keep: frozenset[int] =
 def test_history_of_a_commit_a_second_is_bounded_and_even() -> None:
     times = list(range(NOW - 3 * HOUR, NOW, 1000))
     metadata = _grown(times, HistoryRetention())
-    kept = [one["timestamp-ms"] for one in metadata["snapshots"]]
+    kept = [snapshot["timestamp-ms"] for snapshot in metadata["snapshots"]]
     assert kept[-100:] == times[-100:]
     older = kept[:-100]
     minutes = [at for at in older if NOW - at < HOUR - MINUTE]
@@ -65,7 +65,7 @@ def test_history_of_a_commit_a_second_is_bounded_and_even() -> None:
 
 def test_beyond_the_last_hour_kept_nothing_stays() -> None:
     times = list(range(NOW - 9 * DAY, NOW, HOUR // 2))
-    kept = [one["timestamp-ms"] for one in _grown(times, HistoryRetention(newest=3))["snapshots"]]
+    kept = [snapshot["timestamp-ms"] for snapshot in _grown(times, HistoryRetention(newest=3))["snapshots"]]
     assert min(kept) > NOW - 7 * DAY - HOUR
     assert len(kept) == pytest.approx(7 * 24 + 3, abs=3)
 
@@ -78,7 +78,7 @@ def test_thinning_keeps_the_newest_the_held_and_settles(gaps: list[int], newest:
     retention = HistoryRetention(newest=newest)
     kept = thin(snapshots, ids, times[-1], retention)
     assert kept[-newest:] == snapshots[-newest:]
-    assert [one for one in snapshots if one["snapshot-id"] in ids and one not in kept] == []
+    assert [snapshot for snapshot in snapshots if snapshot["snapshot-id"] in ids and snapshot not in kept] == []
     assert thin(kept, ids, times[-1], retention) == kept
     assert kept == sorted(kept, key=lambda one: one["sequence-number"])
 
@@ -90,7 +90,7 @@ def test_pinned_and_referenced_snapshots_stay() -> None:
         metadata = with_snapshot(metadata, _snapshot(number, NOW + number), f"l{number}", frozenset({1003}), retention)
         if number == 5:
             metadata["refs"] = {**metadata["refs"], "audit": {"type": "tag", "snapshot-id": 1005, "max-ref-age-ms": 7}}
-    assert [one["sequence-number"] for one in metadata["snapshots"]] == [3, 5, 8, 9]
+    assert [snapshot["sequence-number"] for snapshot in metadata["snapshots"]] == [3, 5, 8, 9]
     assert metadata["refs"]["audit"] == {"type": "tag", "snapshot-id": 1005, "max-ref-age-ms": 7}
     assert metadata["refs"]["main"] == {"type": "branch", "snapshot-id": 1009}
 
@@ -100,7 +100,7 @@ def test_snapshots_of_cold_stay_from_the_oldest_pinned_one_on_and_the_newest_ten
     retention = HistoryRetention(newest=1, minutes_for_ms=0, hours_for_ms=0)
 
     def kept(held: set[int]) -> list[int]:
-        return [one["sequence-number"] for one in thin(snapshots, held, NOW, retention)]
+        return [snapshot["sequence-number"] for snapshot in thin(snapshots, held, NOW, retention)]
 
     assert kept({1030}) == list(range(21, 31))
     assert kept({1030, 1012, 1018}) == list(range(12, 31))
@@ -109,7 +109,7 @@ def test_snapshots_of_cold_stay_from_the_oldest_pinned_one_on_and_the_newest_ten
 
 def test_the_snapshot_log_has_no_gap_and_the_metadata_log_a_bound() -> None:
     metadata = _grown([NOW + n * 1000 for n in range(300)], HistoryRetention())
-    assert [one["snapshot-id"] for one in metadata["snapshot-log"]] == [1000 + n for n in range(201, 301)]
+    assert [snapshot["snapshot-id"] for snapshot in metadata["snapshot-log"]] == [1000 + n for n in range(201, 301)]
     assert len(metadata["metadata-log"]) == 100
     assert metadata["metadata-log"][-1]["metadata-file"] == "file:///t/300"
     metadata["properties"] = {"write.metadata.previous-versions-max": "5"}

@@ -52,7 +52,7 @@ def test_random_commits(seed: int) -> None:
         assert found == sorted(found, key=lambda one: (numbers.number(one[0]), one[1]))
         assert set(found) == hidden
         assert len(found) == len(hidden)
-        assert [one.tolist() for one in plan.unknown] == unknown
+        assert [places.tolist() for places in plan.unknown] == unknown
         if chance.random() < 0.2:
             # A publish that failed, and is planned again.
             assert plan_commit(index, numbers, segments).positions.keys() == plan.positions.keys()

@@ -37,29 +37,29 @@ COLUMNS: dict[str, tuple[ColumnType, st.SearchStrategy[Any]]] = {
 
 
 def packing(*types: ColumnType) -> KeyPacking:
-    fields = tuple(LakeField(number, f"c{number}", one, required=True) for number, one in enumerate(types, 1))
+    fields = tuple(LakeField(number, f"c{number}", type_, required=True) for number, type_ in enumerate(types, 1))
     made = KeyPacking.of(LakeSchema(0, fields, tuple(field.field_id for field in fields)), b"secret")
     assert made is not None
     return made
 
 
 def words(keys: PackedKeys) -> list[tuple[int, ...]]:
-    second = [()] * len(keys) if keys.second is None else [(int(one),) for one in keys.second]
-    return [(int(one), *more) for one, more in zip(keys.first, second, strict=True)]
+    second = [()] * len(keys) if keys.second is None else [(int(key),) for key in keys.second]
+    return [(int(key), *more) for key, more in zip(keys.first, second, strict=True)]
 
 
 @given(st.data(), st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=3))
 def test_packed_keys_are_equal_exactly_where_the_keys_are(data: st.DataObject, names: list[str]) -> None:
     types, values = zip(*(COLUMNS[name] for name in names), strict=True)
     # Few distinct values in each column, so that whole keys are equal now and then.
-    pools = [data.draw(st.lists(one, min_size=1, max_size=3)) for one in values]
+    pools = [data.draw(st.lists(strategy, min_size=1, max_size=3)) for strategy in values]
     rows = data.draw(st.lists(st.tuples(*map(st.sampled_from, pools)), min_size=1, max_size=20))
     how = packing(*types)
-    columns = [pa.array([row[i] for row in rows], one.arrow) for i, one in enumerate(types)]
+    columns = [pa.array([row[i] for row in rows], type_.arrow) for i, type_ in enumerate(types)]
     packed = how.pack(columns)
     assert packed.second is None or how.words == 2
-    same = [[one == other for other in words(packed)] for one in words(packed)]
-    assert same == [[one == other for other in rows] for one in rows]
+    same = [[key == other for other in words(packed)] for key in words(packed)]
+    assert same == [[row == other for other in rows] for row in rows]
     sliced = how.pack([pa.concat_arrays([column, column]).slice(len(rows)) for column in columns])
     assert words(sliced) == words(packed)
     codes, count = codes_of(packed)
@@ -112,7 +112,7 @@ def test_the_index_is_a_dict(monkeypatch: pytest.MonkeyPatch, two_words: bool, s
             model.update(zip(some, new, strict=True))
         elif action == "move":
             old = [model.get(key, NOWHERE) if chance.random() < 0.5 else 12345 for key in some]
-            old = [one if one >= 0 else 12345 for one in old]
+            old = [value if value >= 0 else 12345 for value in old]
             index.move(keys_of(some), np.array(old, np.int64), np.maximum(places, 7))
             for key, was, now in zip(some, old, np.maximum(places, 7), strict=True):
                 if model.get(key, NOWHERE) == was:
@@ -147,7 +147,10 @@ def test_memory_follows_the_keys_that_are_there(monkeypatch: pytest.MonkeyPatch,
     for first in range(0, 20_000, 10):
         put(range(first, first + 10), 7)
         if first >= window:
-            put([one for one in range(first - window, first - window + 10) if not every or one % every], NOWHERE)
+            put(
+                [number for number in range(first - window, first - window + 10) if not every or number % every],
+                NOWHERE,
+            )
         # A quarter more than is there, and room for what came last.
         assert len(index) <= 1.25 * index.alive + 25 + 10
         assert index.nbytes == 16 * len(index)

@@ -50,7 +50,7 @@ def at_time(moment_ms: int, **documents: dict[str, Any]) -> tuple[int, dict[str,
 
 
 def chosen(when: When, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
-    histories = {TableName("public", name): history(one, Lsn(0)) for name, one in documents.items()}
+    histories = {TableName("public", name): history(document, Lsn(0)) for name, document in documents.items()}
     frontier, snapshots = snapshots_at(when, histories, Lsn(1000), NOW_MS)
     return frontier, {name.name: snapshot for name, snapshot in snapshots.items()}
 

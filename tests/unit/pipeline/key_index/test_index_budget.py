@@ -28,8 +28,8 @@ def candidate(number: int, deletes: float, nbytes: int, at: float = 0.0) -> Cand
 
 
 def chosen(candidates: dict[int, Candidate], taken: dict[int, int], budget: int, now: float = 0.0) -> set[int]:
-    known = {TableId(number): one for number, one in candidates.items()}
-    return {int(one) for one in choose(known, {TableId(n): size for n, size in taken.items()}, budget, now)}
+    known = {TableId(number): candidate for number, candidate in candidates.items()}
+    return {int(table_id) for table_id in choose(known, {TableId(n): size for n, size in taken.items()}, budget, now)}
 
 
 def test_all_if_there_is_room() -> None:

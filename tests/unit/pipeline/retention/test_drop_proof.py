@@ -64,11 +64,11 @@ def test_of_a_truncated_partition_few_rows_are_looked_at_at_once(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [([*LAKE[:20], (9 * BUCKETS, 1)], f"{9 * BUCKETS}: not in the lake"), ([(3, 11)], "3: other values")],
 )
-def test_of_a_truncated_partition_rows_that_the_lake_lacks_are_named(rows: list[Row], said: str) -> None:
-    assert compare_sides(Rows(rows), Rows(LAKE), truncated=True) == (len(rows), [said])
+def test_of_a_truncated_partition_rows_that_the_lake_lacks_are_named(rows: list[Row], message: str) -> None:
+    assert compare_sides(Rows(rows), Rows(LAKE), truncated=True) == (len(rows), [message])
 
 
 def test_of_any_other_partition_some_differing_buckets_are_looked_at() -> None:

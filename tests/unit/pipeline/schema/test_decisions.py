@@ -103,12 +103,17 @@ def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> No
     verdict = _judged({**SHAPE, "columns": [_column(1, "key", (23, -1), not_null=True), *_adding()["columns"][2:]],
                        "identity": {**_IDENTITY, "key": ["key"]}})  # fmt: skip
     assert verdict.course is Action.FOLLOW
-    assert [(one.name, one.field_id) for one in verdict.table.columns] == [("key", 1), ("n", 3), ("net", 4), ("z", 9)]
+    assert [(column.name, column.field_id) for column in verdict.table.columns] == [
+        ("key", 1),
+        ("n", 3),
+        ("net", 4),
+        ("z", 9),
+    ]
     assert (verdict.table.key, verdict.table.next_field_id) == (("key",), 10)
     # What was dropped does not lend its ID to a column of its name that comes later.
     present = json.loads(verdict.table.shape)
     again = _judged({**present, "columns": [*present["columns"], _column(8, "v", (25, -1))]}, verdict.table)
-    assert [(one.name, one.field_id) for one in again.table.columns][-1] == ("v", 10)
+    assert [(column.name, column.field_id) for column in again.table.columns][-1] == ("v", 10)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_another_key_is_copied_again_under_it() -> None:
 def test_a_type_that_does_not_widen_gets_a_new_field_id() -> None:
     verdict = _judged(_with(2, type=25, modifier=-1, sql="text"), rewritten=4)
     assert verdict.course is Action.COPY_AGAIN
-    assert [(one.name, one.field_id) for one in verdict.table.columns][2] == ("n", 9)
+    assert [(column.name, column.field_id) for column in verdict.table.columns][2] == ("n", 9)
     widened = _judged(_with(0, type=20, sql="bigint"), rewritten=4)
     assert widened.table.columns[0].field_id == 1
 

@@ -170,7 +170,7 @@ def test_truncate_keeps_its_place() -> None:
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a"), pg.truncate(7, 99), pg.insert(7, "2", "b")))
     end = fed.assembler.close()
-    assert [(one.table_id, one.before) for one in end.truncations] == [(7, 1)]
+    assert [(truncation.table_id, truncation.before) for truncation in end.truncations] == [(7, 1)]
     assert end.segments == 2
 
 
@@ -282,7 +282,7 @@ def test_two_copies_of_one_transaction_are_told_apart() -> None:
     fed.verdicts[1] = SchemaChangeDecision(Action.COPY_AGAIN, replace(table, start_lsn=Lsn(92)), "two")
     fed.feed(*transaction(100, *first, pg.insert(7, "1", "a"), *second, pg.insert(7, "2", "b")))
     end = fed.assembler.close()
-    assert [(one.former_lsn, one.table.start_lsn) for one in end.changed_tables] == [(0, 92), (92, 93)]
+    assert [(table.former_lsn, table.table.start_lsn) for table in end.changed_tables] == [(0, 92), (92, 93)]
 
 
 def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
@@ -332,7 +332,7 @@ def test_a_table_that_waited_is_applied_although_the_server_does_not_describe_it
     fed.verdicts = [SchemaChangeDecision(Action.NOTHING, table)]
     fed.feed(*transaction(200, pg.note(7, shape={}, settled=True)), *transaction(300, pg.insert(7, "2", "b")))
     end = fed.assembler.close()
-    assert (end.changes, [one.copy_again for one in end.changed_tables]) == (1, [True])
+    assert (end.changes, [table.copy_again for table in end.changed_tables]) == (1, [True])
 
 
 def test_a_transaction_that_the_server_cannot_send_gets_a_batch_of_its_own_and_is_passed_over() -> None:
@@ -371,8 +371,8 @@ def test_what_a_transaction_that_is_passed_over_did_to_its_tables_does_not_count
     end = fed.assembler.skip_transaction([TableId(7), TableId(8)], "why")
     assert end.failures == ()
     assert [
-        (one.table.table_id, one.former_lsn, one.table.start_lsn, one.table.awaiting_description)
-        for one in end.changed_tables
+        (table.table.table_id, table.former_lsn, table.table.start_lsn, table.table.awaiting_description)
+        for table in end.changed_tables
     ] == [(7, 0, 192, True), (8, 0, 192, True)], "each is copied again, from the registration that is published"
 
 
@@ -431,7 +431,7 @@ def test_a_truncated_partition_makes_its_table_be_copied_again_unless_the_whole_
     fed.feed(*transaction(100, *whole, pg.insert(7, "1", "a")))
     assert fed.assembler.close().changed_tables == ()
     fed.feed(*transaction(200, pg.truncate(7), pg.insert(7, "1", "a"), pg.note(7, truncated=8)))
-    assert [one.copy_again for one in fed.assembler.close().changed_tables] == [True]
+    assert [table.copy_again for table in fed.assembler.close().changed_tables] == [True]
 
 
 @pytest.mark.parametrize(

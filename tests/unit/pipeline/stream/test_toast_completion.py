@@ -44,7 +44,7 @@ def test_no_key_is_in_two_chains_and_no_row_is_lost(segments: list[list[tuple[in
 def test_keys_of_several_columns_are_equal_in_all_of_them() -> None:
     """Also where their numbers would be equal if they were only added up, or NULL."""
     own = [(1, "b"), (2, "a"), (1, "a"), (1, "b"), (2, "a"), (2, None), (2, None)]
-    rows = pa.table({"n": [one[0] for one in own], "t": [one[1] for one in own]})
+    rows = pa.table({"n": [row[0] for row in own], "t": [row[1] for row in own]})
     missing = pa.table({name: pa.array([False] * len(own)) for name in ("n", "t")})
     found = chains({0: IncompleteRows(rows, {}, missing, rows)}, ["n", "t"])
     assert [rows.tolist() for rows in np.split(found.rows, found.begins[1:-1])] == [[0, 3], [1, 4], [2], [5, 6]]

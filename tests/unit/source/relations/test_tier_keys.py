@@ -29,7 +29,7 @@ def test_spans_are_tier_values_and_come_back(kind: TierKind, text: str, value: i
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "said"),
+    ("kind", "text", "message"),
     [
         (TierKind.BIGINT, "90 days", "not a whole number"),
         (TierKind.BIGINT, "-1", "not a whole number"),
@@ -42,8 +42,8 @@ def test_spans_are_tier_values_and_come_back(kind: TierKind, text: str, value: i
         (TierKind.TIMESTAMPTZ, "", "not a duration"),
     ],
 )
-def test_other_spans_are_refused(kind: TierKind, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_other_spans_are_refused(kind: TierKind, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_span(kind, text, "lag")
 
 

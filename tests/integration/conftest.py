@@ -1,0 +1,41 @@
+"""Fixtures that the folders share: the program, run on the test's database."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mirror_pump.cli.main import app
+from mirror_pump.config import Settings
+from mirror_pump.testing.database import Database
+from tests.support.cli import Run
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment holds no settings of the program, and the current directory is empty."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
+    # The width of the terminal that the tests run in.
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def slot() -> str:
+    """The name of a replication slot. Slots belong to the server and databases to tests, so each test needs its own."""
+    return f"s_{os.urandom(4).hex()}"
+
+
+@pytest.fixture
+def run(database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the program on the test's database, in this process."""
+    monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments))
+
+    return invoke
