@@ -1,9 +1,8 @@
 """seam: reads of 10,000,000 rows, 90 % of them in the lake, beside reads of the same rows from the heap alone.
 
-A pin keeps the heap's old partitions from being dropped while the cut-line passes them: so both reads find all rows,
-in one table, and what is written to an old partition, a correction, is in the heap as well. The pump has stopped
-before anything is
-read: it would fold the corrections away.
+A pin keeps the heap's old partitions from being dropped while the cut-line passes them: so both reads find all rows, in
+one table, and what is written to an old partition, a correction, is in the heap as well. The pump has stopped before
+anything is read: it would fold the corrections away.
 """
 
 from __future__ import annotations

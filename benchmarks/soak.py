@@ -1,8 +1,8 @@
 """`make soak`: faults for as long as one likes. Stops at the first thing that does not hold, naming its seed.
 
 Rounds of the property test (tests/support/mirror_state_machine.py) with a fresh seed each, in turn with tasks in
-threads, which
-makes many mirrors, and in Spark, which makes them real; between them the larger tests of copies, kills and verify.
+threads, which makes many mirrors, and in Spark, which makes them real; between them the larger tests of copies, kills
+and verify.
 """
 
 from __future__ import annotations

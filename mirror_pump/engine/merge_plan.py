@@ -204,9 +204,9 @@ def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) 
 
     `pending`: the sequence numbers of all equality deletes, ascending. None of them lies between the numbers of two
     chosen files, or equals one of them (mirror_pump.lake.commit.merged_files explains why). Chosen are files of the
-    largest class
-    that has at least `FANOUT` files, then those of all smaller classes, oldest first, until they make up the target
-    size. So a row is rewritten once per class, and once more each time that most of its neighbours have been deleted.
+    largest class that has at least `FANOUT` files, then those of all smaller classes, oldest first, until they make up
+    the target size. So a row is rewritten once per class, and once more each time that most of its neighbours have been
+    deleted.
     """
     runs: dict[int, list[LiveFile]] = defaultdict(list)
     for file in data:

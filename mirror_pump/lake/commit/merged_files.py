@@ -1,10 +1,9 @@
 """Describes what a merge of small data files wrote, and moves later position deletes to the merged file.
 
-Invariant: a merge that passes `mirror_pump.lake.commit.file_rewrite.check` changes no row that any reader sees.
-Terms: the base
-is the state that the merge was computed from, and n its sequence number. The sources are the data files that the merge
-replaces, r is the data sequence number of a source, and b the highest of these. M is the merged file. The merge lands
-on the current state.
+Invariant: a merge that passes `mirror_pump.lake.commit.file_rewrite.check` changes no row that any reader sees. Terms:
+the base is the state that the merge was computed from, and n its sequence number. The sources are the data files that
+the merge replaces, r is the data sequence number of a source, and b the highest of these. M is the merged file. The
+merge lands on the current state.
 
 - M holds the rows of the sources that no position delete of the base hides, and has the explicit data sequence number
   b. This lifts rows from r to b, so that equality deletes with numbers in (r, b] no longer reach them. There are no

@@ -30,8 +30,7 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
 
     It plans without statistics: by them, tables without a row would vanish from the plan that says which columns to
     bring (mirror_pump.ops.reads.views), and DuckDB 1.5 fails with an internal error at some queries over an Iceberg
-    table
-    that has more rows in delete files than in data files, as rewrites by other engines may leave it.
+    table that has more rows in delete files than in data files, as rewrites by other engines may leave it.
     """
     require_duckdb()
     import duckdb

@@ -16,10 +16,9 @@ corrections
 heap    what the heap holds, as a query of Postgres would find it.
 hybrid  see mirror_pump/ops/reads/hybrid_reads.py.
 
-Columns are the lake's, by field ID: a column that the pinned snapshot does not have yet is NULL there; in the
-published snapshot, which goes
-with the heap as it is now, it is what rows from before the column have (Column.initial). Sidecars are those that the
-lake's schema has, and those that rows of the other sides need.
+Columns are the lake's, by field ID: a column that the pinned snapshot does not have yet is NULL there; in the published
+snapshot, which goes with the heap as it is now, it is what rows from before the column have (Column.initial). Sidecars
+are those that the lake's schema has, and those that rows of the other sides need.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ that was thinned out of the history leaves a gap between the ones around it, see
 that has such a gap right behind the snapshot in question may have been changed by then, and is refused there.
 
 A table's past begins with the snapshot with which it went live (`mirror_pump.pipeline.publish.staging.Stager.stage`
-argues that
-it, and no earlier one, is the table at its frontier). Snapshots of a copy are marked, and are nobody's past. Of a
-table that was copied again, what was before its copy is refused too: its columns may have been others.
+argues that it, and no earlier one, is the table at its frontier). Snapshots of a copy are marked, and are nobody's
+past. Of a table that was copied again, what was before its copy is refused too: its columns may have been others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What `status` says of maintenance: what is due, table by table, and whether anybody does it.
 
 Judged by the rules that a maintainer works by (mirror_pump.ops.maintenance.plan), from the catalog and the metadata
-files that
-status reads anyhow: no manifest is read and no storage is listed. Sizes of files are known from a maintainer's last
-look if nothing was committed since; otherwise only as many count as small as must be.
+files that status reads anyhow: no manifest is read and no storage is listed. Sizes of files are known from a
+maintainer's last look if nothing was committed since; otherwise only as many count as small as must be.
 """
 
 from __future__ import annotations

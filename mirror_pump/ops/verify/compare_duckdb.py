@@ -27,8 +27,7 @@ def compare(
     line: CutLine | None = None,
 ) -> Comparison:
     """As `mirror_pump.ops.verify.compare_spark.compare`. Raises duckdb.Error, also where the connection's memory does
-    not
-    suffice."""
+    not suffice."""
     scans = {
         side: f"iceberg_scan({literal(at)})" for side, at in zip(_SIDES, (heap_location, lake_location), strict=True)
     }

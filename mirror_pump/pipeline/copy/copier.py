@@ -1,12 +1,11 @@
 """Initial copies: plans chunks, keeps tasks reading them, and reports each finished chunk to the inbox.
 
 A chunk is a range of heap blocks, read in a short snapshot of its own at any time after the start LSN and born at the
-start sequence number. That is
-enough: whatever changed after the start LSN comes in the stream too, every stream change of a table under copy deletes
-its key, and each of these deletes is younger than the start sequence number, so a copied row survives only where no
-change came. A row that an update moved may be copied twice or not at all; the update is in the
-stream, so both come out right. Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without telling:
-the relation's file node changes, the task notices under its lock, and the copy starts again.
+start sequence number. That is enough: whatever changed after the start LSN comes in the stream too, every stream change
+of a table under copy deletes its key, and each of these deletes is younger than the start sequence number, so a copied
+row survives only where no change came. A row that an update moved may be copied twice or not at all; the update is in
+the stream, so both come out right. Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without
+telling: the relation's file node changes, the task notices under its lock, and the copy starts again.
 """
 
 from __future__ import annotations

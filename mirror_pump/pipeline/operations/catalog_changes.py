@@ -5,8 +5,8 @@ meanwhile builds on metadata that only `mirror_tables.staged_location` names. It
 file removed, so history and field IDs go on. When the copy is complete, one publish makes it the table's pointer and
 the published snapshot. A reader sees the old content at its old frontier, then the new content at the new one, and
 nothing in between. What another engine did to the table meanwhile goes on with it (`mirror_pump.lake.commit.rebase`),
-but for commits to `main` (a rewrite, at most: the mirror's rows are nobody
-else's to change): they concerned files that are gone by then.
+but for commits to `main` (a rewrite, at most: the mirror's rows are nobody else's to change): they concerned files that
+are gone by then.
 """
 
 from __future__ import annotations

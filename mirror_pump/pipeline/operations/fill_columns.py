@@ -2,8 +2,7 @@
 
 Lake: the new schema, in metadata that readers do not see until every file has been written anew
 (mirror_pump.pipeline.schema.column_fill). Catalog: the table is `filling`, and knows up to which sequence number rows
-of which
-bounds are gone.
+of which bounds are gone.
 """
 
 from __future__ import annotations

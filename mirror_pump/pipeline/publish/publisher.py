@@ -1,9 +1,9 @@
 """The publish transaction: the only place where the lake, the frontier and the copies' progress change.
 
 Invariant: `mirror_slots.applied_lsn` = A if and only if, in every mirrored table that is not failed, exactly the
-transactions that end at or below A are in the lake. It holds because Iceberg's pointers are
-rows of the same database: one COMMIT moves them and A. Whoever holds a `LandedPublish` knows that such a COMMIT
-happened; only this module makes one, and the slot can be acknowledged with nothing else.
+transactions that end at or below A are in the lake. It holds because Iceberg's pointers are rows of the same database:
+one COMMIT moves them and A. Whoever holds a `LandedPublish` knows that such a COMMIT happened; only this module makes
+one, and the slot can be acknowledged with nothing else.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Moves the published snapshot to what another engine's rewrite left, while no pump publishes
-the table.
+"""Moves the published snapshot to what another engine's rewrite left, while no pump publishes the table.
 
 A pump's next publish of a table rebases on whatever the catalog names and moves the published snapshot along. Until
 then the published snapshot stays where it was, which is correct as long as that snapshot exists, but readers that

@@ -1,9 +1,8 @@
 """What a publish writes to the lake before its transaction: each table's next Iceberg metadata.
 
 It builds on the state that the catalog names, and moves no pointer: what was staged is as if it were not, until
-`mirror_pump.pipeline.publish.publisher` commits it. A table's part that does not fit the table's present state is
-left out
-instead of holding up the others'.
+`mirror_pump.pipeline.publish.publisher` commits it. A table's part that does not fit the table's present state is left
+out instead of holding up the others'.
 
 What a table's operations come to is a `TablePlan`, worked out without I/O (mirror_pump.pipeline.operations); this
 module writes plans.

@@ -10,9 +10,9 @@ Once no such file is left, one publish shows the whole.
 Invariant: a file lacks the column if and only if its rows were written before the command's place in the stream; a
 segment never spans that place, and rows that wait for large values get the value when they are put under the new
 columns (mirror_pump.pipeline.stream.schema_projection). What the stream changes meanwhile counts as it does for a merge
-(mirror_pump.lake.commit.merged_files): a new file has its source's data sequence number, and position deletes that
-came since are
-carried over. Files that come later have every column, so no further one that lacks it appears once none is left.
+(mirror_pump.lake.commit.merged_files): a new file has its source's data sequence number, and position deletes that came
+since are carried over. Files that come later have every column, so no further one that lacks it appears once none is
+left.
 
 Rows below the cut-line of a table with heap retention are in the lake alone, and filled like any others. Why that is
 exact:

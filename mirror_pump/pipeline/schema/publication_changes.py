@@ -34,10 +34,9 @@ def copy_altered(
     their last frontier.
 
     Those that are published whole now; the others wait until they are. `applied`: the frontier. One that waited before
-    has its start LSN at the present end of WAL: a note that it was to be copied from may be in there, of a time
-    without the table's changes, and each session would find it again. Raises SourceError for a publication that the
-    mirror cannot go on
-    with.
+    has its start LSN at the present end of WAL: a note that it was to be copied from may be in there, of a time without
+    the table's changes, and each session would find it again. Raises SourceError for a publication that the mirror
+    cannot go on with.
     """
     # Before the look: whoever drops a table behind it says so beyond this.
     end = wal_end(connection)

@@ -1,4 +1,4 @@
-"""Keeps the catalog told of why a pump cannot go on, over all its sessions."""
+"""Records in the catalog why a pump cannot go on, across all its sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirror_pump.source.catalog.pump_error import note_error
 
 
 class FailureRecord:
-    """One pump's failures in a row: as long as the frontier does not move, they are one trouble."""
+    """Counts one pump's consecutive failures. Failures at the same frontier count as one problem."""
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn = dsn
@@ -23,11 +23,10 @@ class FailureRecord:
         self._began = 0.0
 
     def failed(self, error: Exception, frontier: Lsn, epoch: int | None, retry_in: float | None) -> None:
-        """An attempt failed, with the frontier where it is; the next one comes in so many seconds (None: there is
-        none).
+        """Record a failed attempt at `frontier`. `retry_in`: seconds until the next attempt, None if there is none.
 
-        Whoever never led (`epoch` is None) has nothing to say. Nor is anything stored while the database cannot be
-        reached: that is tried for some seconds, and forgotten.
+        Nothing is stored for a pump that never led (`epoch` is None). Nothing is stored either if the database cannot
+        be reached: the write is tried for some seconds and then given up.
         """
         if frontier > self._frontier or not self._attempts:
             self._frontier, self._attempts, self._began = frontier, 0, time.monotonic()

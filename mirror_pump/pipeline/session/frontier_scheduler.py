@@ -1,5 +1,4 @@
-"""How far the frontier has to move without changes of its own: for waiters, for the pump's goal, past what others
-write."""
+"""Decides when the frontier moves without changes: for waiters, for the pump's goal, and past WAL that others write."""
 
 from __future__ import annotations
 
@@ -9,20 +8,21 @@ from dataclasses import dataclass
 from mirror_pump.model import Lsn
 
 _IDLE_WAIT = 1.0
-"""Seconds without any work after which the loop asks itself whether somebody still waits."""
-_FIRST_ASK = 0.02
-"""As _IDLE_WAIT, when the server's answer fell short of what is wanted: it had not read the newest WAL yet. Doubles
-with every such answer up to _IDLE_WAIT, since a server that decodes a large transaction falls short for long."""
+"""Seconds without work after which the loop checks whether a client still waits."""
+_FIRST_POLL_INTERVAL = 0.02
+"""Seconds to wait instead of _IDLE_WAIT when the server's answer is behind the wanted position, because the server had
+not read the newest WAL yet. Doubles with every such answer up to _IDLE_WAIT: a server that decodes a large transaction
+stays behind for long."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """When the pump is done; with neither part, never."""
+    """When the pump is done. A pump with neither field set never is."""
 
     until: Lsn | None = None
-    """The frontier has reached it."""
+    """Done only when the frontier has reached this position."""
     copies: bool = False
-    """No table is being copied any more."""
+    """Done only when no table is being copied."""
 
     @property
     def endless(self) -> bool:
@@ -30,7 +30,7 @@ class Goal:
 
 
 class FrontierScheduler:
-    """Of one session. The loop's thread only.
+    """Belongs to one session. Only the loop's thread may use it.
 
     A publish writes WAL itself, so it must not be a reason for the next one: the frontier moves for nobody's sake only
     once others have written `foreign_bytes` and `foreign_interval` seconds have passed.
@@ -41,23 +41,23 @@ class FrontierScheduler:
         self.caught_up = applied
         """The stream holds nothing up to here that is not published."""
         self._wanted = Lsn(0)
-        self._poll_interval = _FIRST_ASK
+        self._poll_interval = _FIRST_POLL_INTERVAL
         self._foreign_bytes = foreign_bytes
         self._foreign_interval = foreign_interval
-        self._served_at = time.monotonic()
+        self._published_at = time.monotonic()
 
     def want(self, lsn: Lsn) -> None:
-        """Somebody waits for the frontier to reach it."""
+        """A client waits for the frontier to reach `lsn`."""
         if lsn > self._wanted:
             self._wanted = lsn
-            self._poll_interval = _FIRST_ASK
+            self._poll_interval = _FIRST_POLL_INTERVAL
 
     def reached(self, lsn: Lsn) -> None:
         """The stream is caught up with WAL to here."""
         self.caught_up = max(self.caught_up, lsn)
 
     def has_waiters(self, frontier: Lsn) -> bool:
-        """Whether somebody waits for more than `frontier`."""
+        """Whether a client waits for a position beyond `frontier`."""
         return self._wanted > frontier
 
     @property
@@ -67,7 +67,7 @@ class FrontierScheduler:
         return self._poll_interval if max(self._wanted, self.goal.until or Lsn(0)) > self.caught_up else _IDLE_WAIT
 
     def waited(self) -> None:
-        """No work came for that long."""
+        """No work came for `poll_interval` seconds."""
         self._poll_interval = min(2 * self._poll_interval, _IDLE_WAIT)
 
     def due(self, frontier: Lsn) -> bool:
@@ -78,10 +78,10 @@ class FrontierScheduler:
             or (until is not None and frontier < until <= self.caught_up)
             or (
                 self.caught_up - frontier >= self._foreign_bytes
-                and time.monotonic() - self._served_at >= self._foreign_interval
+                and time.monotonic() - self._published_at >= self._foreign_interval
             )
         )
 
     def served(self) -> None:
-        """The frontier moves to `caught_up` now."""
-        self._served_at = time.monotonic()
+        """The frontier is being moved to `caught_up`."""
+        self._published_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""How a pump comes to its lead: at once, or as a standby once the pump that leads now has ended."""
+"""Takes the lead of a mirror: at once, or as a standby once the present leader has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sql import queries
 _SQL = queries("pump")
 
 _POLL_INTERVAL = 0.5
-"""Seconds between two looks at whether somebody leads: two small queries a second, for a turn that comes within one."""
+"""Seconds between checks for a leader: two small queries a second let a standby take over within a second."""
 _ASK_INTERVAL = 2.0
 """Seconds between two requests that the leader publish the frontier of our goal: each writes WAL."""
 
@@ -52,15 +52,15 @@ def take_lead(
 def _wait(
     standby: Standby, slot: str, goal: Goal, observer: Observer, stop: threading.Event, totals: RunState
 ) -> Leader | None:
-    told_of: int | None = None
+    reported_epoch: int | None = None
     ask_at = time.monotonic()
     while not stop.is_set():
         answer = standby.ask()
         if isinstance(answer, Leader):
             return answer
         totals.frontier = answer.frontier
-        if answer.epoch != told_of:
-            told_of = answer.epoch
+        if answer.epoch != reported_epoch:
+            reported_epoch = answer.epoch
             observer(Step.STANDBY, leader=answer.leader, frontier=answer.frontier)
         if not goal.endless:
             if _reached(standby, slot, goal, answer):
@@ -74,7 +74,7 @@ def _wait(
 
 
 def _reached(standby: Standby, slot: str, goal: Goal, led: Led) -> bool:
-    """Whether the leader has done what this pump was started for."""
+    """Whether the leader has reached this pump's goal."""
     if goal.until is not None and led.frontier < goal.until:
         return False
     if not goal.copies:

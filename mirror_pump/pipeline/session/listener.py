@@ -1,4 +1,4 @@
-"""Wakes the pump: somebody waits for the frontier, a table was registered, or old partitions are to be looked at again.
+"""Wakes the pump when a client waits for the frontier, a table was registered, or partitions are due for another look.
 
 Channel `mirror_pump`; the frontier travels as the payload.
 """
@@ -19,14 +19,15 @@ CHANNEL = "mirror_pump"
 """NOTIFY payloads: a WAL position in Postgres's notation that the frontier is wanted at, `copy` for a new
 registration, or RETAIN."""
 RETAIN = "retain"
-"""Steps of heap retention that were put off are to be tried again."""
+"""Retry the postponed steps of heap retention."""
 
 _LOOK_INTERVAL = 5.0
-"""Seconds between looks at what libpq may have without the socket's saying so. Notices and the stop wake the thread."""
+"""Seconds between checks for notices that libpq has buffered without the socket becoming readable. Notices and a stop
+request wake the thread at once."""
 
 
 class Listener:
-    """A thread on a connection of its own that LISTENs."""
+    """A thread that LISTENs on its own connection."""
 
     def __init__(self, context: SessionContext, registered: Callable[[], None], retain: Callable[[], None]) -> None:
         """`registered` and `retain`: what to call when a table was registered, and when partitions are to be looked
@@ -43,7 +44,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Not twice."""
+        """End the thread. Must be called only once."""
         self._thread.stop()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -60,14 +61,14 @@ class Listener:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
             connection.execute(f"LISTEN {CHANNEL}")
-            # Registrations that committed before we listened.
+            # Notices of registrations that committed before LISTEN are lost.
             self._registered()
             while not self._thread.stopping():
                 for notice in connection.notifies(timeout=0):
-                    self._take(notice.payload)
+                    self._handle(notice.payload)
                 selector.select(_LOOK_INTERVAL)
 
-    def _take(self, payload: str) -> None:
+    def _handle(self, payload: str) -> None:
         if payload == RETAIN:
             self._retain()
             return

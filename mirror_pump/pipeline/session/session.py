@@ -144,7 +144,7 @@ class PumpSession:
         self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
         self._lead_kept = False
         totals.epoch = self._leader.epoch
-        self._leftovers = UnpublishedFiles(context.storage)
+        self._unpublished_files = UnpublishedFiles(context.storage)
         # In reverse: the threads end before what they left is removed.
         self._closing = ExitStack()
         self._closing.callback(self._release_lead)
@@ -154,7 +154,7 @@ class PumpSession:
                 self._closing,
                 context,
                 indexes,
-                self._leftovers,
+                self._unpublished_files,
                 self._leader.epoch,
                 goal.until,
                 totals.isolated_transaction,
@@ -162,12 +162,12 @@ class PumpSession:
         except BaseException:
             self.close()
             raise
-        self._parts = parts
+        self._services = parts
         # Of those that a former session told of.
         waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
         self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
         self._frontier = totals.frontier = parts.applied
-        self._demand = FrontierScheduler(
+        self._scheduler = FrontierScheduler(
             goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval
         )
         self._began = self._retained_at = time.monotonic()
@@ -190,7 +190,7 @@ class PumpSession:
             self._leader.release()
 
     def _remove_leftovers(self) -> None:
-        self._leftovers.remove()
+        self._unpublished_files.remove()
         self._empty_inbox()
         chunks = [chunk for copied in self._chunks.values() for _, chunk in copied]
         discard([*self._left, *(chunk.file.path for chunk in chunks if chunk.file is not None)], self._storage)
@@ -215,29 +215,29 @@ class PumpSession:
     def run(self) -> bool:
         """Take work until the goal is reached or the stop requested. True: begin again at once."""
         self._observer(Step.STREAMING, frontier=self._frontier)
-        if self._demand.goal.until is not None:
-            self._parts.receiver.want_position()
+        if self._scheduler.goal.until is not None:
+            self._services.receiver.want_position()
         while not self._stop_requested() and not self._done():
             try:
-                work = self._inbox.get(timeout=self._demand.poll_interval)
+                work = self._inbox.get(timeout=self._scheduler.poll_interval)
             except Empty:
-                self._demand.waited()
-                self._look_around()
-                self._tell_of_indexes()
+                self._scheduler.waited()
+                self._handle_idle()
+                self._report_indexes()
                 continue
             try:
                 self._take(work)
             except FileMissing as error:
                 self._fail_owner(error)
                 raise
-            self._tell_of_indexes()
+            self._report_indexes()
             if self._begin_again:
                 return True
             # Also when the last chunk came with other work behind it: nothing else might ever publish it.
             if self._chunks and self._inbox.empty():
                 self._publish_copies()
         # The memory goes with the process.
-        self._parts.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
+        self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
         return False
 
     def _take(self, work: Event) -> None:
@@ -246,27 +246,27 @@ class PumpSession:
                 self._apply(work)
             case CaughtUp(lsn):
                 self._caught_up = True
-                self._demand.reached(lsn)
+                self._scheduler.reached(lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
                 # Anybody may ask for anything: a position that WAL has not reached is nothing that others should have
                 # to wait behind. Whoever means it asks again.
-                self._demand.want(min(lsn, wal_end(self._parts.connection)))
+                self._scheduler.want(min(lsn, wal_end(self._services.connection)))
                 self._publish_idle()
-                if self._demand.has_waiters(self._frontier):
-                    self._parts.receiver.want_position()
+                if self._scheduler.has_waiters(self._frontier):
+                    self._services.receiver.want_position()
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
             case CopyPlanned():
                 # An empty table has nothing to publish: the frontier has to move for it to go live.
-                self._look_around()
+                self._handle_idle()
             case CopyInvalid(table):
                 landed = self._publish(PublishRequest(deltas=(TableDelta(table, (RestartCopy(),)),)))
                 copy = table.table_id, table.start_lsn, table.generation
                 if table.table_id in landed.tables and copy not in self._invalid_copies:
                     self._invalid_copies.add(copy)
                     self._observer(Step.TABLE_COPIED_AGAIN, table=str(table.name), reason=_REWRITTEN)
-                self._parts.copier.wake()
+                self._services.copier.wake()
             case CopyFailed(table, error):
                 self._publish(PublishRequest(failures=(Failure(table, error),)))
             case LakeFileMissing():
@@ -276,7 +276,7 @@ class PumpSession:
             case IndexWanted():
                 self._want_index(work)
             case FileRewriteReady():
-                self._publish_exchange(work)
+                self._publish_rewrite(work)
             case AdvanceWanted():
                 self._advance(work)
             case FoldReady():
@@ -294,9 +294,9 @@ class PumpSession:
     def _apply(self, batch: Batch) -> None:
         self._observer(Step.RECEIVED, changes=batch.end.changes, segments=batch.end.segments)
         results = self._results(batch.segments)
-        applied = self._parts.applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
+        applied = self._services.applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
         self._observer(Step.WRITTEN, frontier=batch.end.end_lsn)
-        self._leftovers.hand_over(segment.result for segment in batch.segments)
+        self._unpublished_files.hand_over(segment.result for segment in batch.segments)
         landed = self._publish(
             PublishRequest(
                 frontier=batch.end.end_lsn,
@@ -306,19 +306,19 @@ class PumpSession:
                 written_since=batch.written_since,
             )
         )
-        self._parts.receiver.batch_done()
+        self._services.receiver.batch_done()
         self._totals.changes += batch.end.changes
         changes = [delta.change for delta in applied.deltas if delta.change is not None]
         for change in changes:
-            self._tell(change)
+            self._report_change(change)
         if changes:
-            self._parts.watcher.wake()
+            self._services.watcher.wake()
         if changes or any(delta.get(Truncate) is not None for delta in applied.deltas):
-            self._parts.copier.wake()
-        self._demand.reached(landed.frontier)
+            self._services.copier.wake()
+        self._scheduler.reached(landed.frontier)
         self._publish_idle()
 
-    def _tell(self, change: TableChange) -> None:
+    def _report_change(self, change: TableChange) -> None:
         """Say what became of a table that changed. One that cannot be copied again before it is described is told of
         twice: when that is known, and when its copy begins, for the same reason."""
         table = change.table
@@ -333,30 +333,30 @@ class PumpSession:
     def _unpublish_failed(self) -> None:
         """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
         their being published what makes it refuse their updates."""
-        rows = self._parts.connection.execute(_SQL["failed"], {"slot": self._slot}).fetchall()
+        rows = self._services.connection.execute(_SQL["failed"], {"slot": self._slot}).fetchall()
         for table_id, publication in rows:
             # One that somebody holds a lock on stays until there is time; of a lost connection the loop hears soon.
-            with suppress(SourceError), self._parts.connection.transaction() as transaction:
-                self._parts.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
+            with suppress(SourceError), self._services.connection.transaction() as transaction:
+                self._services.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
                 with source_errors("having the server send no more of a table"):
-                    remove_from_publication(self._parts.connection, publication, table_id)
+                    remove_from_publication(self._services.connection, publication, table_id)
                 # It holds a lock now that registering needs: what is registered anew by now has to stay.
-                if self._parts.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
+                if self._services.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
         # After the last chunk the frontier has to move for the table to go live, and nothing may come that moves it.
-        self._look_around()
+        self._handle_idle()
 
-    def _publish_exchange(self, work: FileRewriteReady) -> None:
+    def _publish_rewrite(self, work: FileRewriteReady) -> None:
         table_id = work.table.table_id
         delta = TableDelta(work.table, (RewriteFiles(work.resolution),))
         landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
-        self._parts.upkeep.finished(table_id, landed=accepted)
+        self._services.upkeep.finished(table_id, landed=accepted)
 
     def _advance(self, work: AdvanceWanted) -> None:
         """Move the cut-line, in a publish of its own: what is refused here must hold up nothing else.
@@ -386,7 +386,7 @@ class PumpSession:
         if not work.answer.set_running_or_notify_cancel():
             return
         try:
-            lake = self._parts.publisher.load(work.table)
+            lake = self._services.publisher.load(work.table)
             work.answer.set_result(self._indexes.want(work.table, lake, work.deletes))
         except TableError:
             # The table is not what it was; its fold finds that out.
@@ -412,18 +412,18 @@ class PumpSession:
         work.answer.set_result(done)
 
     def _fail_owner(self, error: FileMissing) -> None:
-        """Set the table aside whose missing file ends the session: the next one would meet it again."""
-        for stored in stored_tables(self._parts.connection):
+        """Fail the table whose missing file ends the session; otherwise the next session would fail on it again."""
+        for stored in stored_tables(self._services.connection):
             if error.location.startswith(f"{stored.location}/"):
                 self._fail_if_missing(LakeFileMissing(stored.table_id, error.location))
 
     def _fail_if_missing(self, work: LakeFileMissing) -> None:
         """Set the table aside if its present state needs the file that somebody missed. Raises LakeError while the
         storage as a whole does not answer."""
-        table = load_table(self._parts.connection, work.table_id)
+        table = load_table(self._services.connection, work.table_id)
         if table is None or table.state is TableState.FAILED:
             return
-        failure = self._parts.publisher.missing.confirmed(table, work.location)
+        failure = self._services.publisher.missing.confirmed(table, work.location)
         if failure is not None:
             self._publish(PublishRequest(failures=(failure,)))
         elif work.copying and work.location.startswith(f"{table.location}/"):
@@ -445,21 +445,21 @@ class PumpSession:
 
     def _publish(self, request: PublishRequest) -> LandedPublish:
         try:
-            landed = self._parts.publisher.publish(request)
+            landed = self._services.publisher.publish(request)
         except BaseException:
-            if not self._parts.publisher.may_have_landed:
+            if not self._services.publisher.may_have_landed:
                 # It certainly did not happen, and these files are not offered again.
                 discard(files_of(request), self._storage)
             raise
         self._frontier = self._totals.frontier = landed.frontier
         self._totals.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
-        self._parts.upkeep.published(landed.tables)
-        self._parts.retention.published()
-        self._parts.receiver.acknowledge(landed)
+        self._services.upkeep.published(landed.tables)
+        self._services.retention.published()
+        self._services.receiver.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)
         for failure in landed.failures:
-            self._parts.receiver.drop(failure.table)
+            self._services.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
             tell_of_failure(self._observer, failure)
         if landed.failures:
@@ -470,9 +470,9 @@ class PumpSession:
         if landed.dropped:
             self._retain_indexes()
         if landed.live or landed.filling:
-            tables = [load_table(self._parts.connection, table_id) for table_id in (*landed.live, *landed.filling)]
-            self._parts.receiver.refresh(tuple(table for table in tables if table is not None))
-            self._parts.upkeep.live((*landed.live, *landed.filling))
+            tables = [load_table(self._services.connection, table_id) for table_id in (*landed.live, *landed.filling)]
+            self._services.receiver.refresh(tuple(table for table in tables if table is not None))
+            self._services.upkeep.live((*landed.live, *landed.filling))
             for table in tables[: len(landed.live)]:
                 self._observer(Step.LIVE, table=str(table and table.name))
         return landed
@@ -480,61 +480,61 @@ class PumpSession:
     def _publish_idle(self) -> None:
         """Move the frontier without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of
         others."""
-        position = self._demand.caught_up
+        position = self._scheduler.caught_up
         if position <= self._frontier:
             return
-        if self._demand.due(self._frontier) or self._copy_due(position):
-            self._demand.served()
+        if self._scheduler.due(self._frontier) or self._copy_due(position):
+            self._scheduler.served()
             self._publish(PublishRequest(frontier=position, deltas=self._with_chunks(())))
 
     def _copy_due(self, position: Lsn) -> bool:
         """Whether a copied table may go live at `position`; if it only needs a later one, ask for that."""
-        row = self._parts.connection.execute(_SQL["due_to_go_live"], {"slot": self._slot}).fetchone()
+        row = self._services.connection.execute(_SQL["due_to_go_live"], {"slot": self._slot}).fetchone()
         if row is None or row[0] is None:
             return False
         if row[0] <= position:
             return True
-        self._demand.want(Lsn(row[0]))
-        self._parts.receiver.want_position()
+        self._scheduler.want(Lsn(row[0]))
+        self._services.receiver.want_position()
         return False
 
     def _retain_indexes(self) -> None:
         self._retained_at = time.monotonic()
-        retain_live(self._indexes, self._parts.connection, self._slot)
+        retain_live(self._indexes, self._services.connection, self._slot)
 
-    def _tell_of_indexes(self) -> None:
+    def _report_indexes(self) -> None:
         """`status` is told of an index that is ready, or has made room for another, also if its table rests."""
         for table_id, report in self._indexes.news().items():
-            self._parts.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
+            self._services.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
-    def _look_around(self) -> None:
-        """Nothing came for a while: has the frontier still to move for somebody?"""
+    def _handle_idle(self) -> None:
+        """The inbox is idle: publish an empty batch if a client waits for the frontier."""
         if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
             self._recover()
-        if self._demand.has_waiters(self._frontier) or not self._demand.goal.endless:
-            self._parts.receiver.want_position()
+        if self._scheduler.has_waiters(self._frontier) or not self._scheduler.goal.endless:
+            self._services.receiver.want_position()
         self._publish_idle()
-        if self._demand.caught_up <= self._frontier:
+        if self._scheduler.caught_up <= self._frontier:
             self._copy_due(self._frontier)
         if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
             self._retain_indexes()
             self._unpublish_failed()
 
     def _recover(self) -> None:
-        """Says that what the last session ended with is over, though there was nothing to publish since."""
+        """Clear the recorded error of the last session although nothing was published since."""
         if self._caught_up:
-            clear_error(self._parts.connection, self._slot)
+            clear_error(self._services.connection, self._slot)
             self._recovered = True
         else:
-            self._parts.receiver.want_position()
+            self._services.receiver.want_position()
 
     def _done(self) -> bool:
-        goal = self._demand.goal
+        goal = self._scheduler.goal
         if goal.endless or (goal.until is not None and self._frontier < goal.until):
             return False
         if not goal.copies:
             return True
-        row = self._parts.connection.execute(_SQL["copying"], {"slot": self._slot}).fetchone()
+        row = self._services.connection.execute(_SQL["copying"], {"slot": self._slot}).fetchone()
         return row is not None and row[0] == 0
 
     def _results(self, segments: Iterable[PendingSegment]) -> list[SegmentResult]:

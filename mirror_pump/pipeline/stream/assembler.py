@@ -1,9 +1,9 @@
 """Cuts the stream into segments and batches. Protocol logic without I/O: fed with messages, it emits work.
 
 A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
-transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction
-only once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however
-large a transaction is.
+transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction only
+once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however large a transaction
+is.
 """
 
 from __future__ import annotations
@@ -79,17 +79,15 @@ class Assembler:
     a registration that came, went or was replaced is seen before the first change that it concerns.
 
     `judge(table, note)` says what to do about a table that one of our notes describes
-    (mirror_pump.source.relations.change_notes). Notes
-    of a transaction are taken together, at the table's next Relation message, which comes before its next change, or at
-    the commit: a key that is dropped and made again in between was never missing. From then on the table as judged
-    counts, not what the catalog says: publishes are behind the stream. A table that is copied again has the
-    transaction's position as its start LSN, as if it had just been registered. One that waits is taken up by a note
-    that is `settled`, whatever others say before.
+    (mirror_pump.source.relations.change_notes). Notes of a transaction are taken together, at the table's next Relation
+    message, which comes before its next change, or at the commit: a key that is dropped and made again in between was
+    never missing. From then on the table as judged counts, not what the catalog says: publishes are behind the stream.
+    A table that is copied again has the transaction's position as its start LSN, as if it had just been registered. One
+    that waits is taken up by a note that is `settled`, whatever others say before.
 
-    `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole: it gets a
-    batch of its own,
-    which ends with `skip_transaction` once the server gives up.
-    `wanted(lsn)` is told of positions that somebody waits for the frontier to reach.
+    `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole: it gets a batch
+    of its own, which ends with `skip_transaction` once the server gives up. `wanted(lsn)` is told of positions that
+    somebody waits for the frontier to reach.
     """
 
     def __init__(

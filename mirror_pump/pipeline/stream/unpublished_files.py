@@ -1,7 +1,7 @@
-"""Files that tasks write before a publish names them, and what becomes of them when that publish will not come.
+"""Files that tasks wrote and no publish refers to yet, and their removal if that publish never comes.
 
-Left where they are, they would wait for a sweep, hours later. On a storage that has run full they would take the very
-room that the next attempt needs: the pump could never go on by itself. So whoever gives an attempt up removes them.
+Otherwise they would stay until a sweep, hours later. On full storage they would take the space that the next attempt
+needs, and the pump could never recover by itself. So the code that gives up an attempt removes its files.
 
 Invariant: a file is removed only if no publish that may have landed names it. Segments count as abandoned until
 the loop hands them to a publish (`hand_over`); from then on they belong to that publish, which removes them only if it
@@ -34,12 +34,12 @@ class UnpublishedFiles:
             self._waiting.add(result)
 
     def hand_over(self, results: Iterable[Future[SegmentResult]]) -> None:
-        """A publish is about to name the files of these."""
+        """A publish is about to refer to the files of these segments."""
         with self._lock:
             self._waiting.difference_update(results)
 
     def remove(self) -> None:
-        """The session is over: cancel what has not begun, remove what was written, and what still will be."""
+        """End of the session: cancel tasks that have not begun; remove files written already or still being written."""
         with self._lock:
             waiting, self._waiting = self._waiting, set()
         for result in waiting:
@@ -48,7 +48,7 @@ class UnpublishedFiles:
 
 
 def _remove(storage: StorageOptions, result: Future[SegmentResult]) -> None:
-    # A task that failed has removed its files by itself.
+    # A failed task has removed its own files.
     if not result.cancelled() and result.exception() is None:
         discard(
             [file.path for table in result.result().tables for file in (*table.files.data, *table.files.deletes)],

@@ -1,9 +1,8 @@
 """Keeps mirrored tables cheap to read, in the background: threads watch tables, have tasks do what is due, and report.
 
 A job is computed against some state of a table, S0, while the stream goes on, and published by the loop on top of
-whatever is current then; `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why
-no reader sees a row
-change by it, and refuse what they cannot prove. What is refused is thrown away and computed again.
+whatever is current then; `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why no
+reader sees a row change by it, and refuse what they cannot prove. What is refused is thrown away and computed again.
 
 Each job has a thread of its own, so that a merge of some files never waits for another table's resolve, which may take
 minutes; of one table only one job is in hand at a time, since each exchanges files that the other goes by.
