@@ -13,7 +13,7 @@ from mirror_pump.testing.lake import metadata_location
 
 @dataclass(frozen=True)
 class Check:
-    """The four sums in the lake at one F."""
+    """The four sums in the lake at one frontier."""
 
     frontier: int
     accounts: int

@@ -1,23 +1,31 @@
-"""The branch `cold` of a table with heap retention: a snapshot S of the rows below T alone, beside `main`.
+"""The branch `cold` of a table with heap retention: a snapshot the published snapshot of the rows below the cut-line
+alone, beside `main`.
 
-Readers of the seam take S for what is below T, and some scan it without a filter; so what is at or above T, which they
-read from the heap, must not be in it. No data file is rewritten for that. S consists of
+Readers of the seam take the published snapshot for what is below the cut-line, and some scan it without a filter; so
+what is at or above the cut-line, which they read from the heap, must not be in it. No data file is rewritten for that.
+The published snapshot consists of
 
-- main's data files that may hold a row below T, each with the data sequence number that it has in main;
-- main's delete files, but for those that concern rows at or above T alone (equality deletes by the key's bounds,
-  position deletes about one data file that is not in S): so of these data files exactly those rows below T are hidden
-  that main hides, since both kinds of deletes go by sequence numbers, places and keys, none of which changes;
-- one more position-delete file, for the rows at or above T of files that have rows on both sides. It hides nothing
+- main's data files that may hold a row below the cut-line, each with the data sequence number that it has in main;
+- main's delete files, but for those that concern rows at or above the cut-line alone (equality deletes by the key's
+bounds,
+  position deletes about one data file that is not in the published snapshot): so of these data files exactly those
+  rows below the cut-line are hidden that main hides, since both kinds of deletes go by sequence numbers, places and
+  keys, none of which changes;
+- one more position-delete file, for the rows at or above the cut-line of files that have rows on both sides. It hides
+nothing
   else. Rows that main hides may be hidden twice.
 
-Invariant: S holds the rows of main that are below T, each once. Main gets changes below T from folds only (what the
-stream brings below T is dropped while it is decoded), so S stays equal to them until the next fold or the next T, and
-with each of these S is made anew in the same publish; and in the one that ends a fill of new columns, which gives rows
-below T values in them. In between main's files may be merged, resolved or compacted: no row changes by that, and S
-keeps the files that it names, for they are named by a snapshot of the table's history.
+Invariant: the published snapshot holds the rows of main that are below the cut-line, each once. Main gets changes
+below the cut-line from folds only (what the stream brings below the cut-line is dropped while it is decoded), so the
+published snapshot stays equal to them until the next fold or the next cut-line, and
+with each of these published snapshot is made anew in the same publish; and in the one that ends a fill of new columns,
+which gives rows below the cut-line values in them. In between main's files may be merged, resolved or compacted: no
+row changes by that, and the published snapshot keeps the files that it names, for they are named by a snapshot of the
+table's history.
 
-S is the head of a branch, and hence held against every expiry. `cutline.lake_props` names a metadata file of its own
-(the seam metadata), in which S is the current snapshot and the only one, for engines that scan a metadata file.
+The published snapshot is the head of a branch, and hence held against every expiry. `cutline.lake_props` names a
+metadata file of its own (the seam metadata), in which published snapshot is the current snapshot and the only one, for
+engines that scan a metadata file.
 """
 
 from __future__ import annotations
@@ -55,30 +63,31 @@ from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
 @dataclass(frozen=True)
 class StagedArchive:
-    """A new S whose files are durable and which nobody sees before the catalog names it."""
+    """A new published snapshot whose files are durable and which nobody sees before the catalog names it."""
 
     table: LakeTable
     """The table with it; its current snapshot is what it was."""
     new_location: str
     """The table's metadata file."""
     snapshot_id: SnapshotId
-    """S."""
+    """The published snapshot."""
     sequence_number: SequenceNumber
     seam_location: str
-    """The metadata file in which S is the current snapshot."""
+    """The metadata file in which published snapshot is the current snapshot."""
     files: tuple[str, ...]
     """Files written by staging: to be removed if the publish is known to have failed, and only then."""
 
 
 class ArchiveBranch:
-    """Makes S of one table anew, again and again; remembers what it read for that. One thread at a time."""
+    """Makes the published snapshot of one table anew, again and again; remembers what it read for that. One thread at
+    a time."""
 
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
         self._line: CutLine | None = None
         self._listing: Listing | None = None
         self._sides: Mapping[str, Side] = {}
-        """What is known of data files for this T."""
+        """What is known of data files for this cut-line."""
         self._hiding: dict[str, WrittenFile] = {}
         """By URI of a data file, the position-delete file that hides these rows; one may serve several."""
 
@@ -90,7 +99,8 @@ class ArchiveBranch:
         keep: frozenset[int] = frozenset(),
         summary: Mapping[str, str] | None = None,
     ) -> StagedArchive:
-        """Writes S of the table's current snapshot. `line` None: T is below every row, and S is empty.
+        """Writes the published snapshot of the table's current snapshot. `line` None: the cut-line is below every row,
+        and the published snapshot is empty.
 
         Snapshots in `keep` stay in the history. Raises LakeError if the storage fails; whatever it raises, none of the
         files is left.
@@ -112,7 +122,7 @@ class ArchiveBranch:
         summary: Mapping[str, str] | None,
         written: StagedFiles,
     ) -> StagedArchive:
-        """Stages S. Each file is `written`'s as soon as it is there."""
+        """Stages the published snapshot. Each file is `written`'s as soon as it is there."""
         metadata = table.metadata
         number = int(metadata["last-sequence-number"]) + 1
         seam_at = seam_location(metadata, number)
@@ -142,13 +152,14 @@ class ArchiveBranch:
         )
 
     def forget(self) -> None:
-        """Files that were written for an S which certainly was not published are gone."""
+        """Files that were written for a published snapshot which certainly was not published are gone."""
         self._hiding.clear()
 
     def _content(
         self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
     ) -> tuple[list[Manifest], FileTally]:
-        """S's manifests, and what the files come to that they name. Hiding ones that are new are `written`'s."""
+        """The published snapshot's manifests, and what the files come to that they name. Hiding ones that are new are
+        `written`'s."""
         tally = FileTally()
         if line is None:
             return [], tally
@@ -188,7 +199,8 @@ def _snapshot(
     summary: Mapping[str, str],
     timestamp: int,
 ) -> dict[str, Any]:
-    """S as metadata has it; its manifest list is encoded. `timestamp`: milliseconds since 1970 UTC."""
+    """The published snapshot as metadata has it; its manifest list is encoded. `timestamp`: milliseconds since 1970
+    UTC."""
     former = archive_snapshot(metadata)
     snapshot = {
         "sequence-number": writer.sequence_number,
@@ -204,7 +216,7 @@ def _snapshot(
 
 
 def _summary(tally: FileTally, line: CutLine | None, extra: Mapping[str, str], seam_at: str) -> dict[str, str]:
-    """S's summary. `seam_at`: the location of its seam metadata."""
+    """The published snapshot's summary. `seam_at`: the location of its seam metadata."""
     return {
         "operation": "overwrite",
         **totals(tally),
@@ -215,7 +227,7 @@ def _summary(tally: FileTally, line: CutLine | None, extra: Mapping[str, str], s
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:
-    """Whether a file concerns no row below T; `above`: the data files that have none."""
+    """Whether a file concerns no row below the cut-line; `above`: the data files that have none."""
     if file.content is FileContent.EQUALITY_DELETES:
         return line.field_id in file.equality_ids and line.side(file) is Side.AT_OR_ABOVE
     return (file.about if file.content is FileContent.POSITION_DELETES else file.path) in above

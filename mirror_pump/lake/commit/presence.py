@@ -67,8 +67,9 @@ class StoredTable:
 
 
 def head_files(table: LakeTable, *, manifests: bool = True) -> list[str]:
-    """What a commit on top of this state relies on, and its readers open first: metadata file, manifest lists (of S
-    too, and the metadata file in which that is current) and, unless told otherwise, the manifests."""
+    """What a commit on top of this state relies on, and its readers open first: metadata file, manifest lists (of the
+    published snapshot too, and the metadata file in which that is current) and, unless told otherwise, the
+    manifests."""
     named = [str(one["manifest-list"]) for one in _heads(table.metadata)]
     named += [one["summary"][SEAM_METADATA] for one in _heads(table.metadata) if SEAM_METADATA in one["summary"]]
     return [table.metadata_location, *named, *((one.path for one in table.manifests) if manifests else ())]
@@ -177,7 +178,7 @@ def _directory(location: str) -> str:
 
 
 def _heads(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The snapshots that readers are given: main's, and S of a table with heap retention."""
+    """The snapshots that readers are given: main's, and the published snapshot of a table with heap retention."""
     for snapshot in (current_snapshot(metadata), archive_snapshot(metadata)):
         if snapshot is not None:
             yield snapshot

@@ -62,7 +62,8 @@ class SegmentFiles:
 
 @dataclass(frozen=True)
 class BackdatedFile:
-    """A copied data file that takes its place in the order at `sequence_number` (s0), however late it lands."""
+    """A copied data file that takes its place in the order at `sequence_number` (the start sequence number), however
+    late it lands."""
 
     file: WrittenFile
     sequence_number: int
@@ -154,11 +155,12 @@ class LakeTable:
         *,
         divided: bool = False,
     ) -> StagedCommit:
-        """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is s0.
+        """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is the start sequence
+        number.
 
-        `divided`: of a table with heap retention. The start snapshot is what it has below T so far, nothing, and hence
-        the head of the branch `cold` too. Makes the directories of the table's files: nobody does later. Raises
-        LakeError if the storage fails.
+        `divided`: of a table with heap retention. The start snapshot is what it has below the cut-line so far,
+        nothing, and hence the head of the branch `cold` too. Makes the directories of the table's files: nobody does
+        later. Raises LakeError if the storage fails.
         """
         root = location.rstrip("/")
         for name in ("metadata", "data"):

@@ -133,7 +133,8 @@ def _id(field_id: int) -> dict[bytes, bytes]:
 
 
 def _scalar_name(column_type: ColumnType) -> str:
-    """Iceberg's name of a primitive type. The spec writes `decimal(P, S)` with a space; readers accept both."""
+    """Iceberg's name of a primitive type. The spec writes `decimal(P, the published snapshot)` with a space; readers
+    accept both."""
     if column_type.kind is Kind.DECIMAL:
         return f"decimal({column_type.precision}, {column_type.scale})"
     return column_type.kind.value

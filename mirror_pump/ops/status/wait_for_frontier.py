@@ -75,7 +75,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
 
 
 def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
-    """F, whether somebody reads the slot, and why the pump that there is cannot go on."""
+    """The frontier, whether somebody reads the slot, and why the pump that there is cannot go on."""
     row = connection.execute(_SQL["frontier"], (slot,)).fetchone()
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")

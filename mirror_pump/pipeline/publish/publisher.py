@@ -253,7 +253,7 @@ class Publisher:
         return _Landed(live, failures, filling)
 
     def _lock_slot(self, cursor: Cursor) -> Lsn:
-        """The present F, which nobody else moves until the transaction ends. NotLeader if another pump leads."""
+        """The present frontier, which nobody else moves until the transaction ends. NotLeader if another pump leads."""
         cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
         slot = cursor.fetchone()
         if slot is None or slot[0] != self._epoch:

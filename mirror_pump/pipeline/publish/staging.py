@@ -7,14 +7,14 @@ out instead of holding up the others'.
 What a table's operations come to is a `TablePlan`, worked out without I/O (mirror_pump.pipeline.operations); this
 module writes plans.
 
-Which F a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = F holds the table's rows at F, and at each F that
-is published until the next snapshot. Of a live table that is the protocol's own promise. A table under copy had none of
-its snapshots' rows at any F: a chunk shows the heap as it was when it was read, which may be later than the F of its
-publish, and other chunks are missing. Its snapshots are marked as copying. It goes live in the publish whose F has
-passed the end of WAL noted after the last chunk: by then each change that a chunk may have seen in part, or may have
-missed, has come by the stream, so after that publish's own delta the rows are those at F, and were it for no earlier
-published F. Hence that publish, and no other, makes the first snapshot with an F; where it brings the table no change,
-an empty one.
+Which frontier a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = the frontier holds the table's rows at
+the frontier, and at each frontier that is published until the next snapshot. Of a live table that is the protocol's
+own promise. A table under copy had none of its snapshots' rows at any frontier: a chunk shows the heap as it was when
+it was read, which may be later than the frontier of its publish, and other chunks are missing. Its snapshots are
+marked as copying. It goes live in the publish whose frontier has passed the end of WAL noted after the last chunk: by
+then each change that a chunk may have seen in part, or may have missed, has come by the stream, so after that
+publish's own delta the rows are those at the frontier, and were it for no earlier published frontier. Hence that
+publish, and no other, makes the first snapshot with a frontier; where it brings the table no change, an empty one.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ class Stager:
 
 
 def planned(delta: TableDelta, row: Registration) -> TablePlan:
-    """What the operations come to for the table as it is registered. AdvanceRefused if T cannot move now."""
+    """What the operations come to for the table as it is registered. AdvanceRefused if the cut-line cannot move now."""
     plan = TablePlan(row.state)
     for operation in delta.operations:
         plan = operation.stage(plan, delta.table, row)
@@ -419,8 +419,8 @@ def _row_delta(
     """The plan as the lake takes it."""
     segments = encoded.segments
     if plan.keeps_below:
-        # Deletes from before stay, for rows below T, and must not reach what is copied now: it is born after them, at
-        # the first number behind the base, which no other file has, and before what the stream brings.
+        # Deletes from before stay, for rows below the cut-line, and must not reach what is copied now: it is born
+        # after them, at the first number behind the base, which no other file has, and before what the stream brings.
         segments = (SegmentFiles((), ()), *segments)
     return RowDelta(
         segments=segments,

@@ -97,8 +97,8 @@ class SchemaChangeDecision:
 
 
 DROPPED = (
-    "it was dropped in Postgres. Its lake table stays readable as of its last F until it is unregistered, or another"
-    " table of this name is registered"
+    "it was dropped in Postgres. Its lake table stays readable as of its last frontier until it is unregistered, or"
+    " another table of this name is registered"
 )
 """What is said of a table that is gone."""
 _ADD_OTHERWISE = (
