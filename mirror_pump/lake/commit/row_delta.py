@@ -420,11 +420,11 @@ class LakeTable:
         stated = self._current.get("summary", {}).get(name)
         if stated is not None:
             return int(stated)
-        counted = [one for one in self.manifests if one.content == content]
+        counted = [manifest for manifest in self.manifests if manifest.content == content]
         if name == "total-equality-deletes":
             # At most so many: of manifests that this process did not write, only a reader knows the kind of deletes.
-            counted = [one for one in counted if one.deletes is not FileContent.POSITION_DELETES]
-        numbers = [one.rows if rows else one.files for one in counted]
+            counted = [manifest for manifest in counted if manifest.deletes is not FileContent.POSITION_DELETES]
+        numbers = [manifest.rows if rows else manifest.files for manifest in counted]
         return sum(added + existing for added, existing, _ in numbers)
 
 

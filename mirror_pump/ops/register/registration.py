@@ -411,7 +411,7 @@ def _follow(
     while True:
         progress = list(_progress(connection, tables))
         on_progress(progress)
-        if not any(one.under_way for one in progress):
+        if not any(table.under_way for table in progress):
             return
         if is_led(connection, settings.slot):
             led_at = time.monotonic()

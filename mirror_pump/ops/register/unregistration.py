@@ -88,10 +88,10 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
                 f"{table.name} is no longer mirrored; its lake table stays as of its last frontier at {table.location}"
             )
         every = former_locations(connection)
-        own = [one for one in every if one.location == table.location]
+        own = [former for former in every if former.location == table.location]
         _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
-        left = sum(one.table == own[0].table for one in every) - 1 if own else 0
+        left = sum(former.table == own[0].table for former in every) - 1 if own else 0
     removed = f"{table.name} is no longer mirrored; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
 

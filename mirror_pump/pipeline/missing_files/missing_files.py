@@ -109,4 +109,6 @@ class MissingFiles:
 
 def _of(table: MirroredTable, stored: Sequence[StoredTable]) -> StoredTable | None:
     """The table's row, unless that is another registration's."""
-    return next((one for one in stored if one.table_id == table.table_id and one.location == table.location), None)
+    return next(
+        (known for known in stored if known.table_id == table.table_id and known.location == table.location), None
+    )

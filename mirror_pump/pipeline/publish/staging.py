@@ -131,14 +131,16 @@ class Staged:
     @property
     def going_live(self) -> frozenset[TableId]:
         """Tables with a snapshot that says that they go live."""
-        return frozenset(one.delta.table.table_id for one in self.accepted if one.goes_live)
+        return frozenset(accepted.delta.table.table_id for accepted in self.accepted if accepted.goes_live)
 
 
 def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> PublishRequest:
     """The request with a delta for each table that goes live with it: also one that nothing else happens to gets a
     snapshot."""
     present = {(delta.table.table_id, registered_start(delta)) for delta in request.deltas}
-    missing = [one.table for one in due if (one.table.table_id, one.table.start_lsn) not in present]
+    missing = [
+        due_table.table for due_table in due if (due_table.table.table_id, due_table.table.start_lsn) not in present
+    ]
     return replace(request, deltas=(*request.deltas, *map(TableDelta, missing)))
 
 
@@ -188,7 +190,7 @@ class Stager:
         Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises, nothing of it is left.
         """
         staged = Staged()
-        live_at = {(table.table.table_id, table.table.start_lsn): table.frontier for table in due}
+        live_at = {(due_table.table.table_id, due_table.table.start_lsn): due_table.frontier for due_table in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         missing = self._missing_in_heads(request, registered)
         try:
@@ -216,40 +218,44 @@ class Stager:
         Of a table that what is staged makes wait for longer, the exchange is left for a later publish.
         """
         commits = {
-            one.delta.table.table_id: one.table for one in staged.accepted if one.goes_live and one.table is not None
+            accepted.delta.table.table_id: accepted.table
+            for accepted in staged.accepted
+            if accepted.goes_live and accepted.table is not None
         }
-        for one in due:
-            commit = commits.get(one.table.table_id)
-            if one.staged is None or commit is None:
+        for due_table in due:
+            commit = commits.get(due_table.table.table_id)
+            if due_table.staged is None or commit is None:
                 continue
-            if one.seen is None:
-                staged.failures.append(Failure.of(one.table, lake_table_gone(one.table)))
+            if due_table.seen is None:
+                staged.failures.append(Failure.of(due_table.table, lake_table_gone(due_table.table)))
                 continue
             try:
-                staged.swaps[one.table.table_id] = Swap.of(commit, one.seen)
+                staged.swaps[due_table.table.table_id] = Swap.of(commit, due_table.seen)
             except ForeignTable as error:
-                staged.failures.append(Failure(one.table, about(str(one.table.name), f"{error}. {error.remedy}")))
+                staged.failures.append(
+                    Failure(due_table.table, about(str(due_table.table.name), f"{error}. {error.remedy}"))
+                )
             except FileMissing as error:
-                staged.failures.append(self._missing.failure(one.table, error))
+                staged.failures.append(self._missing.failure(due_table.table, error))
 
     def discard(self, staged: Staged) -> None:
         """Remove the files that a publish wrote which certainly failed."""
         for swap in staged.swaps.values():
             discard(swap.files, self._storage)
-        for one in staged.accepted:
-            discard(one.files, self._storage)
-            if one.archive is not None:
-                self._archive.forget(one.delta.table.table_id)
-            if one.encoded is not None:
-                self._indexes.discard(one.encoded)
+        for accepted in staged.accepted:
+            discard(accepted.files, self._storage)
+            if accepted.archive is not None:
+                self._archive.forget(accepted.delta.table.table_id)
+            if accepted.encoded is not None:
+                self._indexes.discard(accepted.encoded)
 
     def landed(self, staged: Staged, live: Collection[TableId]) -> dict[TableId, LakeTable]:
         """It was published, and made tables live: those that it committed to, as they are now."""
         committed: dict[TableId, LakeTable] = {}
-        for one in staged.accepted:
-            if one.table is not None and one.encoded is not None:
-                committed[one.delta.table.table_id] = one.table
-                self._indexes.landed(one.delta.table, one.encoded, one.table, one.plan.merged)
+        for accepted in staged.accepted:
+            if accepted.table is not None and accepted.encoded is not None:
+                committed[accepted.delta.table.table_id] = accepted.table
+                self._indexes.landed(accepted.delta.table, accepted.encoded, accepted.table, accepted.plan.merged)
         self._tables |= committed
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}

@@ -152,7 +152,7 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
     if everywhere and _old_rows_left(table):
         said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
-        if any(column.attnum not in {one.attnum for one in table.columns} for column in columns):
+        if any(column.attnum not in {known.attnum for known in table.columns} for column in columns):
             said += _ADD_OTHERWISE
         return SchemaChangeDecision(Action.SET_ASIDE, table, said)
     if not note.settled and _printed_otherwise(former, note):

@@ -189,8 +189,8 @@ def _table(row: tuple[Any, ...]) -> MirroredTable:
         live_after_lsn=Lsn(live_after) if live_after is not None else None,
         next_field_id=next_field_id,
         shape=shape,
-        excluded=tuple(ExcludedColumn(**one) for one in excluded),
-        dropped_rows=tuple(json.dumps(one) for one in dropped_rows),
+        excluded=tuple(ExcludedColumn(**column) for column in excluded),
+        dropped_rows=tuple(json.dumps(bounds) for bounds in dropped_rows),
         tier=tier_of(*tier),
     )
 

@@ -195,7 +195,7 @@ def parse_note(message: bytes) -> Note | None:
                 int(number): None if text is None else str(text)
                 for number, text in (found.get("missing") or {}).items()
             },
-            types=tuple(one for one in ((shape or {}).get("types"),) if one),
+            types=tuple(type_texts for type_texts in ((shape or {}).get("types"),) if type_texts),
             rewritten=int(found.get("rewritten", 0)),
             truncated="truncated" in found,
             truncated_leaf=int(found.get("truncated", 0)) if found.get("now") is True else 0,
