@@ -72,7 +72,7 @@ def test_dropped_tables_stay_readable_and_alarm_nobody(
         checked = run("status", "--check")
         assert (checked.exit_code, checked.output) == (0, ""), "nobody has to come for what somebody dropped"
         for name in ("public.a", "public.p", "s.c"):
-            assert mirror.lake(name) == held[name], "readable as of its last F"
+            assert mirror.lake(name) == held[name], "readable as of its last frontier"
             assert shown[name]["state"] == "dropped"
             assert shown[name]["error"] is None
             assert "dropped in Postgres" in shown[name]["note"]

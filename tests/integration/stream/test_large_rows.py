@@ -50,7 +50,7 @@ def test_a_row_beyond_the_limit_sets_its_table_aside(
         assert mirror.state("public.a") == "failed"
         assert "2,200,0" in mirror.error("public.a")
         assert "max_row_bytes" in mirror.error("public.a")
-        assert lake_rows(mirror.location("public.a")) == before, "readable as of its last F"
+        assert lake_rows(mirror.location("public.a")) == before, "readable as of its last frontier"
         mirror.assert_equal("public.b")
         # Its further rows, however large, are nobody's concern; and the remedy helps.
         database.execute("UPDATE a SET v = repeat('y', 3000000)", "UPDATE b SET v = 'after'")

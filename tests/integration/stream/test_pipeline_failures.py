@@ -68,7 +68,7 @@ def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, mes
         assert message in two.error("public.a")
         assert two.state("public.b") == "live"
         two.assert_equal("public.b")
-        assert lake_rows(two.location("public.a")) == before, "readable as of its last F"
+        assert lake_rows(two.location("public.a")) == before, "readable as of its last frontier"
         assert pump.steps.details(Step.TABLE_FAILED, "table") == ["public.a"]
         with pytest.raises(TableError) as refused:
             two.register("a")

@@ -237,7 +237,7 @@ def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str
 def test_a_dropped_table_is_no_failed_one() -> None:
     verdict = decide(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
     assert verdict.course is Action.DROPPED
-    assert "readable as of its last F" in verdict.reason
+    assert "readable as of its last frontier" in verdict.reason
 
 
 def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
