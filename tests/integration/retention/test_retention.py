@@ -180,7 +180,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) ->
             writer.execute("UPDATE events SET n = n + 1 WHERE at = 110")
             change_retention(mirror.settings, "events", "heap_retention", "100")
             shedding.await_state(p0="tiered", p1="hot", p2="sealing")
-            await_true(lambda: "hold locks" in shedding.reason("p1"), 20, "p1 cannot be sealed")
+            await_true(lambda: "held the locks" in shedding.reason("p1"), 20, "p1 cannot be sealed")
             assert shedding.cut == 100
             writer.rollback()
         resume(mirror.settings, ())
@@ -188,7 +188,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) ->
         with mirror.database.connect(autocommit=False) as reader:
             reader.execute("SELECT count(*) FROM events")
             shedding.await_state(p1="tiered", p2="tiered")
-            await_true(lambda: "hold locks" in shedding.reason("p1"), 20, "p1 cannot be dropped")
+            await_true(lambda: "held the locks" in shedding.reason("p1"), 20, "p1 cannot be dropped")
             # A statement of others waits behind ours no longer than we wait.
             with mirror.database.connect() as other:
                 other.execute("SET lock_timeout = '2s'")
