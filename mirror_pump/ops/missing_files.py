@@ -1,4 +1,4 @@
-"""Says which table's files are gone when reading fails, instead of which file an engine missed."""
+"""Explains a failed read by the table whose files are missing, instead of the one file that an engine missed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mirror_pump.source.retention.partitions import lake_locations
 
 
 def refuse_missing(connection: PgConnection, table: MirroredTable, storage: StorageOptions) -> None:
-    """TableError if a file is gone that readers of the table need, LakeError if the whole warehouse is."""
+    """Raise TableError if a file that readers of the table need is missing, LakeError if the whole warehouse is."""
     with source_errors(f"looking for the files of {table.name}"):
         locations = lake_locations(connection, table.table_id)
     try:
@@ -27,7 +27,7 @@ def refuse_missing(connection: PgConnection, table: MirroredTable, storage: Stor
 
 
 def explain_failed_read(dsn: str, table_ids: Iterable[TableId], storage: StorageOptions) -> None:
-    """Raises as `refuse_missing` for the first of the tables that lacks a file; returns if none does."""
+    """Raise the error of `refuse_missing` for the first table that lacks a file. Return if no table lacks one."""
     with connect(dsn, autocommit=True, application_name="mirror-pump-read") as connection:
         for table_id in table_ids:
             table = load_table(connection, table_id)

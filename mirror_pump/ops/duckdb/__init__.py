@@ -1,1 +1,1 @@
-"""DuckDB within this process."""
+"""Runs DuckDB within this process."""

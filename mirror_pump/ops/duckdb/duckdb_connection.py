@@ -1,4 +1,4 @@
-"""DuckDB within the process, with its extensions from PyPI: nothing is downloaded at run time."""
+"""Opens DuckDB within the process, with its extensions from PyPI, so that nothing is downloaded at run time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import duckdb
 
 _EXTENSIONS = ("avro", "iceberg")
-"""In this order: iceberg reads its manifests by avro."""
+"""Extensions in the order of loading: iceberg needs avro to read manifests."""
 _INSTALL = "pip install 'mirror-pump[sql]', which brings it"
 
 
 def require_duckdb() -> None:
-    """UsageError where the packages of the extra `sql` are not installed."""
+    """Raise UsageError if the packages of the extra `sql` are not installed."""
     try:
         import duckdb  # noqa: F401 - whether it is there
     except ImportError as error:
@@ -26,16 +26,17 @@ def require_duckdb() -> None:
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:
-    """DuckDB in memory, in time zone UTC. UsageError where the packages of the extra `sql` are not installed.
+    """Open an in-memory DuckDB in time zone UTC. Raises UsageError if packages of the extra `sql` are not installed.
 
-    It plans without statistics: by them, tables without a row would vanish from the plan that says which columns to
-    bring (mirror_pump.ops.reads.views), and DuckDB 1.5 fails with an internal error at some queries over an Iceberg
-    table that has more rows in delete files than in data files, as rewrites by other engines may leave it.
+    Statistics propagation is disabled for two reasons. With it, tables without rows would vanish from the plan that
+    tells which columns to read (mirror_pump.ops.reads.views). And DuckDB 1.5 fails with an internal error at some
+    queries over an Iceberg table that has more rows in delete files than in data files. Rewrites by other engines may
+    leave a table in that state.
     """
     require_duckdb()
     import duckdb
 
-    # Names that are not in a query's tables are none of this process's variables either.
+    # A name in a query that is not a table must not refer to a Python variable of this process.
     settings = {"autoinstall_known_extensions": "false", "python_enable_replacements": "false"}
     connection = duckdb.connect(config=settings)
     for name in _EXTENSIONS:
@@ -46,12 +47,15 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
 
 
 def duckdb_message(error: Exception) -> str:
-    """What DuckDB says, on one line."""
+    """Return DuckDB's error message on one line."""
     return " ".join(str(error).split())
 
 
 def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
-    """An extension from its package, which has one file for each version of DuckDB. UsageError if it is not there."""
+    """Load an extension from its package, which has one file for each version of DuckDB.
+
+    Raises UsageError if the package is not installed.
+    """
     import duckdb
 
     try:
@@ -62,10 +66,10 @@ def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
 
 
 def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
-    """Gives DuckDB what it needs to read the warehouse; nothing for files. UsageError if its S3 extensions are not
-    installed, LakeError if it does not take the credentials.
+    """Give DuckDB the extensions and credentials to read a warehouse in S3. Do nothing for other warehouses.
 
-    Without an access key among the settings, DuckDB looks for credentials where AWS's own tools do.
+    If the settings have no access key, DuckDB looks for credentials where AWS's own tools do. Raises UsageError if
+    DuckDB's S3 extensions are not installed, and LakeError if DuckDB rejects the credentials.
     """
     import duckdb
 

@@ -1,8 +1,8 @@
-"""Ctrl-C while DuckDB works.
+"""Lets Ctrl-C interrupt a DuckDB query.
 
-Python runs the handlers of signals in the main thread, between two of its own instructions. DuckDB lets it do so now
-and then, but not while its own threads have all of the work and the main one waits for them: then Ctrl-C would do
-nothing until the query ends. So another thread hears of the signal, and tells DuckDB.
+Python runs signal handlers in the main thread, between two of its own instructions. DuckDB allows that now and then,
+but not while the main thread waits for DuckDB's own threads, which do all the work. Then Ctrl-C would have no effect
+until the query ends. So another thread receives the signal and interrupts DuckDB.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import duckdb
 
 _AGAIN = 0.1
-"""Seconds until DuckDB is told once more: it forgets what it is told between two statements."""
+"""Seconds between interrupts. They are repeated because DuckDB forgets an interrupt that falls between statements."""
 
 
 @contextmanager
 def stopped_by_ctrl_c(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """For the time of the block, Ctrl-C stops what the connection executes; the block then raises KeyboardInterrupt,
-    at its end: whatever cleans up after it is not disturbed.
+    """While the block runs, Ctrl-C stops what the connection executes.
 
-    Has no effect outside of the main thread, which alone hears signals, and where Ctrl-C is ignored.
+    KeyboardInterrupt is then raised at the end of the block, so that it does not disturb any cleanup after the block.
+    This has no effect outside of the main thread, which alone handles signals, or if Ctrl-C is ignored.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield

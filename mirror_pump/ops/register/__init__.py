@@ -1,1 +1,1 @@
-"""Puts tables under the mirror and takes them out."""
+"""Registers tables with the mirror and unregisters them."""

@@ -1,9 +1,10 @@
-"""Removes files of registrations that have ended, when somebody asks for it.
+"""Removes the files of former registrations, on request.
 
-Invariant: nothing is deleted outside of the location, and nothing in it before the catalog says, in a transaction that
-has committed, that nobody reads there: no registration and no table of the Iceberg catalog has files at, below or above
-it. A location that was left is never taken again (registering makes a new name), so that stays true. The catalog
-forgets the location only when it is empty: whoever is killed in between finds it listed, and removes the rest.
+Invariant: nothing is deleted outside of the former location. Nothing in it is deleted before a committed transaction
+has found in the catalog that nobody reads there: no registration and no table of the Iceberg catalog has files at,
+below or above it. That stays true because a former location is never used again: each registration makes a new name.
+The catalog forgets the location only when it is empty. If a removal is killed halfway, the location is still listed,
+and the next removal deletes the rest.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from sql import queries
 _PUBLISH_SQL = queries("publish")
 
 _OWN_PLACE = re.compile(r"/[A-Za-z0-9_-]+-[0-9a-f]{12}/?$")
-"""How the locations end that registering makes (registration._new_lake_table): any other may hold anything."""
+"""The end of each location that a registration makes (registration._new_lake_table). Other places may hold anything."""
 
 
 @dataclass(frozen=True)
 class FormerFiles:
-    """A former location, and what is there."""
+    """A former location, with the number and the size of the files in it."""
 
     former: FormerLocation
     files: int
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of what `unregister --list --json` prints."""
+        """Return one entry of the output of `unregister --list --json`."""
         return self.former.to_json() | {"files": self.files, "size_bytes": self.size_bytes}
 
 
 def list_former_files(connection: PgConnection, storage: StorageOptions) -> tuple[FormerFiles, ...]:
-    """All former locations, with what the storage has there now. Raises LakeError."""
+    """Return all former locations, with what the storage holds there now. Raises LakeError."""
     found = []
     for former in former_locations(connection):
         sizes = [file.size_bytes for file in list_files(former.location, storage)]
@@ -56,9 +57,9 @@ def list_former_files(connection: PgConnection, storage: StorageOptions) -> tupl
 def remove_former_files(
     connection: PgConnection, slot: str, locations: Sequence[FormerLocation], storage: StorageOptions
 ) -> None:
-    """Removes the files at these locations, and the former lake tables from the catalog that still name them.
+    """Remove the files at these locations, and the catalog entries of former lake tables that still point to them.
 
-    Does again whatever was begun and not ended. Raises TableError for a location that somebody needs, and LakeError.
+    A removal that was interrupted can be repeated. Raises TableError for a location that is in use, and LakeError.
     """
     for former in locations:
         _give_up(connection, slot, former)
@@ -67,14 +68,17 @@ def remove_former_files(
 
 
 def _give_up(connection: PgConnection, slot: str, former: FormerLocation) -> None:
-    """Take the former lake table out of the catalog, if it is still there and is the former one's."""
+    """Remove the former lake table from the catalog, if the catalog's entry still points into the former location.
+
+    Raises TableError if no registration made the location, or if it is in use.
+    """
     if _OWN_PLACE.search(former.location) is None:
         raise TableError(
             f"{former.location} is no place that registering made for {former.table}: nothing is deleted there",
             "look at what is there, and remove it by hand; then delete the row from modak.former_locations",
         )
     with source_errors(f"taking {former.table} out of the catalog"), connection.transaction():
-        # Registering, unregistering and publishing hold this row too.
+        # Registering, unregistering and publishing lock this row too.
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
         users = users_of(connection, former)
         if users:

@@ -1,4 +1,4 @@
-"""What `register` is about to do: which tables it takes, which partitions leave the heap, and when. Changes nothing."""
+"""Previews `register`: which tables it registers, which partitions leave the heap, and when. Changes nothing."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class PartitionPreview:
     lo: str
     hi: str
     rows: int | None
-    """As the server estimates them; None if it does not know."""
+    """The server's estimate; None if it has none."""
     size_bytes: int
     due: bool
-    """It leaves as soon as the table is copied."""
+    """True if the partition leaves the heap as soon as the table is copied."""
     outlook: str
 
 
 @dataclass(frozen=True)
 class RetentionPreview:
-    """What leaves the heap."""
+    """Which partitions of a table leave the heap, when and how."""
 
     lag: str
     newest: str | None
@@ -51,20 +51,20 @@ class RetentionPreview:
 
 @dataclass(frozen=True)
 class TablePreview:
-    """One table that is to be registered."""
+    """What registering one table would do."""
 
     table: str
     error: MirrorPumpError | None = None
-    """Why it would be refused."""
+    """Why the table would be refused; None if it would not."""
     registered: bool = False
-    """It is under the mirror already: a register goes on with its copy."""
+    """True if the table is registered already: `register` resumes its copy."""
     key: tuple[str, ...] = ()
     columns: int = 0
     left_out: tuple[str, ...] = ()
     retention: RetentionPreview | None = None
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield the preview as text for people; nothing for a table that would be refused."""
         if self.error is not None:
             return
         if self.registered:
@@ -79,8 +79,10 @@ class TablePreview:
 def preview(
     settings: Settings, names: Sequence[str], choices: ColumnChoices, retention: RetentionWish | None
 ) -> tuple[TablePreview, ...]:
-    """What a register of these tables would do, in their order. Raises ConnectionLost, and UsageError for a wish that
-    is none."""
+    """Return what `register` would do with each of these tables, in their order.
+
+    Raises ConnectionLost. Raises UsageError for an invalid retention wish.
+    """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
         return tuple(_preview(connection, settings, name, choices, retention) for name in names)
 

@@ -1,9 +1,9 @@
-"""Puts tables under the mirror: one transaction each, while the pump runs or not.
+"""Registers tables, each in one transaction, whether or not a pump runs.
 
-The registration transaction holds a lock that keeps writers out, for as long as it takes to note the start LSN.
-Writers release their locks only after their changes are visible, so every snapshot taken later sees all that committed
-before the start LSN, and every change after the start LSN is in the slot. Locks are asked for with a time limit and
-let go between tries: others queue behind a waiting lock request.
+The registration transaction holds a lock that keeps writers out while it records the start LSN. Writers release their
+locks only after their changes are visible. So every snapshot taken later sees all that committed before the start LSN,
+and every change after the start LSN is in the slot. Lock requests have a time limit, and locks are released between
+tries, because others queue behind a waiting lock request.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _SHAPE_SQL = queries("shape")
 _PROGRESS_INTERVAL = 0.25
 """Seconds between looks at the progress of copies."""
 _NO_PUMP_GRACE = 5.0
-"""Seconds without a leader after which a register that handed over copies itself."""
+"""Seconds without a leader after which `register` stops waiting for a pump and copies the tables itself."""
 
 TABLE_PROPERTIES = {
     "format-version": "2",
@@ -98,7 +98,7 @@ TABLE_PROPERTIES = {
 
 @dataclass(frozen=True)
 class CopyProgress:
-    """How far a table's initial copy is."""
+    """The progress of a table's initial copy."""
 
     table: str
     state: str
@@ -108,7 +108,7 @@ class CopyProgress:
     rows: int
     """Rows in finished chunks."""
     error: str = ""
-    """Why the table cannot be copied, or not before its owner has done something."""
+    """Why the table cannot be copied, or cannot be copied until its owner acts; empty if there is no error."""
 
     @property
     def under_way(self) -> bool:
@@ -117,14 +117,14 @@ class CopyProgress:
 
 @dataclass(frozen=True)
 class RegisterOutcome:
-    """What became of one table."""
+    """The result of registering one table."""
 
     table: str
     registered: bool
     error: MirrorPumpError | None
     rows: int
     generated_left_out: tuple[str, ...] = ()
-    """Its generated columns that are not mirrored."""
+    """Generated columns of the table that are not mirrored."""
 
 
 def register(
@@ -136,12 +136,12 @@ def register(
     choices: ColumnChoices = NO_CHOICES,
     retention: RetentionWish | None = None,
 ) -> tuple[RegisterOutcome, ...]:
-    """Register tables and, with `wait`, return once they are live. One table's refusal does not stop the others.
+    """Register tables and, with `wait`, return once they are live. If one table is refused, the others go on.
 
-    The copy is done by the pump that runs, else by a pump within this process. Registering again a table that is being
-    copied resumes its copy. `choices` are of one table's columns: UsageError if several are named. With `retention` the
-    tables shed old partitions once they are live. Raises Interrupted, saying what stands, where Ctrl-C raises
-    KeyboardInterrupt in this process.
+    A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
+    is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
+    tables are named. With `retention`, the tables shed old partitions once they are live. Ctrl-C, where it raises
+    KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
     """
     if choices and len(names) != 1:
         raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
@@ -200,7 +200,7 @@ def _register_one(
     retention: RetentionWish | None,
     registered: dict[TableId, str],
 ) -> None:
-    """Adds the table to `registered` in the moment in which it is."""
+    """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is."""
     table_name, table_id = resolve_name(connection, name)
     known = load_table(connection, table_id)
     former = known if known is not None and known.state is TableState.DROPPED else None
@@ -243,7 +243,7 @@ def _register_one(
     table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
 
     def enter() -> None:
-        # An interrupt ends what the server is at, and comes when it is certain whether the COMMIT has happened.
+        # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
             _enter(connection, settings, description, table, staged, choices, plan, former)
             registered[table_id] = name
@@ -251,7 +251,7 @@ def _register_one(
     try:
         with_lock_retries(settings, table_name, enter)
     except ConnectionLost:
-        # The COMMIT may have happened: then the table is registered, and these are its files.
+        # The COMMIT may have happened. Then the table is registered, and the staged files are its files.
         raise
     except (MirrorPumpError, KeyboardInterrupt):
         if table_id not in registered:
@@ -261,7 +261,7 @@ def _register_one(
 
 
 def _refuse_to_retire(connection: PgConnection, former: MirroredTable) -> None:
-    """TableError for a registration that must not end because another table of its name is registered."""
+    """Raise TableError if the former registration must not end when another table of its name is registered."""
     unregister = f"mirror-pump unregister {shlex.quote(str(former.name))}"
     if former.state is not TableState.DROPPED and not is_gone(connection, former.table_id):
         raise TableError(
@@ -277,29 +277,35 @@ def _refuse_to_retire(connection: PgConnection, former: MirroredTable) -> None:
 
 
 def _retire(connection: PgConnection, settings: Settings, former: MirroredTable) -> None:
-    """End the registration of a table that was dropped, in the transaction that registers another one. Its files stay,
-    as a former location."""
+    """End the registration of a dropped table, in the transaction that registers another table of its name.
+
+    Its files stay as a former location. Raises TableError if the registration has ended meanwhile or must not end.
+    """
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
     present = load_table(connection, former.table_id)
     if present is None or present.location != former.location:
         raise TableError(f"{former.name} was unregistered by somebody else meanwhile", "Register it again.")
-    # The cut-line may have moved since that was looked at.
+    # The cut-line may have moved since the first check.
     _refuse_to_retire(connection, present)
     record_former_location(connection, former.table_id, EndedBy.REGISTER)
     delete_table(connection, former.table_id)
 
 
 def _refuse_missing_warehouse(connection: PgConnection, settings: Settings, storage: StorageOptions) -> None:
-    """LakeError if tables that are registered show that the warehouse is not there now: the new table would be written
-    to the disk below it."""
+    """Raise LakeError if the files of registered tables show that the warehouse is missing now.
+
+    Without this check, the new table would be written to the disk below the missing mount.
+    """
     with source_errors("reading where the tables' files are"):
         tables = stored_tables(connection)
     require_any(settings.require_warehouse(), tables, storage)
 
 
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """A lake table that an unregister left may hold rows that the heap shed: they must not get out of reach. One whose
-    metadata is gone holds nothing."""
+    """Raise TableError if a lake table left by `unregister` holds rows that the heap had shed.
+
+    A new registration would take its name and put those rows out of reach. A lake table without metadata holds nothing.
+    """
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
@@ -318,10 +324,13 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
 def _new_lake_table(
     settings: Settings, description: RelationDescription, storage: StorageOptions, tier: Tier | None
 ) -> tuple[MirroredTable, StagedCommit]:
-    """The table's value and its empty lake table, which nothing refers to yet. Files go to a place of their own, so
-    that a table that is registered again never shares a directory with what it was before."""
+    """Return the table's value and its empty lake table, which nothing refers to yet.
+
+    The files go to a new location, so that a table that is registered again never shares a directory with its former
+    registration.
+    """
     name = description.name
-    # Iceberg locations are not percent-encoded, and engines disagree on paths with anything but these characters.
+    # Iceberg locations are not percent-encoded, and engines disagree on paths with characters other than these.
     schema, relation = (re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in (name.schema, name.name))
     location = join(settings.require_warehouse(), schema, f"{relation}-{uuid.uuid4().hex[:12]}")
     table = MirroredTable(
@@ -339,7 +348,7 @@ def _new_lake_table(
         excluded=description.excluded,
         tier=tier,
     )
-    # Refuses a lake type, chosen by the user, that does not order as the tier key does.
+    # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
     staged = LakeTable.create(
         LakeSchema.of_table(table),
@@ -362,17 +371,18 @@ def _enter(
     plan: RetentionPlan | None,
     former: MirroredTable | None,
 ) -> None:
-    """The registration transaction. `former`: a registration of a table that was dropped, which ends with it."""
+    """Run the registration transaction. It also ends `former`, the registration of a dropped table of the same name."""
     with source_errors(f"registering {table.name}"), connection.transaction():
         limit_lock(connection, settings)
-        # First, since it takes the strongest lock.
+        # This comes first because it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
         present = chosen(connection, describe(connection, description.table_id, settings.publication), choices)
         if (present.columns, present.identity) != (description.columns, description.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
-        # A table that is in the publication already (a leftover) is taken out first: only a change of the publication
-        # makes the server describe the relation again before its next change, which is how the pump learns of us.
+        # A table that is in the publication already (a leftover) is removed from it first. Only a change of the
+        # publication makes the server describe the relation again before its next change. That is how the pump learns
+        # of the table.
         remove_from_publication(connection, settings.publication, table.table_id)
         add_to_publication(connection, settings.publication, table.name)
         connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
@@ -393,7 +403,8 @@ def _enter(
             slot=settings.slot,
             publication=settings.publication,
         )
-        # Behind what was recorded of it: settings that change later are others than those.
+        # The settings of the publication are recorded before they are checked, so that a later change differs from the
+        # record.
         check_publication(connection, settings.publication)
         if plan is not None:
             enter_partitions(connection, table, plan, own_default=own_default)
@@ -406,7 +417,7 @@ def _follow(
     on_progress: Callable[[Sequence[CopyProgress]], None],
     observer: Observer,
 ) -> None:
-    """Return when none of the tables is being copied any more, having copied them here unless a pump does it."""
+    """Return once no table is being copied any more. If no pump runs, copy the tables in this process."""
     led_at: float | None = None
     while True:
         progress = list(_progress(connection, tables))
@@ -416,7 +427,7 @@ def _follow(
         if is_led(connection, settings.slot):
             led_at = time.monotonic()
         elif led_at is None or time.monotonic() - led_at > _NO_PUMP_GRACE:
-            # No pump runs (one that only restarts is back before long): the work is ours.
+            # No pump runs; one that is only restarting would be back by now. So this process copies the tables.
             with suppress(NotLeader), _shown(settings, tables, on_progress):
                 Pump(settings, observer=observer).run(copies=True)
         time.sleep(_PROGRESS_INTERVAL)
@@ -426,7 +437,7 @@ def _follow(
 def _shown(
     settings: Settings, tables: Sequence[TableId], on_progress: Callable[[Sequence[CopyProgress]], None]
 ) -> Iterator[None]:
-    """Report progress from a thread while the block runs."""
+    """Report progress from a separate thread while the block runs."""
     done = threading.Event()
 
     def show() -> None:
@@ -444,7 +455,7 @@ def _shown(
 
 
 def _progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
-    """Where the tables' copies stand, each with its table's error text."""
+    """Return the progress of each table's copy, mapped to the table's error text."""
     with source_errors("reading the copies' progress"):
         rows = connection.execute(_SQL["progress"], {"table_ids": list(tables)}).fetchall()
     return {

@@ -1,4 +1,4 @@
-"""Asks for a table's locks with a time limit, and again after a pause: others queue behind a waiting lock request."""
+"""Requests a table's locks with a time limit and retries after a pause, since others queue behind a waiting request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mirror_pump.model import TableName
 from mirror_pump.source.connect import PgConnection
 
 _LOCK_PATIENCE = 120.0
-"""Seconds in all that a table's lock is asked for, in tries of `lock_timeout`."""
+"""Seconds after which the tries for a table's lock end. Each try waits for at most `lock_timeout`."""
 
 
 def limit_lock(connection: PgConnection, settings: Settings) -> None:
@@ -21,7 +21,7 @@ def limit_lock(connection: PgConnection, settings: Settings) -> None:
 
 
 def with_lock_retries(settings: Settings, name: TableName, attempt: Callable[[], None]) -> None:
-    """Run `attempt` until it gets its locks; TableError when the patience is over."""
+    """Run `attempt` until it gets its locks. Raises TableError after _LOCK_PATIENCE seconds without them."""
     tries = Retrying(
         stop=stop_after_delay(_LOCK_PATIENCE),
         wait=wait_random_exponential(multiplier=settings.lock_timeout, max=4 * settings.lock_timeout),

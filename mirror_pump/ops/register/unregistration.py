@@ -1,4 +1,4 @@
-"""Takes tables out of the mirror, in one transaction each, while the pump runs or not."""
+"""Unregisters tables, each in one transaction, whether or not a pump runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mirror_pump.source.stream.slot import remove_from_publication
 from sql import queries
 
 _TASKS_PATIENCE = timedelta(seconds=30)
-"""How long the pump's tasks are waited for before the files of a table go."""
+"""How long `unregister` waits for tasks of the pump before it removes a table's files."""
 
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
@@ -37,11 +37,12 @@ _TABLES_SQL = queries("tables")
 
 
 def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool = False) -> str:
-    """Take a table out of the mirror; with `drop_lake` its Iceberg table and files too. Returns what was done.
+    """Unregister a table; with `drop_lake`, remove its Iceberg table and files too. Return what was done, in words.
 
-    A table that was dropped in Postgres is found under the name that it was registered with. One that has rows nowhere
-    but in the lake needs either `drop_lake` or `keep_lake`: TableError. Files that stay are a former location. With
-    `drop_lake` a name that only former registrations had has their files removed.
+    A table that was dropped in Postgres is found under the name that it was registered with. If the lake has the only
+    copy of some rows, the caller must pass `drop_lake` or `keep_lake`; otherwise TableError is raised. Files that stay
+    become a former location. If only former registrations had the name, `drop_lake` removes their files. Raises
+    UsageError if both `drop_lake` and `keep_lake` are set.
     """
     if drop_lake and keep_lake:
         raise UsageError("--drop-lake and --keep-lake exclude each other")
@@ -68,10 +69,10 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
             with source_errors(f"unregistering {table.name}"), connection.transaction():
                 limit_lock(connection, settings)
                 remove_from_publication(connection, settings.publication, table.table_id)
-                # Whether it is published or not: a trigger that is left would fail for want of the table's row.
+                # Even if the table is not published: a trigger left behind would fail without the table's catalog row.
                 leave_partitions(connection, table)
                 connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})
-                # Publishes and plans of copies hold this row too, so that none of them loses the table halfway.
+                # Publishing and planning a copy lock this row too, so that neither loses the table halfway.
                 connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
                 present = load_table(connection, table.table_id)
                 if present is None or present.location != table.location:
@@ -79,7 +80,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
                 record_former_location(connection, table.table_id, EndedBy.UNREGISTER)
                 delete_table(connection, table.table_id)
                 if drop_lake:
-                    # As the catalog names it now: a publish before us may have renamed it.
+                    # Use the name that the catalog has now: an earlier publish may have renamed the lake table.
                     delete_pointer(connection, present.name.schema, present.lake_table)
 
         with_lock_retries(settings, table.name, take_out)
@@ -97,8 +98,10 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
 
 
 def unregister_former(settings: Settings, name: str) -> str:
-    """Remove the files of all registrations of this name that have ended; a table that has the name now is left alone.
-    Returns what was done. Raises TableError if there are none, or somebody needs them."""
+    """Remove the files of all former registrations of this name. A table that has the name now is left alone.
+
+    Returns a text that says what was done. Raises TableError if there are no such files, or if they are in use.
+    """
     with connect(settings.require_dsn(), autocommit=True) as connection:
         former = _former_of(connection, name)
         if not former:
@@ -110,15 +113,17 @@ def unregister_former(settings: Settings, name: str) -> str:
 
 
 def list_former(settings: Settings) -> tuple[FormerFiles, ...]:
-    """Where files of registrations that have ended are, and how many. Takes completed settings."""
+    """Return the locations of files of former registrations, with their number and size. Takes completed settings."""
     with connect(settings.require_dsn(), autocommit=True) as connection:
         return list_former_files(connection, _storage(settings))
 
 
 def _await_tasks(connection: PgConnection, settings: Settings) -> None:
-    """Tasks of the pump may be writing files of the table yet. Once the frontier has passed the end of its
-    registration, what it received before has been written; what is written still later, by a pump that is long busy,
-    stays."""
+    """Wait until the frontier has passed the end of the table's registration, for at most _TASKS_PATIENCE.
+
+    Tasks of the pump may still be writing files of the table. Once the frontier has passed that end, the pump has
+    written all that it received before. Files that a busy pump writes after the wait has timed out stay.
+    """
     if is_led(connection, settings.slot):
         with source_errors("waiting for the pump"):
             connection.execute("SELECT modak.wait_for(NULL, %s)", (_TASKS_PATIENCE,))
@@ -135,8 +140,10 @@ def _storage(settings: Settings) -> StorageOptions:
 
 
 def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
-    """The former locations of the table that `text` names, as SQL or without its quotes, with or without its schema.
-    UsageError if several tables have had the name."""
+    """Return the former locations of the table that `text` names, in SQL or without quotes, with or without its schema.
+
+    Raises UsageError if several tables have had the name.
+    """
     parts = name_parts(connection, text)
     every = former_locations(connection)
     as_sql = [former for former in every if parts in ([former.table.schema, former.table.name], [former.table.name])]
@@ -151,7 +158,10 @@ def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
 
 
 def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
-    """The registration that `name` means: of the relation of that name, else of one that had it and was dropped."""
+    """Return the registration of the relation called `name`, or else of a dropped relation that had this name.
+
+    Raises MirrorPumpError if there is none.
+    """
     unknown: MirrorPumpError = TableError(
         f"{name} is not registered", "`mirror-pump status` lists the tables that are."
     )

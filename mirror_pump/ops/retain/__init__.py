@@ -1,1 +1,1 @@
-"""What people ask of heap retention and change of it."""
+"""Shows and changes the heap retention of tables, for the command line."""

@@ -1,4 +1,4 @@
-"""What people ask about heap retention and change of it: outlook of every partition, choices, and another try."""
+"""Shows the outlook of partitions under heap retention, shows and changes its options, and resumes stopped tables."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from sql import queries
 _SQL = queries("retention")
 
 RETENTION_KEYS = ("heap_retention", "premake", "width", "drop_grace", "detach")
-"""Keys of `mirror-pump policy` that tables with heap retention have beside those of maintenance."""
+"""Keys of `mirror-pump policy` that tables with heap retention have in addition to those of maintenance."""
 
 
 @dataclass(frozen=True)
 class PartitionOutlook:
-    """One partition, as people read it."""
+    """The state and outlook of one partition, as text for people."""
 
     partition: str
     lo: str
     hi: str
     state: str
     outlook: str
-    """What happens to it next, and when; or why not."""
+    """What happens to the partition next and when, or why nothing happens."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,17 +62,17 @@ class PartitionOutlook:
 
 @dataclass(frozen=True)
 class TableOutlook:
-    """One table with heap retention."""
+    """The outlook of one table with heap retention."""
 
     table: str
     cut: str
     """The cut-line."""
     lag: str
     newest: str | None
-    """The high-water mark: the newest key, of times no later than the present."""
+    """The high-water mark, which is the newest key. For times, keys later than the present do not count."""
     stopped: str | None
     not_made: str | None
-    """Why a partition could not be made ahead, or none be looked at."""
+    """Why a future partition could not be created in advance, or why the partitions could not be read."""
     partitions: tuple[PartitionOutlook, ...]
 
     @property
@@ -94,22 +94,24 @@ class TableOutlook:
 
 
 def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:
-    """The named tables, or all that have heap retention. Reads only, and waits for no lock to speak of. TableError for
-    a table without."""
+    """Return the outlook of the named tables, or of all tables with heap retention if no name is given.
+
+    It only reads, and its waits for locks are short. Raises TableError for a table without heap retention.
+    """
     with _connect(settings) as connection, source_errors("looking at partitions"):
         source.bounded(connection)
         return tuple(_outlook(connection, table_id) for table_id in _chosen(connection, settings, names))
 
 
 def resume(settings: Settings, names: Sequence[str]) -> None:
-    """Lets stopped tables go on, and wakes the pump for everything that was put off."""
+    """Resume heap retention of stopped tables, and wake the pump for all postponed work."""
     with _connect(settings) as connection, source_errors("resuming heap retention"):
         connection.execute(_SQL["resume"], {"table_ids": [*_chosen(connection, settings, names)]})
         connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RETAIN))
 
 
 def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
-    """The choices of one table; none without heap retention."""
+    """Return the retention options of one table; an empty list if it has no heap retention."""
     with _connect(settings) as connection, source_errors("reading the choices of heap retention"):
         found = _retained(connection, name)
         if found is None:
@@ -128,12 +130,16 @@ def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
 
 
 def grace_text(grace: timedelta) -> str:
-    """As `parse_grace` reads it."""
+    """Format a grace period so that `parse_grace` can read it."""
     return span_text(TierKind.TIMESTAMP, grace // timedelta(microseconds=1))
 
 
 def change_retention(settings: Settings, name: str, key: str | None, text: str | None) -> None:
-    """Sets or (None) unsets one choice. Without a lag no further partition leaves; those that have left stay away."""
+    """Set one retention option, or unset it if `text` is None.
+
+    Without a lag no further partition leaves the heap; partitions that have left do not return. Raises TableError for a
+    table without heap retention.
+    """
     with _connect(settings) as connection, source_errors("changing the choices of heap retention"):
         found = _retained(connection, name)
         if found is None:
@@ -160,7 +166,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _parsed(kind: TierKind, key: str, text: str, zone: str) -> Any:
-    """A choice as the catalog keeps it. `zone`: that of a width in months."""
+    """Return an option's value as the catalog stores it. `zone` is the time zone of a width in months."""
     if key == "width":
         return parse_width(kind, text, "width", zone).to_json()
     if key == "drop_grace":
@@ -232,7 +238,7 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
 
 
 def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: int | None) -> str:
-    """What comes next for a partition."""
+    """Return what happens next to a partition, and when or why."""
     why = f": {partition.reason}" if partition.reason else ""
     tried = f" (tried {partition.attempts} times)" if partition.attempts else ""
     if choices.stopped is not None:
@@ -251,7 +257,7 @@ def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: i
 
 
 def _leaving(partition: Partition, choices: RetentionChoices) -> str:
-    """When a partition goes that the lake holds."""
+    """Return when a partition that the lake holds is dropped or detached."""
     how = "detached" if choices.detach else "dropped"
     left = partition.grace_left(choices.drop_grace)
     if left <= timedelta(0):
@@ -260,7 +266,7 @@ def _leaving(partition: Partition, choices: RetentionChoices) -> str:
 
 
 def when_due(tier: Tier, hi: int, lag: int, newest: int | None) -> str:
-    """When a partition with this upper bound begins to leave, `newest` being the newest key."""
+    """Return when a partition with upper bound `hi` begins to leave the heap. `newest` is the newest key."""
     if lag == NEVER:
         return "stays: heap_retention is not set"
     due = hi + lag

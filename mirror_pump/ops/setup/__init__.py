@@ -1,1 +1,1 @@
-"""Prepares a database for the mirror, and completes settings from what was stored in it."""
+"""Prepares a database for the mirror, and completes settings from those stored in the database."""

@@ -1,4 +1,4 @@
-"""Prepares a database for the mirror: checks, schema, warehouse, publication, slot. Safe to repeat, at any point."""
+"""Prepares a database for the mirror: checks, schema, warehouse, publication, slot. It can be repeated at any point."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from sql import queries
 _SQL = queries("init")
 
 PROBE = ".mirror-pump-init"
-"""Written to the warehouse and removed: an unwritable one should fail here, not in the first batch."""
+"""A file that is written to the warehouse and removed, so that an unwritable warehouse fails here, not in the first
+batch."""
 
 Say = Callable[[str], None]
 
@@ -45,13 +46,13 @@ _PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_pro
 
 @dataclass(frozen=True)
 class Initialised:
-    """The mirror that a database now has."""
+    """The mirror that a database has after `initialise`."""
 
     slot: str
     publication: str
     warehouse: str
     position: Lsn
-    """The frontier: where the slot begins, or what has been applied since."""
+    """The frontier: the start of the slot, or the position applied since."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class _Recorded:
 
 
 def initialise(settings: Settings, say: Say) -> Initialised:
-    """Makes whatever is missing and tells `say`, a line for each thing done, found or worth a warning.
+    """Create whatever is missing. Call `say` with one line for each thing that was made, found or needs a warning.
 
-    Raises SourceError when the server or an existing slot does not serve, LakeError when the warehouse cannot be
-    written, UsageError when the settings contradict what the database already mirrors with. A first init that fails,
-    or is interrupted, takes back what it made.
+    Raises SourceError if the server or an existing slot is unsuitable, LakeError if the warehouse cannot be written,
+    and UsageError if the settings contradict those of the existing mirror. A first init that fails or is interrupted
+    removes what it made.
     """
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-init") as connection,
@@ -81,7 +82,7 @@ def initialise(settings: Settings, say: Say) -> Initialised:
         if first:
             settings.require_warehouse()
         else:
-            # Which slot is ours is recorded: without --slot it is that one, whatever its name.
+            # The catalog records the slot of the mirror. Without --slot, init uses that slot, whatever its name.
             settings = _recorded_names(settings, _recorded(connection))
         facts = check_server(connection, slot_exists=read_slot(connection, settings.slot) is not None)
         for warning in facts.warnings:
@@ -92,9 +93,11 @@ def initialise(settings: Settings, say: Say) -> Initialised:
 
 
 def _first(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Initialised:
-    """The slot does not fit into a transaction, and a transaction that has written cannot wait for one. So publication
-    and slot come first, in this order, since a slot decodes by publications that were there before it. All else is one
-    transaction."""
+    """Initialise a database that has no mirror yet.
+
+    A slot cannot be created in a transaction that has written. So publication and slot come first, in this order,
+    because a slot decodes only by publications that existed before it. All else is one transaction.
+    """
     _probe(settings, settings.require_warehouse(), undo)
     if not publication_exists(connection, settings.publication):
         undo.making_publication(settings.publication)
@@ -123,7 +126,7 @@ def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -
     warehouse = _store_profile(connection, settings, say, undo)
     tables = make_publication(connection, settings.publication)
     made = "there already" if tables is None else "created"
-    # The stream lacks what became of them without it.
+    # The stream lacks the changes that were made while the publication was missing.
     again = f" anew, with {tables} tables, which are copied again" if tables else ""
     say(f"publication {settings.publication}: {made}{again}")
     if tables is None and publishes_generated(connection):
@@ -155,7 +158,7 @@ def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
 
 
 def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Settings:
-    """The settings with the names that the mirror has; UsageError if others were asked for explicitly."""
+    """Return the settings with the mirror's slot and publication. Raises UsageError if other names were requested."""
     if not recorded:
         return settings
     mirror = recorded[0]
@@ -171,7 +174,10 @@ def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Sett
 
 
 def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> str:
-    """Records the warehouse and the storage options that are no secrets; returns the warehouse."""
+    """Store the warehouse and the storage options that are not secret. Return the warehouse.
+
+    Raises UsageError if tables are mirrored into another warehouse, and SourceError without a default profile.
+    """
     with connection.transaction():
         row = connection.execute(_PROFILE).fetchone()
         if row is None:
@@ -202,8 +208,11 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
 
 
 def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> None:
-    """Has stored generated columns published that were not. To the pump, tables that have some get new columns with
-    values in rows that exist: it copies them again. Rows that the heap has shed cannot be."""
+    """Publish stored generated columns that were not published before.
+
+    To the pump, the tables concerned get new columns with values in existing rows, so it copies these tables again. It
+    cannot copy rows that the heap has shed. If one of the tables sheds rows, the columns stay out, with a warning.
+    """
     publication = settings.publication
     with connection.transaction():
         if sends_generated(connection, publication):
@@ -218,7 +227,8 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
             return
         altered = altered_tables(connection, settings.slot)
         send_generated(connection, publication)
-        # Ours: nothing is missing of tables without such columns, and the others are told of by their shape.
+        # This change is our own. The stream lacks nothing of tables without such columns, and the pump recognises the
+        # others by their new columns.
         again = set(altered_tables(connection, settings.slot)) - set(altered)
         record_published(connection, settings.slot, sorted(again))
     say(f"publication {publication}: stored generated columns are published from now on")
@@ -227,11 +237,11 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
 
 
 def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Lsn:
-    """Creates the slot and its catalog row, or checks them; returns the applied position."""
+    """Create the slot and its catalog row, or check them. Return the applied position."""
     recorded = next((mirror for mirror in _recorded(connection) if mirror.slot == settings.slot), None)
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or _count(connection, _TABLES)):
-        # What an idle pump acknowledged lies ahead of the frontier, so the position is the pump's to judge.
+        # An idle pump acknowledges positions ahead of the frontier, so checking the position is left to the pump.
         check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied
@@ -242,8 +252,11 @@ def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) ->
 
 
 def _slot_made(connection: PgConnection, settings: Settings, say: Say, undo: Undo, again: str = "") -> Lsn:
-    """Creates the slot, or adopts one without a row: an init that was killed left it, and nothing was consumed from it
-    yet. Returns its position."""
+    """Create the slot, or adopt an existing slot without a catalog row. Return its position.
+
+    Such a slot was left by an init that was killed, and nothing has been consumed from it. Raises SourceError if the
+    slot has no consistent point.
+    """
     if read_slot(connection, settings.slot) is None:
         say(f"slot {settings.slot}: creating; this waits for the transactions that are open now")
         undo.making_slot(settings.slot)
@@ -271,7 +284,7 @@ def _store_slot(connection: PgConnection, settings: Settings, position: Lsn) -> 
 
 
 def _probe(settings: Settings, warehouse: str, undo: Undo) -> None:
-    """Writes to the warehouse and cleans up; LakeError if that does not work."""
+    """Write a file to the warehouse and delete it. Raises LakeError if that fails."""
     storage = StorageOptions(settings.storage_properties)
     location = join(warehouse, PROBE)
     undo.making_directory(warehouse)

@@ -1,4 +1,4 @@
-"""Completes the settings with what `init` stored in the database, so that the DSN alone is enough afterwards."""
+"""Completes settings with those that `init` stored in the database, so that the DSN alone is enough afterwards."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.telemetry import get_logger
 
 REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
-"""Storage options that are no secrets: lake_config of the storage profile -> Settings. Keys are FileIO's names."""
+"""Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's names."""
 
 _FIRST_PAUSE = 0.5
-"""Seconds before the server is looked for again; doubles up to `reconnect_backoff_max`."""
+"""Seconds before the second attempt to reach the server. The pause doubles up to `reconnect_backoff_max`."""
 
 _PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default"
 _SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
 
 
 def complete(settings: Settings) -> Settings:
-    """`settings` with warehouse, storage options, slot and publication as the database knows them.
+    """Return `settings` with the warehouse, storage options, slot and publication that the database has stored.
 
-    Raises SourceError when the database was not initialised, UsageError when --slot names a slot that it does not
-    know. The stored warehouse always wins: a table's files cannot be in two places.
+    The stored warehouse always wins, because a table's files cannot be in two places. Raises SourceError if the
+    database was not initialised. Raises UsageError if --slot names an unknown slot, or if it is missing and the
+    database has several mirrors.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-settings") as connection:
         return complete_from(connection, settings)
 
 
 def complete_when_up(settings: Settings) -> Settings:
-    """As `complete`, and waits for a server that cannot be reached or is starting, with a log line at each try."""
+    """Do as `complete`, but wait for a server that is unreachable or starting. Each failed attempt is logged."""
     log = get_logger("start")
     pause = _FIRST_PAUSE
     while True:
@@ -46,7 +47,7 @@ def complete_when_up(settings: Settings) -> Settings:
 
 
 def complete_from(connection: PgConnection, settings: Settings) -> Settings:
-    """As `complete`, over a connection of the caller's."""
+    """Do as `complete`, over the caller's connection."""
     with source_errors("reading the mirror's settings"):
         require_current(connection)
         slots = connection.execute(_SLOTS).fetchall()

@@ -1,7 +1,8 @@
-"""What a first init has made outside of its transaction, and how it is taken back when the init fails.
+"""Removes what a failed first init has made outside of its transaction.
 
-Noted before it is made, so that nothing is missed when the connection breaks while the server makes it. A lock that
-the connection holds keeps other inits of the database out: what was not there before is ours.
+Each thing is noted before it is made, so that nothing is missed if the connection breaks while the server makes it. The
+connection holds a lock that keeps other inits of the database out. So whatever did not exist before belongs to this
+init.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LOCK_TIMEOUT = "10s"
 
 
 class Undo:
-    """Takes back what was noted unless `keep` was called. A context manager inside that of the init's connection."""
+    """Removes what was noted unless `keep` was called. A context manager, to be used inside that of the connection."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._settings = settings
@@ -35,11 +36,11 @@ class Undo:
         self._slot: str | None = None
         self._publication: str | None = None
         self._directories: list[Path] = []
-        """Those that did not exist, the deepest first."""
+        """Directories that did not exist before, the deepest first."""
         self._kept = False
 
     def enter(self, connection: PgConnection) -> None:
-        """Keeps other inits of this database out while the connection lives. SourceError if one is at work."""
+        """Keep other inits of this database out while the connection lives. Raises SourceError if one is running."""
         row = connection.execute(f"SELECT pg_try_advisory_lock({_LOCK})".encode()).fetchone()
         if row != (True,):
             raise SourceError(
@@ -49,22 +50,22 @@ class Undo:
         self._connection = connection
 
     def making_slot(self, name: str) -> None:
-        """There is no such slot, and one is about to be created."""
+        """Note that this slot does not exist and is about to be created."""
         self._slot = name
 
     def making_publication(self, name: str) -> None:
-        """There is no such publication, and one is about to be created."""
+        """Note that this publication does not exist and is about to be created."""
         self._publication = name
 
     def making_directory(self, warehouse: str) -> None:
-        """A file is about to be written to the warehouse, which makes its directory where it is missing."""
+        """Note the missing directories of the warehouse. The first file written there creates them."""
         path = local_path(warehouse)
         while path is not None and not path.exists():
             self._directories.append(path)
             path = path.parent
 
     def keep(self) -> None:
-        """The init is complete."""
+        """Note that the init is complete, so that nothing is removed."""
         self._kept = True
 
     def __enter__(self) -> Self:
@@ -97,7 +98,7 @@ class Undo:
         if connection is not None and connection.info.transaction_status is pq.TransactionStatus.IDLE:
             self._drop(connection)
             return
-        # It broke, and its lock ends with it.
+        # The connection broke, which releases its lock.
         with connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-init") as connection:
             connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'".encode())
             connection.execute(f"SELECT pg_advisory_lock({_LOCK})".encode())
@@ -106,7 +107,7 @@ class Undo:
 
     def _drop(self, connection: PgConnection) -> None:
         if self._slot is not None:
-            # Slots are the server's: one of this name may have come about for another database.
+            # Slots belong to the whole server: another database may have got a slot of this name.
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
                 " WHERE slot_name = %s AND database = current_database()",

@@ -1,1 +1,1 @@
-"""What the mirror holds, how far behind it is, and what needs a person."""
+"""Reports what the mirror holds, how far it lags, and what needs an operator."""

@@ -1,4 +1,4 @@
-"""What somebody should look at, from what a look at the mirror found: the most urgent first."""
+"""Derives alerts from the status of a mirror, the most urgent first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, 
 from mirror_pump.source.catalog.pump_error import PumpError
 
 _FAILING_TOO_LONG = 60.0
-"""Seconds for which a pump may fail, and try again by itself, until a person has to look."""
+"""Seconds for which a pump may fail and retry by itself before the alert becomes critical."""
 _NAMED = 3
-"""Tables that an alert about many of them names."""
+"""How many tables an alert names if it concerns many."""
 
 
 def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
-    """What somebody should look at: what concerns the whole mirror, then the tables, critical ones first."""
+    """Return all alerts, critical ones first. Within a severity, alerts of the whole mirror precede those of tables."""
     found = [*_slot(status), *_leader(status), *_neglect(status)]
     for table in status.tables:
         found.extend(_table(table))
@@ -23,7 +23,7 @@ def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
 
 
 def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
-    """Says that the lake is more than `max_lag` seconds behind, if it is. A mirror without live tables has no lag."""
+    """Return an alert if the lake lags by more than `max_lag` seconds. A mirror without live tables has no lag."""
     live = any(table.state is TableState.LIVE for table in status.tables)
     if not live or status.lag_seconds is None or status.lag_seconds <= max_lag:
         return None
@@ -35,7 +35,7 @@ def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
 
 
 def moment_text(moment: datetime) -> str:
-    """To the second: more than that only takes room."""
+    """Format a time in UTC, to the second."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -65,7 +65,7 @@ def _leader(status: MirrorStatus) -> list[Alert]:
             return []
         waited = (status.at - error.since).total_seconds() >= _FAILING_TOO_LONG
         return [Alert(Severity.CRITICAL if waited else Severity.WARNING, failing(error), error.remedy)]
-    # A pump cannot run without its slot: to start one is not what helps.
+    # A pump cannot run without its slot, so starting one would not help.
     if status.slot.error is not None:
         return []
     start = "start one with `mirror-pump run`"
@@ -78,7 +78,7 @@ def _leader(status: MirrorStatus) -> list[Alert]:
 
 
 def failing(error: PumpError) -> str:
-    """What a pump that tries again and again has to say."""
+    """Return the message for a pump that keeps failing and retrying."""
     return (
         f"the pump has been failing since {moment_text(error.since)}, the frontier stands still ({error.attempts}"
         f" attempts, the last one at {moment_text(error.at)}): {error.error}"
@@ -86,7 +86,7 @@ def failing(error: PumpError) -> str:
 
 
 def _neglect(status: MirrorStatus) -> list[Alert]:
-    """One for all tables: they are neglected together, as a rule."""
+    """Return one alert for all tables without maintenance, since tables are usually neglected together."""
     tables = [table for table in status.tables if table.maintenance is not None and table.maintenance.neglected]
     if not tables:
         return []
@@ -113,7 +113,7 @@ def _table(table: TableStatus) -> list[Alert]:
     elif table.state is TableState.FAILED:
         found.append(Alert(Severity.CRITICAL, "set aside, without a reason", table=table.table))
     if table.state is TableState.DROPPED:
-        # It was somebody's will: nothing stops, and nobody has to come.
+        # The table was dropped on purpose. Nothing has stopped, and nobody needs to act.
         return found
     if table.retention is not None and table.retention.stopped is not None:
         found.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))

@@ -1,4 +1,4 @@
-"""An Iceberg table's current snapshot in figures: what its metadata file alone tells, without its manifests."""
+"""Figures of an Iceberg table's current snapshot, read from its metadata file alone, without its manifests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mirror_pump.lake.format.snapshot_summary import live_rows, pending_since, s
 
 @dataclass(frozen=True)
 class LakeContent:
-    """An Iceberg table's current snapshot in figures, from its summary."""
+    """Figures of an Iceberg table's current snapshot, from its summary."""
 
     rows: int
-    """Rows in data files less those that position deletes hide. An upper bound while equality deletes are pending."""
+    """Rows in data files minus rows hidden by position deletes. An upper bound while equality deletes are pending."""
     data_files: int
     delete_files: int
     equality_deletes: int
@@ -28,19 +28,19 @@ class LakeContent:
     """When the oldest of them was committed, by the pump's clock; None if there are none."""
     size_bytes: int
     written_bytes: int
-    """Files that commits have brought since the table was created."""
+    """Bytes of the files that commits have added since the table was created, without those of rewrites."""
     rewritten_bytes: int
-    """Files that resolves and merges have written beside that."""
+    """Bytes of the files that merges and conversions of equality deletes have written in addition."""
     figures: TableStats = field(default_factory=TableStats)
-    """What maintenance is decided on, as far as the metadata file tells: without sizes of files and numbers of
-    manifests."""
+    """The figures that maintenance decisions use, as far as the metadata file has them. Sizes of single files and the
+    number of manifests are missing."""
     history: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of the metadata document what the expiry of snapshots is decided on
+    """The part of the metadata document that decides which snapshots expire
     (mirror_pump.lake.contents.snapshot_history)."""
 
 
 def lake_content(metadata: bytes) -> LakeContent:
-    """The figures of the current snapshot in a table's metadata JSON (Iceberg spec, snapshot summary fields)."""
+    """Return the current snapshot's figures from a table's metadata JSON (Iceberg spec, snapshot summary fields)."""
     document = orjson.loads(metadata)
     current = document.get("current-snapshot-id")
     summary: Mapping[str, str] = next(
@@ -67,7 +67,7 @@ def lake_content(metadata: bytes) -> LakeContent:
             data_bytes=total("files-size"),
             delete_files=total("delete-files"),
             equality_delete_rows=total("equality-deletes"),
-            # Iceberg's summary does not tell the kinds of delete files apart.
+            # Iceberg's summary does not distinguish the kinds of delete files.
             position_delete_files=0 if total("equality-deletes") else total("delete-files"),
             position_delete_rows=total("position-deletes"),
             snapshots=len(document.get("snapshots", ())),
@@ -79,7 +79,7 @@ def lake_content(metadata: bytes) -> LakeContent:
 
 
 def _history(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Kept for every table between two looks, so no more of it than is needed."""
+    """Return only what is needed of the document, because it is kept in memory for every table between reads."""
     return {
         "current-snapshot-id": document.get("current-snapshot-id"),
         "refs": document.get("refs", {}),

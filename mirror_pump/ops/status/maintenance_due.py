@@ -1,8 +1,8 @@
-"""What `status` says of maintenance: what is due, table by table, and whether anybody does it.
+"""Reports for `status` which maintenance is due, table by table, and whether a maintainer does it.
 
-Judged by the rules that a maintainer works by (mirror_pump.ops.maintenance.plan), from the catalog and the metadata
-files that status reads anyhow: no manifest is read and no storage is listed. Sizes of files are known from a
-maintainer's last look if nothing was committed since; otherwise only as many count as small as must be.
+It applies the rules of a maintainer (mirror_pump.ops.maintenance.plan) to the catalog and the metadata files that
+`status` reads in any case. It reads no manifest and lists no storage. If nothing was committed since a maintainer last
+examined the table, the file sizes found then are used. Otherwise the number of small files is a lower bound.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ _WORDS: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class DueOperation:
-    """Maintenance that is due."""
+    """One maintenance operation that is due."""
 
     operation: str
-    """Its name in the journal."""
+    """The operation's name in the journal."""
     words: str
-    """What it does, in plain words."""
+    """What the operation does, in plain words."""
     reason: str
 
 
 @dataclass(frozen=True)
 class MaintenanceDue:
-    """One table's maintenance."""
+    """The state of one table's maintenance."""
 
     enabled: bool
-    """False: the table's policy says that it is maintained on request only."""
+    """False if the table's policy allows maintenance on request only."""
     due: tuple[DueOperation, ...]
     commits: int
-    """Since a maintainer last looked, or since the table was created."""
+    """Commits since a maintainer last examined the table, or since the table was created."""
     looked_at: datetime | None
     unattended_seconds: float | None
-    """For how long nobody has looked, though there were commits; None if there is nothing to look at."""
+    """How long the table has had commits that no maintainer has examined; None if it has none."""
     neglected: bool
-    """That is a day or more."""
+    """True if `unattended_seconds` is a day or more."""
     problem: str | None
-    """Why the last maintenance failed, or the policy cannot be followed."""
+    """Why the last maintenance failed, or why the policy cannot be followed."""
 
     def to_json(self) -> dict[str, Any]:
-        """As docs/cli-json.md describes it."""
+        """Return the JSON object that docs/cli-json.md describes."""
         return {
             "enabled": self.enabled,
             "due": [{"operation": each.operation, "reason": each.reason} for each in self.due],
@@ -88,7 +88,10 @@ class MaintenanceDue:
 def maintenance_due(
     connection: PgConnection, slot: str, contents: Mapping[str, LakeContent], now: datetime
 ) -> dict[TableId, MaintenanceDue]:
-    """By table; those that are being copied are left out, and whose metadata file is not in `contents`, by location."""
+    """Return the maintenance state by table. `contents` maps metadata locations to figures.
+
+    Tables that are being copied, or whose metadata file is not in `contents`, are left out.
+    """
     attentions = {each.table_id: each for each in attention(connection, slot)}
     found = {}
     for table in read_tables(connection, slot):
@@ -136,12 +139,12 @@ def _due(
 
 
 def _figures(table: MaintainedTable, known: TableStats, stats: Mapping[str, Any], policy: Policy) -> TableStats:
-    """The figures of a maintainer's look if they are of this very state; else what the metadata tells for certain."""
+    """Return a maintainer's figures if they describe the present state, else what the metadata file proves."""
     if stats.get("metadata_location") == table.metadata_location:
         counted = {name: stats[name] for name in FIGURE_NAMES if name in stats}
         return TableStats(**{**counted, "small_by_class": tuple(counted.get("small_by_class", ()))})
     bounds = class_bounds(policy.rewrite_target_bytes)
-    # So many files at most can be as large as the bound.
+    # At most data_bytes // bound files can reach the bound, so at least the others are smaller.
     smallest = max(0, known.data_files - known.data_bytes // bounds[-1])
     return replace(
         known,

@@ -1,4 +1,4 @@
-"""What `status` says of tables with heap retention: the cut-line, partitions, pins, and corrections that wait."""
+"""Reports for `status` on tables with heap retention: cut-line, partitions, pins, and corrections not yet folded."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _SQL = queries("status")
 
 @dataclass(frozen=True)
 class RetentionState:
-    """One table that has heap retention, or is pinned by readers."""
+    """The state of one table that has heap retention or is pinned by readers."""
 
     cut: str
     """The cut-line, as SQL prints the tier key."""
     lag: str | None
-    """heap_retention; None if nothing leaves."""
+    """The option heap_retention; None if no partition leaves the heap."""
     retention_line: int | None
     partitions: Mapping[str, int]
-    """How many are in each state."""
+    """The number of partitions in each state."""
     stopped: str | None
     not_made: str | None
-    """Why a partition could not be made ahead."""
+    """Why a future partition could not be created in advance; None if there is no such problem."""
     waits_for: str | None
-    """Why the oldest partition that waits does not go on: for a reader's pin, say."""
+    """Why the oldest waiting partition cannot proceed, for example because of a reader's pin."""
     delta_rows: int
     delta_unfolded: int
     delta_age: float | None
-    """Seconds since the oldest correction that is not folded."""
+    """Age in seconds of the oldest correction that is not folded."""
     pins: int
     expired_pins: int
     oldest_pin_age: float | None
-    """Seconds, of those that have not expired."""
+    """Age in seconds of the oldest pin that has not expired."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,7 +58,7 @@ class RetentionState:
 
 
 def retention_states(connection: PgConnection, slot: str) -> dict[TableId, RetentionState]:
-    """By table; only those of which there is something to say."""
+    """Return the states by table, for the tables that have heap retention or are pinned by readers."""
     found = {}
     for table_id, kind_name, cut, lag, *rest in connection.execute(_SQL["retention"], (slot,)).fetchall():
         kind = TierKind(kind_name) if kind_name in list(TierKind) else TierKind.BIGINT

@@ -1,4 +1,4 @@
-"""What `status` says of the replication slot: where it stands, what it keeps, and whether a pump can go on from it."""
+"""Reports for `status` on the replication slot: position, retained WAL, and whether a pump can resume from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SQL = queries("status")
 
 @dataclass(frozen=True)
 class _Slot:
-    """A row of _SLOT."""
+    """A row of the query `slot`."""
 
     system_identifier: str
     timeline: int
@@ -35,7 +35,7 @@ class _Slot:
 
 
 def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotState:
-    """The slot as it is now. SourceError if the catalog does not know it."""
+    """Return the present state of the slot. Raises SourceError if the catalog does not know it."""
     row, error = _look(connection, slot)
     holder = connection.execute(_SQL["holder"], (row.commit_time,)).fetchone() if row.commit_time is not None else None
     return SlotState(
@@ -55,7 +55,10 @@ def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotSta
 
 
 def slot_error(connection: PgConnection, slot: str) -> SourceError | None:
-    """Why no pump can go on from the slot; None if one can. SourceError if the catalog does not know the slot."""
+    """Return why no pump can resume from the slot, or None if one can.
+
+    Raises SourceError if the catalog does not know the slot.
+    """
     return _look(connection, slot)[1]
 
 
@@ -63,7 +66,7 @@ def _look(connection: PgConnection, slot: str) -> tuple[_Slot, SourceError | Non
     row = _read(connection, slot)
     error = _error(connection, slot, row)
     if error is not None:
-        # A pump that has just begun may have moved the frontier and the slot between the two questions; now it holds
+        # A pump that has just started may have moved the frontier and the slot between the two queries. By now it holds
         # the slot.
         row = _read(connection, slot)
         error = _error(connection, slot, row)
@@ -79,7 +82,7 @@ def _read(connection: PgConnection, slot: str) -> _Slot:
 
 def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | None:
     if row.active:
-        # Whoever reads it has looked at it.
+        # The pump that reads the slot has checked it.
         return None
     identity = SystemIdentity(row.system_identifier, row.timeline, row.database)
     try:

@@ -1,4 +1,4 @@
-"""What the mirror holds and how far behind it is: one look at the catalog, and each table's current snapshot."""
+"""Reads what the mirror holds and how far it lags, from the catalog and each table's current snapshot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KEYLESS = "it has no key: give it one, and it is copied again by itself"
 
 
 class StatusReader:
-    """Looks at one mirror over one connection, again and again for --watch. Takes completed settings."""
+    """Reads the status of one mirror over one connection, repeatedly for --watch. Takes completed settings."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class StatusReader:
         self._connection.close()
 
     def read(self) -> MirrorStatus:
-        """One look. Raises SourceError when the database cannot be asked; unreadable storage is a table's `error`."""
+        """Read the status once. Raises SourceError if a query fails. Unreadable storage becomes a table's `error`."""
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
@@ -71,7 +71,8 @@ class StatusReader:
             if slot.publication_error is None:
                 unpublished = not_whole(self._connection, self._settings.slot)
         reached = max(applied, replayed or 0)
-        # Beyond the frontier the pump only reports when nothing is in its hands: until then nothing was left out.
+        # The pump reports a position beyond the frontier only when it holds no changes. The lake lacks nothing that was
+        # committed before.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
         contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
@@ -128,10 +129,11 @@ class StatusReader:
     def _lag_seconds(
         self, at: datetime, commit_time: datetime | None, idle_at: datetime | None, *, caught_up: bool
     ) -> float | None:
-        """0 when everything committed is published, else the age of the newest moment for which that is known.
+        """Return 0 if everything committed is published, else the age of the newest time at which that is known.
 
-        That moment is the last published commit, the pump's last report that it had nothing in hand, or the last look
-        at which the mirror was caught up; None without any. So it is an upper bound of what a reader misses.
+        That time is the newest of three: the last published commit, the pump's last report that it held no changes, and
+        the last read at which the mirror was caught up. The result is None if there is none of them. So the result is
+        an upper bound of what a reader misses, in seconds.
         """
         if caught_up:
             self._caught_up_at = at
@@ -140,7 +142,10 @@ class StatusReader:
         return max(0.0, (at - max(known)).total_seconds()) if known else None
 
     def _content(self, location: str) -> LakeContent | str:
-        """The table's figures; or, in words, why they cannot be had. A metadata file never changes: read once."""
+        """Return the table's figures, or a text that says why they cannot be read.
+
+        Each metadata file is read only once, because it never changes.
+        """
         known = self._contents.get(location)
         if known is not None:
             return known
@@ -160,7 +165,7 @@ def _table(
     if state == TableState.DROPPED:
         note, error = error, None
     elif state == TableState.WAITING and has_key:
-        # What it waited for has been done.
+        # The table has a key now, which is what it waited for.
         note, error = _WAITS, None
     elif state == TableState.WAITING:
         error = error or _KEYLESS
@@ -168,8 +173,7 @@ def _table(
         remedy = how_to_publish(mirror.slot.publication, name)
         note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
-    # All live tables share one frontier: what holds of the mirror holds of them. A table set aside stays where it
-    # stopped.
+    # All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped.
     live = state == TableState.LIVE and frontier is not None
     behind = mirror.lag_bytes if live else None
     if state in (TableState.FAILED, TableState.WAITING) and frontier is not None:

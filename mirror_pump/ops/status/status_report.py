@@ -1,4 +1,4 @@
-"""What one look at a mirror found, and the JSON document that docs/cli-json.md describes."""
+"""The status of a mirror at one time, and the JSON document that docs/cli-json.md describes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from mirror_pump.source.stream.standby import StandbyProcess
 
 @dataclass(frozen=True)
 class DeleteMode:
-    """How the pump wrote the deletes of a table's last commit, and the index that lets it."""
+    """How the pump wrote the deletes of a table's last commit, and the index that position deletes need."""
 
     mode: str = "equality"
-    """`position`, or `equality`: by key, which needs no index, and is resolved later."""
+    """`position` or `equality`. Equality deletes name keys: they need no index and are converted later."""
     phase: str | None = None
-    """The index: `wanted`, `building`, `ready`, `following` (another engine's rewrite); None if there is none."""
+    """The index: `wanted`, `building`, `ready` or `following` (another engine's rewrite). None without an index."""
     rows: int = 0
     bytes: int = 0
-    """Of the pump's memory."""
+    """Bytes of the pump's memory that the index takes."""
 
 
 @dataclass(frozen=True)
 class TableStatus:
-    """One mirrored table."""
+    """The status of one mirrored table."""
 
     table: str
     lake_table: str
     state: TableState
     frontier: Lsn | None
-    """The frontier; None until the initial copy is complete."""
+    """None until the initial copy is complete."""
     lag_bytes: int | None
     lag_seconds: float | None
     snapshot_id: int | None
@@ -46,34 +46,34 @@ class TableStatus:
     equality_deletes_age: float | None
     """Seconds since the oldest pending equality delete was committed; 0 if none is pending, None if unknown."""
     content: LakeContent | None
-    """None when the storage could not be read; `error` then says why."""
+    """None if the storage could not be read; `error` then says why."""
     chunks_total: int
     chunks_done: int
     rows_copied: int
     deletes: DeleteMode
     error: str | None
     note: str | None = None
-    """What is to be known of it, though nobody has to act: that it was dropped, what it waits for."""
+    """Information that requires no action, such as that the table was dropped, or what it waits for."""
     generated_left_out: tuple[str, ...] = ()
     """Generated columns that are not mirrored."""
     retention: RetentionState | None = None
-    """None: nothing has to be said of old partitions, and no reader pins the table."""
+    """None if the table has no heap retention and no reader pins it."""
     maintenance: MaintenanceDue | None = None
-    """None while the table is being copied, and if its metadata could not be read."""
+    """None while the table is being copied, or if its metadata could not be read."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """An open transaction, from whose beginning on the slot keeps the WAL."""
+    """An open transaction. The slot keeps the WAL from the start of this transaction."""
 
     kind: str
     """`transaction` or `prepared transaction`."""
     pid: int | None
     application: str | None
     prepared: str | None
-    """The name that it was prepared under."""
+    """The identifier of the prepared transaction; None for other transactions."""
     seconds: float
-    """How long it has been open."""
+    """How long the transaction has been open."""
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ class SlotState:
     exists: bool
     active: bool
     wal_status: str | None
-    """reserved, extended, unreserved or lost."""
+    """`reserved`, `extended`, `unreserved` or `lost`."""
     retained_bytes: int | None
     """WAL that the server keeps for the slot."""
     confirmed: Lsn | None
     publication_error: str | None = None
-    """Why the pump cannot go on with the publication, and what to do."""
+    """Why the pump cannot use the publication, and what to do; None if it can."""
     invalidation_reason: str | None = None
-    """Why the server invalidated it, from PostgreSQL 17 on; None otherwise."""
+    """Why the server invalidated the slot. None if it did not, and before PostgreSQL 17."""
     inactive_since: datetime | None = None
-    """When it was last read from, from PostgreSQL 17 on; None while it is read."""
+    """When the slot was last read. None while it is being read, and before PostgreSQL 17."""
     error: SourceError | None = None
-    """Why no pump can go on from it."""
+    """Why no pump can resume from the slot; None if one can."""
     held_by: Holder | None = None
-    """The oldest open transaction, if later ones are published already: it is why the WAL is kept."""
+    """The oldest open transaction if it keeps the WAL, that is, if it started before the newest published commit."""
 
 
 @dataclass(frozen=True)
@@ -111,34 +111,34 @@ class LeaderStatus:
     epoch: int
     alive: bool
     retrying: bool = False
-    """Its last attempts failed: it is between two of them, and leads nothing meanwhile, or in the next one."""
+    """True if the pump's last attempts failed. It waits for the next attempt, without leading, or is making it."""
 
 
 class Severity(StrEnum):
-    """Whether it can wait."""
+    """How urgent an alert is."""
 
     CRITICAL = "critical"
-    """It does not mend itself: a person is needed. `status --check` exits 1."""
+    """The problem does not go away by itself: an operator must act. `status --check` exits with 1."""
     WARNING = "warning"
-    """Nothing has stopped; it grows worse if nobody looks."""
+    """Nothing has stopped, but the problem grows if nobody acts."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing that somebody should look at."""
+    """A problem that an operator should know about."""
 
     severity: Severity
     message: str
-    """What happened, and to what: the table's name is not repeated in it."""
+    """What happened. It does not repeat the table's name."""
     remedy: str = ""
-    """What to do; empty if the message says it."""
+    """What to do; empty if the message says so already."""
     table: str | None = None
-    """None: it concerns the whole mirror."""
+    """None if the alert concerns the whole mirror."""
 
 
 @dataclass(frozen=True)
 class MirrorStatus:
-    """One look at a mirror."""
+    """The status of a mirror at one time."""
 
     database: str
     warehouse: str
@@ -152,24 +152,24 @@ class MirrorStatus:
     slot: SlotState
     leader: LeaderStatus | None
     last_error: PumpError | None
-    """Why the pump cannot go on, or stopped; None if it was successful since."""
+    """Why the pump cannot continue, or why it stopped; None if it has been successful since."""
     tables: tuple[TableStatus, ...]
     standbys: tuple[StandbyProcess, ...] = ()
-    """Pumps that wait for the lead."""
+    """Pumps that wait for leadership."""
     served: bool = False
-    """A maintainer runs."""
+    """True if a maintainer runs."""
     former_locations: tuple[FormerLocation, ...] = ()
-    """Places that hold files of registrations that have ended."""
+    """Locations that hold files of former registrations."""
     alerts: tuple[Alert, ...] = ()
-    """What somebody should look at, critical ones first."""
+    """All alerts, critical ones first."""
 
     @property
     def backlogs(self) -> tuple[MaintenanceDue, ...]:
-        """The maintenance of all tables of which it is known."""
+        """The maintenance states of all tables for which they are known."""
         return tuple(table.maintenance for table in self.tables if table.maintenance is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that docs/cli-json.md describes."""
+        """Return the document that docs/cli-json.md describes."""
         return {
             "database": self.database,
             "warehouse": self.warehouse,

@@ -1,4 +1,4 @@
-"""Waits until the frontier has passed a WAL position, and asks an idle pump to publish it."""
+"""Waits until the frontier has passed a WAL position, and asks an idle pump to advance the frontier to it."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from sql import queries
 _SQL = queries("status")
 
 POLL_INTERVAL = 0.05
-"""Seconds. One indexed query each: cheap, and small beside the batch age."""
+"""Seconds between two polls. A poll is one indexed query, and the interval is short compared with the batch age."""
 
 ASK_INTERVAL = 2.0
-"""Seconds between two notifications: a pump that starts while we wait must hear of us, and each one writes WAL."""
+"""Seconds between two notifications. They are repeated for a pump that starts during the wait, and kept rare because
+each one writes WAL."""
 _FIRST_ASK = 0.25
-"""As ASK_INTERVAL, after the first; doubles up to that. Most that start while we wait do so as we begin."""
+"""Seconds between the first two notifications. The interval doubles up to ASK_INTERVAL. It starts short because a pump
+that starts during a wait mostly does so at its beginning."""
 
 
 @dataclass(frozen=True)
 class WaitResult:
-    """How a wait ended."""
+    """The result of a wait."""
 
     target: Lsn
     frontier: Lsn
-    """The frontier as last seen."""
+    """The frontier at the last poll."""
     error: MirrorPumpError | None
-    """Why the frontier did not get there in time; None when it did."""
+    """Why the frontier did not reach the target in time; None if it did."""
 
 
 def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResult:
-    """Returns once the frontier of every live table has passed `target`, or `timeout` seconds later. None: the present
-    position.
+    """Wait until the frontier of every live table has passed `target`, for at most `timeout` seconds.
 
-    Tables that are being copied or were set aside are not waited for. Raises SourceError when the database cannot be
-    asked.
+    If `target` is None, wait for the present WAL position. Tables that are being copied or have failed are not waited
+    for. If no pump can resume from the slot, return at once with the error. Raises SourceError if a query fails.
     """
     deadline = time.monotonic() + timeout
     with (
@@ -53,7 +54,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
     ):
         slot = complete_from(connection, settings).slot
         if target is None:
-            # Beyond what is flushed, perhaps: our NOTIFY flushes it.
+            # This position may not be flushed yet. The NOTIFY below flushes it.
             target = wal_end(connection)
         ask_at = time.monotonic()
         patience = _FIRST_ASK
@@ -63,7 +64,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
                 return WaitResult(target, frontier, None)
             now = time.monotonic()
             if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
-                # The frontier will never get there.
+                # The frontier will never reach the target.
                 return WaitResult(target, frontier, lost)
             if now >= deadline:
                 return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active, error))
@@ -75,7 +76,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
 
 
 def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
-    """The frontier, whether somebody reads the slot, and why the pump that there is cannot go on."""
+    """Return the frontier, whether a process reads the slot, and the error of a pump that is about to retry, if any."""
     row = connection.execute(_SQL["frontier"], (slot,)).fetchone()
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
