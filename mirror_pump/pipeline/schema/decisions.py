@@ -145,7 +145,7 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         tier=_tier(table, columns),
     )
     if keyless:
-        # The table has no key for now, or for good. Until it has one again, rows may repeat and cannot be distinguished.
+        # The table has no key, for now or for good. Until it has one again, rows may repeat indistinguishably.
         said = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
         return SchemaChangeDecision(Action.WAIT, replace(table, shape=present.shape), said, waits_for_owner=True)
     if key_before != key_now:
