@@ -265,7 +265,7 @@ def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:
 
 
 def _reads_on(before: Column, now: Column, note: Note, *, in_key: bool) -> bool:
-    """Whether what the lake holds of a column whose type changed is what it would hold if it were read again."""
+    """Whether the lake's values of a column whose type changed equal the values that a new copy would read."""
     if note.rewritten or not note.exact:
         return False
     comparable = before.type_oid == now.type_oid or {before.type_oid, now.type_oid} <= _SAME_TEXT

@@ -19,7 +19,7 @@ CHANNEL = "mirror_pump"
 """NOTIFY payloads: the wanted frontier as a WAL position in Postgres's notation, `copy` for a new registration, or
 RETAIN."""
 RETAIN = "retain"
-"""Payload that asks to retry the postponed steps of heap retention."""
+"""The payload that asks the pump to retry the postponed steps of heap retention."""
 
 _LOOK_INTERVAL = 5.0
 """Seconds between checks for notifications that libpq has buffered without the socket becoming readable. Other

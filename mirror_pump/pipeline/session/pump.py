@@ -172,7 +172,7 @@ class Pump:
                 finally:
                     own.close()
         finally:
-            # Sessions release the leadership themselves. This covers an error before the first session.
+            # Sessions release the leadership themselves. This covers a run that ends before its first session.
             leader.release()
 
     def _sessions(

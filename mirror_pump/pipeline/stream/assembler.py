@@ -338,7 +338,7 @@ class Assembler:
             told = parse_logical_message(bytes(message[HEADER:]))
             if told.prefix == WAIT_PREFIX:
                 # Any client that may write to the database can send such a message, with any content. A position beyond
-                # the server's end of WAL must not make other clients wait, so it is capped. Who needs it asks again.
+                # the server's end of WAL must not make other clients wait, so it is capped. The client asks again.
                 with suppress(ValueError):
                     (reached,) = _WAL_END.unpack_from(message, 9)
                     self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))

@@ -2,8 +2,9 @@
 
 One UPDATE of a small column can concern every large value of a table: the batch is small, but its missing values are
 not. Rows that cannot be each other's previous versions are completed separately. A row's previous version is stored
-under the row's key before the segment, and a row of an earlier segment may have been written under that key. So rows
-that are linked by a key, across all segments, stay together (a chain). All other rows may be separated, in any order.
+under the key that the row had before its segment, and a row of a later segment may find its own previous version under
+the same key. So rows that are linked by a key, across all segments, stay together (a chain). All other rows may be
+separated, in any order.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class Completer:
 
 
 def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chains:
-    """Group the rows that are linked by keys. Takes about fifty bytes a row, because there may be millions of rows."""
+    """Group the rows that are linked by keys. There may be millions of rows, so this takes only some fifty bytes a
+    row."""
     before, own = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
     parent: dict[int, int] = {}
 
