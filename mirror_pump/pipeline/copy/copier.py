@@ -1,11 +1,12 @@
 """Initial copies: plans chunks, keeps tasks reading them, and reports each finished chunk to the inbox.
 
-A chunk is a range of heap blocks, read in a short snapshot of its own at any time after the start LSN and born at the
-start sequence number. That is enough: whatever changed after the start LSN comes in the stream too, every stream change
-of a table under copy deletes its key, and each of these deletes is younger than the start sequence number, so a copied
-row survives only where no change came. A row that an update moved may be copied twice or not at all; the update is in
-the stream, so both come out right. Only a rewrite of the heap (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without
-telling: the relation's file node changes, the task notices under its lock, and the copy starts again.
+A chunk is a range of heap blocks. It is read in its own short snapshot at any time after the start LSN, and its file
+gets the start sequence number as its data sequence number. This is sufficient: every change after the start LSN is also
+in the stream, every stream change of a table under copy deletes its key, and each of these deletes is newer than the
+start sequence number. So a copied row survives only if no change came for it. A row that an update moved may be copied
+twice or not at all, but the update is in the stream, so the result is correct in both cases. Only a rewrite of the heap
+(VACUUM FULL, CLUSTER, TRUNCATE) moves rows without a trace in the stream. It changes the relation's file node, the task
+notices this under its lock, and the copy starts again.
 """
 
 from __future__ import annotations
@@ -44,38 +45,38 @@ _SQL = queries("copy")
 _SHAPE_SQL = queries("shape")
 
 _LOOK_INTERVAL = 2.0
-"""Seconds between looks at the catalog when nobody wakes the thread; `register` does wake it."""
+"""Seconds between checks of the catalog when nothing wakes the thread. `register` wakes it."""
 
 
 class Copier:
-    """A thread that copies whatever table is in state `copying`, one after the other."""
+    """A thread that copies the tables in state `copying`, one after another."""
 
     def __init__(self, context: SessionContext, epoch: int) -> None:
-        """`epoch`: of the pump's lead."""
+        """`epoch`: the epoch of the pump's leadership."""
         self._context = context
         self._epoch = epoch
         self._inbox = context.inbox
         self._slots = threading.Semaphore(context.settings.copy_workers)
         self._reported: set[tuple[TableId, int, int, int]] = set()
-        """Chunks given to a task in this run, as (table, start LSN, generation, number): published or not, not
-        again."""
+        """Chunks given to a task in this session, as (table, start LSN, generation, number). They are not submitted
+        again, whether they are published or not."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
-        """By table and the start LSN, field IDs of the columns that needed a sidecar in a chunk so far."""
+        """By table and start LSN, the field IDs of the columns that needed a raw text column in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
-        """By table and the start LSN, the transactions that have to end before its copy is planned."""
+        """By table and start LSN, the transactions that have to end before the copy is planned."""
         self._thread = session_thread("copier", self._run, context.inbox, interrupt=self._slots.release)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; chunks under way are forgotten, and will be read again."""
+        """End the thread. Running chunks are discarded, and will be read again."""
         self._thread.stop()
 
     def wake(self) -> None:
-        """A table was registered, or a copy has to start again."""
+        """Look at once: a table was registered, or a copy has to start again."""
         self._thread.wake()
 
     def _run(self) -> None:
@@ -91,12 +92,12 @@ class Copier:
                 self._thread.await_wake(_LOOK_INTERVAL)
 
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
-        """Cut the table's present heap into chunks. Blocks that are added later hold rows that the stream brings.
+        """Divide the table's current heap into chunks. Rows in blocks that are added later come in the stream.
 
-        Not before every transaction that may have ended below the start LSN is visible. A registration had them end; a
-        table that is copied again has its start LSN from the stream, which runs ahead of visibility: so those that
-        hold locks are waited
-        for. Nor while the heap has other columns or partitions than the stream has come to.
+        Planning waits until every transaction that may have ended below the start LSN is visible. A registration has
+        waited for their end itself. A table that is copied again has its start LSN from the stream, which is ahead of
+        visibility, so planning waits for the transactions that hold locks. It also waits while the heap's columns or
+        partitions differ from those at the stream's position.
         """
         if not self._settled(connection, table):
             return False
@@ -136,7 +137,7 @@ class Copier:
         return bool(chunks)
 
     def _settled(self, connection: PgConnection, table: MirroredTable) -> bool:
-        """Whether the table can be planned; False to look again later."""
+        """Whether the table's copy can be planned now. If False, the thread checks again later."""
         who: dict[str, object] = {"table_id": table.table_id}
         identity = (table.table_id, table.start_lsn)
         holders = {row[0] for row in connection.execute(_SHAPE_SQL["lockers"], who).fetchall()}
@@ -161,7 +162,7 @@ class Copier:
                 self._slots.release()
                 return
             if relation_id in self._locked:
-                # Later; what can be read meanwhile is not to wait for it.
+                # Read this heap later: chunks that can be read now must not wait for its lock.
                 self._slots.release()
                 continue
             self._reported.add(identity)
@@ -173,7 +174,7 @@ class Copier:
 
     def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
         if not future.cancelled() and future.exception() is None and future.result().locked:
-            # Before another chunk takes the worker.
+            # Record this before another chunk takes the worker.
             self._locked.add(relation_id)
             self._reported.discard((table.table_id, table.start_lsn, table.generation, number))
         self._slots.release()
@@ -206,7 +207,8 @@ class Copier:
 
 
 def _same_copy(table: MirroredTable, present: MirroredTable | None) -> bool:
-    """Whether this copy of the table is still wanted: it was not set aside, registered anew, or begun once more."""
+    """Whether this copy of the table is still wanted: the table did not fail, was not registered again, and its copy
+    was not restarted."""
     return (
         present is not None
         and present.state is TableState.COPYING

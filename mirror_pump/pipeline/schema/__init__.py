@@ -1,1 +1,1 @@
-"""Changes of tables and of the publication: what they mean for the mirror, and what they lead to."""
+"""Changes of tables and of the publication: how the mirror decides about them and carries out the decision."""

@@ -1,45 +1,40 @@
-"""Gives rows from before a column was added the value that they have in it, by writing their files anew.
+"""Fills columns that were added with a constant default, by rewriting the data files that lack them.
 
-`ALTER TABLE ... ADD COLUMN ... DEFAULT` with a constant changes no row in Postgres: each row from before shows the
-value that the command left in the catalog. In the lake such a row would read as NULL, since its file lacks the column.
-So from the publish of the command on, the table is `filling`: what is committed builds on metadata that readers do not
-see (mirror_pump.pipeline.operations.catalog_changes), and tasks write each file that lacks a column again, with the
-value in every row.
-Once no such file is left, one publish shows the whole.
+`ALTER TABLE ... ADD COLUMN ... DEFAULT` with a constant changes no row in Postgres: each older row shows the value that
+the command stored in the catalog. In the lake such a row would read as NULL, because its file lacks the column. So from
+the publish of the command on, the table is `filling`. Commits build on metadata that readers do not see
+(mirror_pump.pipeline.operations.catalog_changes), and tasks rewrite each file that lacks a column, with the value in
+every row. Once no such file is left, one publish makes all of it visible.
 
-Invariant: a file lacks the column if and only if its rows were written before the command's place in the stream; a
-segment never spans that place, and rows that wait for large values get the value when they are put under the new
-columns (mirror_pump.pipeline.stream.schema_projection). What the stream changes meanwhile counts as it does for a merge
-(mirror_pump.lake.commit.merged_files): a new file has its source's data sequence number, and position deletes that came
-since are carried over. Files that come later have every column, so no further one that lacks it appears once none is
-left.
+Invariant: a file lacks the column if and only if its rows were written before the command's position in the stream. A
+segment never spans that position. Rows that wait for large values get the new value when they are projected onto the
+new columns (mirror_pump.pipeline.stream.schema_projection). Concurrent stream changes are handled as for a merge
+(mirror_pump.lake.commit.merged_files): a new file has its source's data sequence number, and newer position deletes are
+carried over. Later files have every column, so once no file lacks the column, none will appear.
 
-Rows below the cut-line of a table with heap retention are in the lake alone, and filled like any others. Why that is
-exact:
+The rows below the cut-line of a table with heap retention exist only in the lake. They are filled like any others. This
+is exact for these reasons:
 
-- Every row below the cut-line that was there before the command has the value, and nothing else: the heap has none of
-them, so no
-  rewrite of the heap concerns them.
+- Every row below the cut-line from before the command has exactly the default value: the heap has none of these rows,
+  so no rewrite of the heap concerns them.
 - Corrections get the value in the transaction of the command (modak.complete_corrections), under the lock that keeps
-  writers out; later ones name every column. So at each moment modak.delta is as rows of the heap would be.
-- Below the cut-line main changes by folds only, and neither a fold nor an advance of the cut-line lands in a table
-that is not live. A fold
-  that was written before the command, and lands before its publish, brings a file that lacks the column, of rows from
-  before: it is filled. One that comes later is refused (may_fold), also when the fill is complete by then.
-- the published snapshot stays as it is until the fill is complete, and lacks the column in every row. A read across
-the seam goes by the
-  heap's columns, and gives rows of such a published snapshot the value (Column.initial, modak.initial_values). The
-  publish that makes the table live makes the published snapshot anew, of main's filled files. Pins of the former
-  published snapshot keep that one.
-- A proof compares heap, the published snapshot and delta in one snapshot, by the columns that the mirror has there,
-and none begins while
-  the table is filled. One from before the command does not count for a drop: that sees that the partition was altered.
-- Where rows from the cut-line on have to be copied again meanwhile, files are filled behind the copy (fill_next): they
-must not be
-  exchanged while older ones come in beside them. For that the columns keep their value (pipeline.evolution).
+  writers out. Later corrections name every column. So modak.delta always matches what the heap's rows would be.
+- Below the cut-line the main branch changes by folds only, and neither a fold nor an advance of the cut-line lands in a
+  table that is not live. A fold that was written before the command and lands before its publish adds a file that lacks
+  the column and holds older rows: this file is filled. A later fold is refused (may_fold), even if the fill is complete
+  by then.
+- The published snapshot stays unchanged until the fill is complete, and lacks the column in every row. A read across
+  the cut-line uses the heap's columns, and gives rows of such a published snapshot the value (Column.initial,
+  modak.initial_values). The publish that makes the table live replaces the published snapshot by one of the main
+  branch's filled files. Pins of the earlier published snapshot keep it.
+- A proof compares the heap, the published snapshot and the corrections in one snapshot, by the columns that the mirror
+  has there. No proof begins while the table is being filled. A proof from before the command does not count for a drop:
+  the drop notices that the partition was altered.
+- If the rows from the cut-line on have to be copied again in the meantime, files are filled after the copy (fill_next):
+  files must not be replaced while the copy adds older ones. For this the columns keep their value (pipeline.evolution).
 
-A kill at any step leaves nothing but files: all that decides is in the catalog. Such a table has no copy to fall back
-on, so that filling it is tried until it succeeds.
+A kill at any step leaves only unused files, because everything that decides is in the catalog. A table with rows below
+the cut-line has no copy to fall back on, so filling it is retried until it succeeds.
 """
 
 from __future__ import annotations
@@ -82,19 +77,19 @@ _KEEP_LAKE = (
 )
 
 _TRIES = 3
-"""Failures, one after the other, after which a table is copied again instead."""
+"""Number of consecutive failures after which a table is copied again instead."""
 
 
 @dataclass(frozen=True)
 class FillJob:
-    """Data files with every column, in place of those that lack one."""
+    """Replaces data files that lack a column by files that have every column."""
 
     context: SessionContext
     packing: Callable[[MirroredTable], KeyPacking | None]
-    """How the table's key index, if it has one, wants the keys of the rows that move."""
+    """The packing in which the table's key index, if it has one, needs the keys of the moved rows."""
     name: str = "filler"
     share: float = 1.0
-    """Readers are waiting for it."""
+    """The job may use all of its time, because readers wait for it."""
     failed: Step = Step.FILL_FAILED
     idle: float = 0.0
     free: str = "free_to_fill"
@@ -103,19 +98,21 @@ class FillJob:
     _without: set[tuple[str, DroppedRows]] = field(default_factory=set)
     """URIs of data files that were written without these rows."""
     _failures: Counter[TableId] = field(default_factory=Counter)
-    """One after the other, by table."""
+    """Number of consecutive failures, by table."""
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
-        """The smallest table first."""
-        # One that is copied from the cut-line on is filled behind the copy, without a commit in between.
+        """The table's priority: the smallest table comes first."""
+        # A table that is copied from the cut-line on is filled after the copy, without a commit in between.
         return lake.records if left is not lake and lake.summary.get(COPYING_PROPERTY) == "true" else None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
-        """Some of the files; None, and the table may go live, if none is left. A table whose files cannot be filled is
-        copied again by the next session; one with rows below the cut-line is filled until that succeeds, or set aside
-        where it never can."""
+        """Rewrite some of the files. Returns None if no file is left; then the table may go live.
+
+        A table whose files cannot be filled is copied again by the next session. For a table with rows below the
+        cut-line, filling is retried until it succeeds. Such a table is failed if filling can never succeed.
+        """
         try:
             exchange = self._next(table, lake, listing, tasks)
         except (LakeError, TaskFailed) as error:
@@ -169,7 +166,7 @@ class FillJob:
         return FileRewriteReady(table, resolution, Step.FILLED, Step.FILL_REFUSED, details, began)
 
     def _filled(self, task: MergeTask, tasks: FileTasks) -> list[MergedFile]:
-        """Each file by itself, so that none of them changes its place in the order of commits."""
+        """Rewrite each file separately, so that none of them changes its place in the order of commits."""
         results: list[MergedFile] = []
         running: deque[Future[MergedFile]] = deque()
         waiting = deque(task.data)
@@ -190,7 +187,7 @@ class FillJob:
         return known
 
     def _execute(self, statement: str, table: MirroredTable) -> bool:
-        """Whether it changed the table's row."""
+        """Execute a statement on the table's catalog row. Returns whether it changed the row."""
         with self.context.connect() as connection:
             parameters = {
                 "table_id": table.table_id,

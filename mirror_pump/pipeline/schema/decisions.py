@@ -1,39 +1,40 @@
-"""What a changed table means for the mirror: go on under new columns, copy it again, or set it aside. Pure functions.
+"""Decides what a schema change means for a table: follow the new columns, copy it again, or fail it. Pure functions.
 
-The rule: rows in the lake stay right only if the change provably left every stored value what its field ID says, and
-every row that came or went did so in the stream. What is proven, by the notes of
-`mirror_pump.source.relations.change_notes`:
+The rule: the rows in the lake stay correct only if two things are proven. Every stored value still means what its field
+ID says, and every row that was added or removed is in the stream. The notes of
+`mirror_pump.source.relations.change_notes` prove the following:
 
-- A column keeps its attribute number for life. So the same number under another name is a rename, and a name under
-  another number is another column, whose field ID is new.
-- A new column without default, identity or rewrite is NULL in every row that exists, which is how readers see a data
-  file that lacks its field ID. Iceberg v2 has no initial defaults: with a volatile default the rows have to be read.
-- With a constant default, a row that exists shows the default as it was worked out by the command, which Postgres keeps
-  in the catalog (attmissingval), and event triggers tell. So files are written anew with that value.
-- A type that changed without a rewrite of the heap left the bytes as they are. They mean the same if the type is the
-  same but for its modifier, or one of text and varchar; the lake follows if its own type stays or widens.
-- A rewrite by ALTER TABLE for a new type may have changed any value (USING), also in a widening; one for a default
-  fills the new columns only, and generated ones (SET EXPRESSION).
-- A partition that comes without a page brings no row; one that goes takes those along that are within its bounds, and
-  they are deleted where the bounds tell them exactly. One that comes back in the same transaction may have others. With
-  heap retention none goes, whoever dropped it: the lake is there to keep its rows.
-- A partition that is unlogged for a part of a transaction is one that went and came with rows. So is one whose file is
-  another while no trigger tells of TRUNCATE.
-- Labels of an enum and attributes of a composite are part of the text that the lake holds, also if they are what they
-  were again by the end of the transaction. They change without a lock on the table: transactions that wrote to it
-  before are waited for, and the copy begins behind them.
+- A column keeps its attribute number for life. So the same number under another name is a rename, and the same name
+  under another number is another column, which gets a new field ID.
+- A new column without default, identity or rewrite is NULL in every existing row. Readers see the same in a data file
+  that lacks the field ID. Iceberg v2 has no initial defaults: with a volatile default the rows have to be read.
+- With a constant default, an existing row shows the default as the command evaluated it. Postgres keeps this value in
+  the catalog (attmissingval), and event triggers report it. So files are rewritten with that value.
+- A type change without a rewrite of the heap leaves the stored bytes unchanged. They mean the same if only the type's
+  modifier changed, or if both types are text or varchar. The lake follows if its own type stays the same or widens.
+- A rewrite by ALTER TABLE for a new type may have changed any value (USING), even if the type widens. A rewrite for a
+  default fills only the new columns, and generated ones (SET EXPRESSION).
+- A partition that is attached without a page adds no row. A partition that is removed takes the rows within its bounds
+  with it. They are deleted from the lake if the bounds determine them exactly. A partition that comes back in the same
+  transaction may hold other rows. With heap retention no row is removed, whoever dropped the partition: the lake is
+  there to keep its rows.
+- A partition that is unlogged for part of a transaction counts as removed and attached again with rows. So does a
+  partition whose file node changed while no trigger reports TRUNCATE.
+- Labels of an enum and attributes of a composite type are part of the text in the lake. This matters even if they are
+  changed back by the end of the transaction. They change without a lock on the table, so the mirror waits for the
+  transactions that wrote to the table before, and the copy begins after them.
 
-Whatever is not proven is copied again. A change of the key is: the lake's pending deletes and required columns are the
-former key's, and beginning anew needs no proof.
+If anything is not proven, the table is copied again. So is a table whose key changed: the lake's pending deletes and
+required columns belong to the old key, and a new copy needs no proof.
 
-A table with heap retention has rows below the cut-line that only the lake has, and copying it again concerns those at
-or above the cut-line. So what would make the former wrong or unreadable sets it aside: a new column whose values in
-rows that exist nobody knows, a type that theirs does not read on as, another key, texts that are printed differently.
-And a partition that goes, whoever dropped it, takes no row out of the lake.
+In a table with heap retention, the rows below the cut-line exist only in the lake, and a new copy reads only the rows
+at or above the cut-line. So a change that would make the rows below the cut-line wrong or unreadable fails the table: a
+new column whose values in existing rows are unknown, a type that cannot read the old type's values, another key, or
+values that print differently. A partition that is removed, whoever dropped it, removes no row from the lake.
 
-A constant default is no such thing: rows below the cut-line have the value that was told, whatever else happened in
-the same transaction, since none of it reached them. So the column keeps that value when the table is copied again for
-another reason, and its files are filled behind the copy (mirror_pump.pipeline.schema.column_fill).
+A constant default does not fail the table: rows below the cut-line have the reported value. Nothing else in the same
+transaction reached them. So the column keeps that value when the table is copied again for another reason, and its
+files are filled after the copy (mirror_pump.pipeline.schema.column_fill).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.refusal import refuse
 
 _SAME_TEXT = frozenset({25, 1043})
-"""text and varchar: binary coercible both ways, and printed alike, as other such pairs (cidr, inet) are not."""
+"""The OIDs of text and varchar. They are binary coercible both ways and print alike, unlike other such pairs (cidr,
+inet)."""
 
 
 class Action(Enum):
@@ -63,16 +65,17 @@ class Action(Enum):
 
     NOTHING = auto()
     FOLLOW = auto()
-    """Rows in the lake are right under the new columns."""
+    """The rows in the lake are correct under the new columns."""
     FILL = auto()
-    """Rows in the lake are right but for new columns, in which all of them have one known value each."""
+    """The rows in the lake are correct except for new columns. Each new column has one known value in all of them."""
     COPY_AGAIN = auto()
-    """Rows in the lake may be wrong: the table's present content takes their place, once it is copied."""
+    """The rows in the lake may be wrong: the table's current content replaces them once it is copied."""
     WAIT = auto()
-    """As COPY_AGAIN, but not yet: the table has no key at the moment, or rows from before the change are to come."""
+    """Like COPY_AGAIN, but later: the table has no key at the moment, or rows from before the change are still to
+    come."""
     SET_ASIDE = auto()
     DROPPED = auto()
-    """It is gone: as SET_ASIDE, but nobody has to mend anything."""
+    """The table was dropped. Like SET_ASIDE, but nothing has to be fixed."""
 
 
 @dataclass(frozen=True)
@@ -81,26 +84,26 @@ class _Reason:
 
     text: str
     everywhere: bool
-    """Also those below the cut-line, of which the heap has no better."""
+    """Whether rows below the cut-line may be wrong as well, which the heap cannot replace."""
 
 
 @dataclass(frozen=True)
 class SchemaChangeDecision:
     course: Action
     table: MirroredTable
-    """As it is from here on; its start LSN is still the former one."""
+    """The table as it is from here on, but still with its old start LSN."""
     reason: str = ""
     dropped: tuple[PartitionBounds, ...] = ()
-    """FILL: rows that went with their partitions."""
+    """For FILL: the bounds of the rows that were removed with their partitions."""
     waits_for_owner: bool = False
-    """WAIT: until the table's owner does what the reason says."""
+    """For WAIT: whether the table waits until its owner does what the reason says."""
 
 
 DROPPED = (
     "it was dropped in Postgres. Its lake table stays readable as of its last frontier until it is unregistered, or"
     " another table of this name is registered"
 )
-"""What is said of a table that is gone."""
+"""The error text of a table that was dropped."""
 _ADD_OTHERWISE = (
     ". Unregister the table with --keep-lake. Another time, add such a column without a default, give it the default"
     " afterwards (ALTER COLUMN ... SET DEFAULT), and fill rows by UPDATE and, below the cut-line, by modak.upsert"
@@ -109,11 +112,11 @@ _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is
 
 
 def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -> SchemaChangeDecision:
-    """What to do about a table after a note; `seen` is what the note describes, None if it describes nothing."""
+    """What to do about a table after a note. `seen` is what the note describes, None if it describes nothing."""
     if note.gone:
         return SchemaChangeDecision(Action.DROPPED, table, DROPPED)
     if seen is None or note.shape is None:
-        # A rewrite was announced and what came of it was not told.
+        # The note announces a rewrite but does not describe its result.
         return SchemaChangeDecision(Action.WAIT, table, "its rows were rewritten")
     seen = still_chosen(seen, table)
     keyless = not seen.identity.key or not seen.identity.immediate or seen.identity.setting == "n"
@@ -142,7 +145,7 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         tier=_tier(table, columns),
     )
     if keyless:
-        # Keyless for a moment, or for good: rows may repeat until it has a key again, and cannot be told apart.
+        # The table has no key, for now or for good. Until it has one again, rows may repeat indistinguishably.
         said = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
         return SchemaChangeDecision(Action.WAIT, replace(table, shape=present.shape), said, waits_for_owner=True)
     if key_before != key_now:
@@ -156,11 +159,11 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
             said += _ADD_OTHERWISE
         return SchemaChangeDecision(Action.SET_ASIDE, table, said)
     if not note.settled and _printed_otherwise(former, note):
-        # Of transactions that were writing to the table, rows follow as they were printed before.
+        # Transactions that are still writing to the table will send rows as the types printed them before.
         return SchemaChangeDecision(Action.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
         if not _old_rows_left(table):
-            # No file from before stays, and their values may be none of the columns' types any more.
+            # No old file stays, and the initial values may no longer be of the columns' types.
             present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
         return SchemaChangeDecision(Action.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
     if fills or dropped:
@@ -174,10 +177,10 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
 def _columns(
     table: MirroredTable, note: Note, seen: RelationDescription, former: Mapping[str, Any]
 ) -> tuple[tuple[Column, ...], list[_Reason], int, bool]:
-    """The columns from here on, why the rows have to be copied for them, the next free field ID, and whether files are
+    """The columns from here on, the reasons to copy the rows for them, the next free field ID, and whether files have
     to be filled with values of new columns."""
     known = {column.attnum: column for column in table.columns}
-    # A column that is not mirrored although it existed: it was generated, and not published until now.
+    # A column that existed but is not mirrored was a generated column that was not published until now.
     existed = {column["attnum"] for column in former.get("columns") or ()}
     filled = note.filled_columns.union(
         column["attnum"] for column in (note.shape or {}).get("columns") or () if column["filled"]
@@ -187,7 +190,7 @@ def _columns(
     columns: list[Column] = []
     reasons: list[_Reason] = []
     fills = False
-    # Where no trigger tells why, a rewrite of the heap may have been one for a new column's values.
+    # If no trigger reports the cause, a rewrite of the heap may have written a new column's values.
     rewritten = bool(note.rewritten & REWRITTEN_VALUES) or bool(_heaps_rewritten(note, former))
     for column in seen.columns:
         before = known.get(column.attnum)
@@ -242,17 +245,19 @@ def _columns(
 
 
 def _may_fill(table: MirroredTable) -> bool:
-    """Not while rows are still to be copied, unless it has others, which will not be: then it is filled afterwards."""
+    """Whether new columns may be filled. A table that is still being copied is filled only if it has rows below the
+    cut-line, which are not copied: then it is filled afterwards."""
     return table.state.has_all_rows or _old_rows_left(table)
 
 
 def _old_rows_left(table: MirroredTable) -> bool:
-    """Whether rows may be below the cut-line, which the lake alone has."""
+    """Whether the table may have rows below the cut-line, which exist only in the lake."""
     return table.tier is not None and table.tier.moved
 
 
 def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:
-    """The tier key under the name that it has now; Postgres lets nobody drop it or change its type."""
+    """The tier with the key column's current name. Postgres prevents anyone from dropping this column or changing its
+    type."""
     if table.tier is None:
         return None
     number = next(column.attnum for column in table.columns if column.name == table.tier.column)
@@ -260,7 +265,7 @@ def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:
 
 
 def _reads_on(before: Column, now: Column, note: Note, *, in_key: bool) -> bool:
-    """Whether what the lake holds of a column whose type changed is what it would hold if it were read again."""
+    """Whether the lake's values of a column whose type changed equal the values that a new copy would read."""
     if note.rewritten or not note.exact:
         return False
     comparable = before.type_oid == now.type_oid or {before.type_oid, now.type_oid} <= _SAME_TEXT
@@ -268,14 +273,16 @@ def _reads_on(before: Column, now: Column, note: Note, *, in_key: bool) -> bool:
 
 
 def rows_of(leaf: int, table: MirroredTable) -> PartitionBounds | None:
-    """Which rows are in a partition of the table as it is; None if they cannot be told, or not be taken out."""
+    """The bounds of a partition's rows in the current table. None if they cannot be determined or the rows cannot be
+    deleted."""
     if table.tier is not None or not table.state.has_all_rows or not table.shape:
         return None
     return bounds_of(table, json.loads(table.shape), leaf)
 
 
 def _dropped(note: Note, former: Mapping[str, Any], table: MirroredTable) -> tuple[PartitionBounds, ...] | None:
-    """The rows of partitions that are gone; None if they cannot all be told. One that came back may have others now."""
+    """The bounds of the rows of removed partitions. None if they cannot all be determined: a partition that came back
+    may hold other rows now."""
     if note.shape is None or table.tier is not None:
         return ()
     before, now = _leaves(former) if former else {}, _leaves(note.shape)
@@ -289,7 +296,7 @@ def _dropped(note: Note, former: Mapping[str, Any], table: MirroredTable) -> tup
 
 
 def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable, *, gone_known: bool) -> list[_Reason]:
-    """Why the rows have to be copied although no column says so."""
+    """The reasons to copy the rows that do not follow from the columns."""
     if note.truncated:
         return [_Reason("a partition was truncated", everywhere=False)]
     shape = note.shape
@@ -312,7 +319,7 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable, 
 
 
 def _what_changed(table: MirroredTable, present: MirroredTable, former: Mapping[str, Any], note: Note) -> str:
-    """What is different about a table whose rows in the lake are right as they are, for people."""
+    """Describe for people what changed about a table whose rows in the lake stay correct."""
     changes = []
     if table.name != present.name:
         changes.append(f"it was {table.name}")
@@ -338,13 +345,13 @@ def _what_changed(table: MirroredTable, present: MirroredTable, former: Mapping[
 
 
 def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:
-    """File nodes by OID; None where triggers make them unnecessary."""
+    """File nodes of the leaf partitions by OID. None where triggers make file nodes unnecessary."""
     return {leaf["id"]: leaf.get("file") for leaf in shape["leaves"] or ()}
 
 
 def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
-    """Leaves whose file node is another than it was, or is watched from here on: nobody knows since when it is what it
-    is. Where it is not watched any more, the note itself says what it came to (Note.filled)."""
+    """Leaf partitions whose file node changed, or is watched only from now on, so that it may have changed before.
+    Where the file node is no longer watched, the note itself reports the outcome (Note.filled)."""
     if not former or note.shape is None:
         return set()
     before, now = _leaves(former), _leaves(note.shape)
@@ -352,13 +359,14 @@ def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
 
 
 def _attached_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
-    """Whether a partition of both shapes, at any level, was attached anew between them."""
+    """Whether a partition in both shapes, at any level, was attached again between them."""
     before, now = former.get("attached") or {}, shape.get("attached") or {}
     return any(before[relation] != now[relation] for relation in before.keys() & now.keys())
 
 
 def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
-    """Whether a column is the same but for having been written anew in pg_attribute: as with its own type and USING.
+    """Whether a column is unchanged except that its pg_attribute row was written again, as by ALTER TYPE to its own
+    type with USING.
 
     A GRANT on the column, or the loss of a default whose function was dropped, does the same.
     """
@@ -372,14 +380,14 @@ def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool
 
 
 def _printed_otherwise(former: Mapping[str, Any], note: Note) -> bool:
-    """Whether values print otherwise than under the former types, or did for a part of the transaction."""
+    """Whether values print differently than under the old types, or did so for part of the transaction."""
     before = former.get("types") or {}
     now = note.shape.get("types") if note.shape is not None else None
     return any(_other_texts(before, types) for types in (now or {}, *note.types))
 
 
 def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether values stored under the former types print otherwise: labels may come, attributes may not."""
+    """Whether values stored under the old types print differently. Labels may be added, attributes may not."""
     for oid in before.keys() & now.keys():
         old, new = before[oid] or {}, now[oid] or {}
         is_enum = all(isinstance(text, str) for text in (*old.values(), *new.values()))

@@ -1,4 +1,4 @@
-"""Has tables copied again of which the stream may lack changes, because somebody changed the publication."""
+"""Marks tables to be copied again if the stream may lack some of their changes because the publication was altered."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def copy_altered(
     indexes: KeyIndexes,
     observer: Observer,
 ) -> None:
-    """Make such tables wait for a note to be copied again from (mirror_pump.pipeline.schema.schema_watcher), as of
-    their last frontier.
+    """Make tables whose publication was altered await their description, and then be copied again. Until then readers
+    see them as of their last frontier.
 
-    Those that are published whole now; the others wait until they are. `applied`: the frontier. One that waited before
-    has its start LSN at the present end of WAL: a note that it was to be copied from may be in there, of a time without
-    the table's changes, and each session would find it again. Raises SourceError for a publication that the mirror
-    cannot go on with.
+    The copy starts at a note of the schema watcher (mirror_pump.pipeline.schema.schema_watcher). Tables that are
+    published whole now wait only for this note; the others wait until they are published whole. `applied` is the
+    frontier. A table that was already awaiting its description gets the current end of WAL as its start LSN: the WAL
+    before it may hold a note for the copy from a time without the table's changes, and each session would find that
+    note again. Raises SourceError for a publication that the mirror cannot continue with.
     """
-    # Before the look: whoever drops a table behind it says so beyond this.
+    # Read this before the tables: a note of a table that is dropped afterwards lies beyond this position.
     end = wal_end(connection)
     missing = not_whole(connection, slot)
     altered = [load_table(connection, table_id) for table_id in altered_tables(connection, slot)]
@@ -59,7 +60,8 @@ def copy_altered(
     if not deltas:
         return
     landed = publisher.publish(PublishRequest(deltas=tuple(deltas)))
-    # Of the settings, too, it recorded what they were by then, which may be others than were found in order before.
+    # The publish also recorded the publication's settings as of that moment. They may have changed since they were last
+    # checked.
     check_publication(connection, publication)
     for failure in landed.failures:
         indexes.forget(failure.table.table_id)

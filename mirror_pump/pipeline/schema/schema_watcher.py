@@ -1,4 +1,4 @@
-"""Looks for changes of schema and publication that the stream was not told of, and judges those that it was."""
+"""Finds changes of schema and publication that have no note in the stream yet, and decides about those that have."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ from sql import queries
 _SQL = queries("pump")
 
 _LOOK_INTERVAL = 2.0
-"""Seconds between two comparisons: how long a change may go unnoticed where no event trigger tells of it."""
+"""Seconds between two comparisons: how long a change may go unnoticed where no event trigger reports it."""
 _SHARE = 0.02
-"""Of the time, at most so much is spent comparing: with very many tables the pauses get longer."""
+"""The largest share of time spent comparing. With very many tables the pauses get longer."""
 
 
 def decide_untold(connection: PgConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
-    """What to do about a table after a note; asks the database for the types that the note names."""
+    """What to do about a table after a note. Queries the database for the types that the note names."""
     try:
         return decide(table, note, describe_note(connection, note))
     except NONSENSE:
-        # Of a type, the catalogs are further than the stream: a later note describes the table without it. And what
-        # somebody else emitted must not end the pump, nor be believed: our own next note says what the table is like.
+        # Either the catalogs are ahead of the stream and a type no longer exists: a later note describes the table
+        # without it. Or another program emitted the message. It must neither end the pump nor be trusted: the pump's
+        # own next note describes the table.
         return SchemaChangeDecision(
             Action.WAIT, table, "a type of it does not exist any more, or the note of it was none of ours"
         )
 
 
 class Watcher:
-    """A thread that compares the catalogs with what the stream was told, and tells it the difference."""
+    """A thread that compares the catalogs with the notes in the stream, and emits a note for each difference."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._inbox = context.inbox
         self._slot = context.slot
         self._awaited: dict[Waiting, set[str]] = {}
-        """By table that waits to be described, the transactions that have to end before."""
+        """By table that awaits its description, the transactions that have to end first."""
         self._thread = session_thread("watcher", self._run, context.inbox)
 
     def start(self) -> None:
@@ -64,14 +65,14 @@ class Watcher:
         self._thread.stop()
 
     def wake(self) -> None:
-        """A table waits to be described."""
+        """Look at once: a table awaits its description."""
         self._thread.wake()
 
     def _run(self) -> None:
         with self._context.connect() as connection:
             while self._thread.next_round():
                 began = time.monotonic()
-                # Publishes look as well. But an idle pump makes none, and a table is to be copied again soon.
+                # Publishes check this as well. But an idle pump makes none, and a table should be copied again soon.
                 refuse_changed(connection.cursor(), self._slot)
                 connection.execute(
                     _SQL["failed_and_dropped"],
@@ -87,17 +88,18 @@ class Watcher:
                 self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
     def _set_aside(self, connection: PgConnection, table_id: TableId, why: str) -> None:
-        """A name of the table cannot be told."""
+        """Fail a table that a note cannot describe because of one of its names."""
         table = load_table(connection, table_id)
         if table is not None:
             remedy = "Rename what has it (the table, a column, a partition, a label); then unregister and register it"
             self._inbox.put(CopyFailed(table, about(str(table.name), f"{why}. {remedy}")))
 
     def _settled(self, connection: PgConnection) -> list[Waiting]:
-        """The tables that may be described: every transaction that was seen to write to them has ended since.
+        """The tables that may be described: every transaction that was seen writing to them has ended since.
 
-        A note without that would be no place to begin a copy at: what such a transaction wrote comes behind the note,
-        wins over what is copied, and may be printed as a type was before it changed, which takes no lock on the table.
+        Otherwise a copy could not start at the note. The rows that such a transaction wrote come after the note in the
+        stream and win over the copied rows. They may be printed as a type printed them before it changed, because
+        changing a type takes no lock on the table.
         """
         waiting = waiting_tables(connection, self._slot)
         self._awaited = {table: self._awaited.get(table, holders) & holders for table, holders in waiting.items()}

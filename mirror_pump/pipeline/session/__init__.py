@@ -1,1 +1,1 @@
-"""The pump: its sessions, its lead, and the services of one session."""
+"""The pump, its leadership, its sessions, and the services of one session."""

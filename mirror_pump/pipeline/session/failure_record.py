@@ -1,4 +1,4 @@
-"""Records in the catalog why a pump cannot go on, across all its sessions."""
+"""Records in the catalog why a pump cannot continue, across all its sessions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FailureRecord:
     def failed(self, error: Exception, frontier: Lsn, epoch: int | None, retry_in: float | None) -> None:
         """Record a failed attempt at `frontier`. `retry_in`: seconds until the next attempt, None if there is none.
 
-        Nothing is stored for a pump that never led (`epoch` is None). Nothing is stored either if the database cannot
-        be reached: the write is tried for some seconds and then given up.
+        Stores nothing for a pump that never led (`epoch` is None). Stores nothing either if the database cannot be
+        reached: the write is retried for some seconds and then given up.
         """
         if frontier > self._frontier or not self._attempts:
             self._frontier, self._attempts, self._began = frontier, 0, time.monotonic()

@@ -1,4 +1,4 @@
-"""Decides when the frontier moves without changes: for waiters, for the pump's goal, and past WAL that others write."""
+"""Decides when the frontier moves without changes: for waiters, for the pump's goal, or past WAL written by others."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mirror_pump.model import Lsn
 _IDLE_WAIT = 1.0
 """Seconds without work after which the loop checks whether a client still waits."""
 _FIRST_POLL_INTERVAL = 0.02
-"""Seconds to wait instead of _IDLE_WAIT when the server's answer is behind the wanted position, because the server had
+"""Seconds to wait instead of _IDLE_WAIT when the server's answer is behind the wanted position, because the server has
 not read the newest WAL yet. Doubles with every such answer up to _IDLE_WAIT: a server that decodes a large transaction
-stays behind for long."""
+stays behind for a long time."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """When the pump is done. A pump with neither field set never is."""
+    """When the pump is done. A pump with neither field set runs forever."""
 
     until: Lsn | None = None
-    """Done only when the frontier has reached this position."""
+    """The pump is done only when the frontier has reached this position."""
     copies: bool = False
-    """Done only when no table is being copied."""
+    """The pump is done only when no table is being copied."""
 
     @property
     def endless(self) -> bool:
@@ -32,14 +32,14 @@ class Goal:
 class FrontierScheduler:
     """Belongs to one session. Only the loop's thread may use it.
 
-    A publish writes WAL itself, so it must not be a reason for the next one: the frontier moves for nobody's sake only
-    once others have written `foreign_bytes` and `foreign_interval` seconds have passed.
+    A publish writes WAL itself, and this WAL must not trigger the next publish. So without a waiter or a goal the
+    frontier moves only once others have written `foreign_bytes` and `foreign_interval` seconds have passed.
     """
 
     def __init__(self, goal: Goal, applied: Lsn, foreign_bytes: int, foreign_interval: float) -> None:
         self.goal = goal
         self.caught_up = applied
-        """The stream holds nothing up to here that is not published."""
+        """Everything in the stream up to this position is published."""
         self._wanted = Lsn(0)
         self._poll_interval = _FIRST_POLL_INTERVAL
         self._foreign_bytes = foreign_bytes
@@ -53,7 +53,7 @@ class FrontierScheduler:
             self._poll_interval = _FIRST_POLL_INTERVAL
 
     def reached(self, lsn: Lsn) -> None:
-        """The stream is caught up with WAL to here."""
+        """The stream has caught up with WAL to `lsn`."""
         self.caught_up = max(self.caught_up, lsn)
 
     def has_waiters(self, frontier: Lsn) -> bool:
@@ -62,8 +62,8 @@ class FrontierScheduler:
 
     @property
     def poll_interval(self) -> float:
-        """Seconds to wait for work: few while the server has to be asked again, as what is wanted is beyond what it has
-        said."""
+        """Seconds to wait for work. Short while the wanted position is beyond the server's last answer, because the
+        server has to be asked again."""
         return self._poll_interval if max(self._wanted, self.goal.until or Lsn(0)) > self.caught_up else _IDLE_WAIT
 
     def waited(self) -> None:
@@ -71,7 +71,7 @@ class FrontierScheduler:
         self._poll_interval = min(2 * self._poll_interval, _IDLE_WAIT)
 
     def due(self, frontier: Lsn) -> bool:
-        """Whether the frontier, which is `frontier`, has to move to `caught_up`."""
+        """Whether the frontier has to move from `frontier` to `caught_up`."""
         until = self.goal.until
         return (
             frontier < self._wanted <= self.caught_up

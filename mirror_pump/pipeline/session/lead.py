@@ -1,4 +1,4 @@
-"""Takes the lead of a mirror: at once, or as a standby once the present leader has ended."""
+"""Acquires the leadership of a mirror: at once, or as a standby after the current leader has ended."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SQL = queries("pump")
 _POLL_INTERVAL = 0.5
 """Seconds between checks for a leader: two small queries a second let a standby take over within a second."""
 _ASK_INTERVAL = 2.0
-"""Seconds between two requests that the leader publish the frontier of our goal: each writes WAL."""
+"""Seconds between two requests to the leader to publish the frontier of this pump's goal. Each request writes WAL."""
 
 
 def take_lead(
     settings: Settings, goal: Goal, observer: Observer, stop: threading.Event, totals: RunState, *, standby: bool
 ) -> Leader | None:
-    """The lead. Without `standby` at once, or NotLeader; with it, once nobody else leads.
+    """Acquire the leadership. A `standby` waits until no other pump leads.
 
-    None if the stop was requested first, or if the pump that leads has reached the goal. Raises SourceError,
-    ConnectionLost.
+    Returns None if the stop was requested first, or if the leading pump has reached the goal. Raises NotLeader without
+    `standby` if another pump leads. Raises SourceError, ConnectionLost.
     """
     dsn, slot = settings.require_dsn(), settings.slot
     try:

@@ -1,6 +1,6 @@
-"""Wakes the pump when a client waits for the frontier, a table was registered, or partitions are due for another look.
+"""Wakes the pump when a client waits for the frontier, a table was registered, or partitions have to be checked again.
 
-Channel `mirror_pump`; the frontier travels as the payload.
+The channel is `mirror_pump`. The payload is the wanted frontier, `copy` or `retain`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.source.connect import source_errors
 
 CHANNEL = "mirror_pump"
-"""NOTIFY payloads: a WAL position in Postgres's notation that the frontier is wanted at, `copy` for a new
-registration, or RETAIN."""
+"""NOTIFY payloads: the wanted frontier as a WAL position in Postgres's notation, `copy` for a new registration, or
+RETAIN."""
 RETAIN = "retain"
-"""Retry the postponed steps of heap retention."""
+"""The payload that asks the pump to retry the postponed steps of heap retention."""
 
 _LOOK_INTERVAL = 5.0
-"""Seconds between checks for notices that libpq has buffered without the socket becoming readable. Notices and a stop
-request wake the thread at once."""
+"""Seconds between checks for notifications that libpq has buffered without the socket becoming readable. Other
+notifications and a stop request wake the thread at once."""
 
 
 class Listener:
-    """A thread that LISTENs on its own connection."""
+    """A thread that runs LISTEN on its own connection."""
 
     def __init__(self, context: SessionContext, registered: Callable[[], None], retain: Callable[[], None]) -> None:
-        """`registered` and `retain`: what to call when a table was registered, and when partitions are to be looked
-        at."""
+        """`registered` is called when a table was registered, `retain` when partitions have to be checked."""
         self._context = context
         self._inbox = context.inbox
         self._registered = registered
@@ -61,7 +60,7 @@ class Listener:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
             connection.execute(f"LISTEN {CHANNEL}")
-            # Notices of registrations that committed before LISTEN are lost.
+            # Notifications of registrations that committed before LISTEN are lost.
             self._registered()
             while not self._thread.stopping():
                 for notice in connection.notifies(timeout=0):

@@ -1,4 +1,4 @@
-"""The pump: sessions one after the other, with a pause after each error that time may cure."""
+"""The pump: runs one session after another, with a pause after each transient error."""
 
 from __future__ import annotations
 
@@ -58,12 +58,13 @@ _CURABLE = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
 )
-"""Errors after which the pump goes back to what is published and tries again."""
+"""Transient errors: the pump goes back to what is published and tries again."""
 
 _BROKEN_TASKS = 8
-"""Failed tasks without a commit in between after which it is not the machine: somebody has to look."""
+"""Number of failed tasks without a commit in between after which the pump gives up: the cause is not transient, and an
+operator has to look."""
 _FIRST_PAUSE = 0.2
-"""Seconds before the first new try; doubles up to `reconnect_backoff_max`."""
+"""Seconds before the first retry. The pause doubles up to `reconnect_backoff_max`."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,15 @@ class PumpResult:
     frontier: Lsn
     """The frontier at the end."""
     commits: int
-    """Publish transactions."""
+    """Number of publish transactions."""
     changes: int
-    """Row changes applied."""
+    """Number of row changes applied."""
     reason: str
     """`goal` or `stopped`."""
 
 
 class Pump:
-    """Runs until its goal is reached or a stop is requested. Raises what only a person can mend."""
+    """Runs until its goal is reached or a stop is requested. Raises errors that need an operator."""
 
     def __init__(
         self,
@@ -91,8 +92,9 @@ class Pump:
         runner: TaskRunner | None = None,
         while_leading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Without `runner`, the pump starts a Spark of its own when it leads, and ends it; with one, it uses that and
-        leaves it. What `while_leading` makes is entered when the pump leads, and left when it does not any more."""
+        """Without `runner`, the pump starts its own Spark when it becomes the leader, and ends it afterwards. With
+        `runner`, the pump uses it and does not close it. The pump enters the context manager that `while_leading`
+        returns when it becomes the leader, and leaves it when it no longer leads."""
         self._settings = settings
         self._runner = runner
         self._while_leading = while_leading
@@ -103,29 +105,31 @@ class Pump:
         self._failures = FailureRecord(settings.require_dsn(), settings.slot)
 
     def request_stop(self) -> None:
-        """Finish or abandon the batch under way, and return from `run` within seconds. Safe in a signal handler."""
+        """Finish or abandon the current batch, and return from `run` within seconds. Safe in a signal handler."""
         self._stop.set()
         self._inbox.put(StopRequested())
 
     @property
     def at_work(self) -> bool:
-        """Whether there is something that a stop has to end in order. While the server is waited for and Spark starts,
-        `run` may as well be left by an exception of a signal handler's."""
+        """Whether a stop has to shut something down in order. While the pump waits for the server or starts Spark, a
+        signal handler may leave `run` with an exception instead."""
         return self._at_work
 
     def submit(self, work: Event) -> None:
-        """Hand work to the present session's loop. Safe in any thread; what a session leaves is not done."""
+        """Hand work to the current session's loop. Safe in any thread. Work that a session leaves behind is lost."""
         self._inbox.put(work)
 
     def run(
         self, until: Lsn | None = None, once: bool = False, copies: bool = False, *, standby: bool = False
     ) -> PumpResult:
-        """Mirror until the frontier reaches `until` (`once`: the end of WAL at the start), and with `copies` or `once`
-        until no table is being copied any more; for ever without any of them. Raises KeyboardInterrupt, once
-        everything has ended in order, if that is what Ctrl-C does in this process.
+        """Mirror until the goal is reached, or forever without a goal.
 
-        While another pump leads, raises NotLeader. A `standby` waits for its turn instead, without a Spark, or until
-        the other one has reached the goal; and waits again if it loses the lead.
+        The frontier has to reach `until`, or with `once` the end of WAL at the start. With `copies` or `once`, no
+        table may be in copying any more. Raises KeyboardInterrupt after an orderly shutdown if Ctrl-C does so in this
+        process.
+
+        Raises NotLeader while another pump leads. A `standby` instead waits, without Spark, until it can lead or until
+        the leader has reached the goal. It waits again if it loses the leadership.
         """
         totals = RunState(Lsn(0))
         end = self._persist(self._wal_end, totals) if once else None
@@ -134,7 +138,8 @@ class Pump:
         def await_turn() -> Leader | None:
             return take_lead(self._settings, goal, self._observer, self._stop, totals, standby=standby)
 
-        # Before Spark starts, which takes seconds and memory: of two pumps that start together one has it for nothing.
+        # Acquire the leadership before Spark starts, which takes seconds and memory: when two pumps start together,
+        # one of them would start Spark for nothing.
         while (leader := self._persist(await_turn, totals)) is not None:
             try:
                 self._lead(leader, goal, totals)
@@ -149,8 +154,8 @@ class Pump:
         return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
 
     def _lead(self, leader: Leader, goal: Goal, totals: RunState) -> None:
-        """Lead until the goal is reached or the stop requested; lets go of the lead. Raises NotLeader once another pump
-        has it."""
+        """Lead until the goal is reached or the stop is requested, then release the leadership. Raises NotLeader once
+        another pump leads."""
         storage = StorageOptions(
             self._settings.storage_properties, self._settings.storage_fsync, make_directories=False
         )
@@ -167,7 +172,7 @@ class Pump:
                 finally:
                     own.close()
         finally:
-            # Sessions let go of it, if it came to one.
+            # Sessions release the leadership themselves. This covers a run that ends before its first session.
             leader.release()
 
     def _sessions(
@@ -185,10 +190,10 @@ class Pump:
 
         def live() -> None:
             again = True
-            # A session that ended by an error let go of its lead: the next one takes it anew.
+            # A session that ended with an error released its leadership: the next session acquires it again.
             leader = leads.pop() if leads else None
             if leader is not None:
-                # Spark took its time to start.
+                # Another pump may have taken over while Spark started.
                 leader.check()
             while again and not self._stop.is_set():
                 self._inbox = SimpleQueue()
@@ -207,14 +212,15 @@ class Pump:
             with watch, suppress(Abandoned):
                 self._persist(live, totals)
         except NotLeader:
-            # The one that leads has the word.
+            # Only the leader records errors.
             raise
         except MirrorPumpError as error:
             self._failures.failed(error, totals.frontier, totals.epoch, retry_in=None)
             raise
 
     def _persist(self, attempt: Callable[[], Outcome], totals: RunState) -> Outcome | None:
-        """What `attempt` returns, tried again after errors that time may cure; None once the stop is requested."""
+        """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is
+        requested."""
         pause, broken_tasks = _FIRST_PAUSE, 0
         while not self._stop.is_set():
             commits, began = totals.commits, time.monotonic()
@@ -224,7 +230,7 @@ class Pump:
                 if totals.commits > commits:
                     pause, broken_tasks = _FIRST_PAUSE, 0
                 elif time.monotonic() - began > self._settings.reconnect_backoff_max:
-                    # A standby, or a pump without work, that has been well since the last error.
+                    # A standby or an idle pump has run without an error for long enough.
                     pause = _FIRST_PAUSE
                 broken_tasks += isinstance(error, TaskFailed)
                 if broken_tasks >= _BROKEN_TASKS:

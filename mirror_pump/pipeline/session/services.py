@@ -1,4 +1,4 @@
-"""What works for one life of the pump: the connections and threads that its loop takes work from."""
+"""The services of one session: its connections, and the threads that hand work to its loop."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _SQL = queries("pump")
 
 @dataclass(frozen=True)
 class SessionServices:
-    """What the loop speaks to. The threads put what they have into its inbox."""
+    """The services that the loop uses. The threads put their events into the loop's inbox."""
 
     applied: Lsn
     """The frontier at the start."""
     connection: PgConnection
-    """The loop's own, for short questions."""
+    """The loop's own connection, for short queries."""
     publisher: Publisher
     applier: BatchApplier
     receiver: Receiver
@@ -64,11 +64,11 @@ def start_services(
     until: Lsn | None,
     isolated_transaction: Lsn | None,
 ) -> SessionServices:
-    """Opens and starts all of it; `closing` ends what was begun, also after an error.
+    """Open and start all services. `closing` ends whatever was started, also after an error.
 
-    `epoch`: of the lead; `until`: where the stream may end; `isolated_transaction`: the transaction (LSN of its
-    commit) that is received by itself. Raises SourceError when the slot or the publication is not what the mirror
-    needs.
+    `epoch` is the epoch of the leadership, `until` the position where the stream may end, and `isolated_transaction`
+    the transaction (LSN of its commit) that is received by itself. Raises SourceError when the slot or the publication
+    is not what the mirror needs.
     """
 
     def opened() -> PgConnection:
@@ -98,7 +98,7 @@ def start_services(
     folder = Folder(context, indexes)
     builder = IndexBuilder(context.runner, context.inbox)
     indexes.attach(builder, context.observer)
-    # Before anything is received: what follows in the stream is no continuation of these tables.
+    # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
     copy_altered(connection, context.slot, publication, applied, publisher, indexes, context.observer)
     retain_live(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
@@ -137,13 +137,16 @@ def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...
 
 
 def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:
-    """Memory is for tables that are still mirrored."""
+    """Keep only the key indexes of tables that are still mirrored."""
     rows = connection.execute(_SQL["live"], {"slot": slot}).fetchall()
     indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
 
 
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Its publication, and the frontier. Another program may have changed the catalog since the last session."""
+    """Check the catalog, the slot and the publication. Returns the publication and the frontier.
+
+    Another program may have changed the catalog since the last session.
+    """
     require_current(connection)
     row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
     if row is None:
@@ -166,7 +169,7 @@ def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:
 
 
 def _status_interval(connection: PgConnection) -> float:
-    """Seconds between status updates: a third of the server's patience, 10 s at most."""
+    """Seconds between status updates: a third of the server's `wal_sender_timeout`, at most 10 s."""
     row = connection.execute(_SQL["sender_timeout"]).fetchone()
     patience = row[0] / 1000 if row is not None else 0
     return min(10.0, patience / 3) if patience else 10.0

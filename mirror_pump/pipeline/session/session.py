@@ -1,7 +1,7 @@
-"""One uninterrupted life of the pump: from taking the lead to the first error, or to the stop.
+"""One session of the pump: from acquiring the leadership to the first error or the stop.
 
-It starts from what the catalog says is applied and keeps nothing else from before, so going on after an error is
-nothing but a new session: everything left of the publish may be repeated.
+A session starts at the frontier in the catalog and keeps nothing else from before. So after an error the pump starts
+a new session: all work before a publish can be repeated.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ from sql import queries
 _SQL = queries("pump")
 
 _POLL = 0.25
-"""Seconds between looks at the stop request while a task's result is waited for."""
+"""Seconds between checks for a stop request while the loop waits for a task's result."""
 _RETAIN_INTERVAL = 30.0
-"""Seconds between looks, when there is time, at whether tables with a key index are still mirrored, and tables that
-were set aside still published."""
+"""Seconds between two checks, made when the loop is idle: whether tables with a key index are still mirrored, and
+whether failed tables are still published."""
 _RECOVERED_AFTER = 10.0
-"""Seconds after which a session that has caught up, and had nothing to publish, is a success."""
+"""Seconds after which a session that has caught up and had nothing to publish counts as a success."""
 _STOP_GRACE = 3.0
-"""Seconds that a batch under way is given once the stop is requested; then it is abandoned."""
+"""Seconds that the current batch may still take after a stop request. After that it is abandoned."""
 
 
 def _step_of(change: TableChange) -> Step:
@@ -85,17 +85,17 @@ def _step_of(change: TableChange) -> Step:
 
 
 _DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
-"""Why a table is copied again, where a former session knew more."""
+"""Why a table is copied again, if only an earlier session knew the exact reason."""
 _REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
 
 
 def _cause(reason: str) -> str:
-    """Without what its owner has to do about it."""
+    """The reason without the sentences that tell the owner what to do."""
     return reason.partition(". ")[0]
 
 
 class Abandoned(Exception):
-    """The stop was requested and the batch under way did not finish in time. It will be received again."""
+    """A stop was requested and the current batch did not finish in time. The batch will be received again."""
 
 
 @dataclass
@@ -108,11 +108,11 @@ class RunState:
     isolated_transaction: Lsn | None = None
     """The transaction (LSN of its commit) at which the stream ended because a row cannot be sent."""
     epoch: int | None = None
-    """Of the last lead."""
+    """The epoch of the last leadership."""
 
 
 class PumpSession:
-    """Owns what `start_services` starts. `run` returns when the goal is reached or the stop requested."""
+    """Owns what `start_services` starts. `run` returns when the goal is reached or the stop is requested."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class PumpSession:
         stop_requested: Callable[[], bool],
         leader: Leader | None = None,
     ) -> None:
-        """`leader`: the lead, if a former session kept it; this one lets go of it when it is closed."""
+        """`leader`: the leadership, if the previous session kept it. This session releases it when it is closed."""
         settings = context.settings
         self._slot = context.slot
         self._storage = context.storage
@@ -133,19 +133,20 @@ class PumpSession:
         self._indexes = indexes
         self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
         self._awaiting_copy: dict[TableId, str] = {}
-        """Why tables that are to be described first are to be copied again."""
+        """By table that awaits its description, the reason why it will be copied again."""
         self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
-        """Table, the start LSN and generation of copies that have begun again: each of their chunks may report it."""
+        """Table, start LSN and generation of copies that were restarted. Each chunk of such a copy may report it, but
+        the observer is told once."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
-        """The cut-line has moved: segments that were decoded under the former cut-line must not be published."""
+        """The cut-line has moved: segments that were decoded under the old cut-line must not be published."""
         self._stop_requested = stop_requested
         self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
         self._lead_kept = False
         totals.epoch = self._leader.epoch
         self._unpublished_files = UnpublishedFiles(context.storage)
-        # In reverse: the threads end before what they left is removed.
+        # The stack closes in reverse order: the threads end before the files that they left are removed.
         self._closing = ExitStack()
         self._closing.callback(self._release_lead)
         self._closing.callback(self._remove_leftovers)
@@ -163,7 +164,7 @@ class PumpSession:
             self.close()
             raise
         self._services = parts
-        # Of those that a former session told of.
+        # Earlier sessions have reported these tables and stored the reasons.
         waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
         self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
         self._frontier = totals.frontier = parts.applied
@@ -174,14 +175,14 @@ class PumpSession:
         self._caught_up = self._recovered = False
 
     def close(self) -> None:
-        """End the threads, remove files of work that will not be published, let go of the lead."""
+        """End the threads, remove files of work that will not be published, and release the leadership."""
         # Threads may wait for an answer.
         self._empty_inbox()
-        # The last first, and each of them, whatever becomes of the others.
+        # Close in reverse order, even if one of them fails.
         self._closing.close()
 
     def keep_lead(self) -> Leader:
-        """The lead, for the next session: closing this one leaves it as it is."""
+        """Hand the leadership to the next session: closing this session does not release it."""
         self._lead_kept = True
         return self._leader
 
@@ -196,7 +197,7 @@ class PumpSession:
         discard([*self._left, *(chunk.file.path for chunk in chunks if chunk.file is not None)], self._storage)
 
     def _empty_inbox(self) -> None:
-        """Whoever waits for an answer to what is left in the inbox gets none; files are kept to be removed."""
+        """Cancel the answers that threads wait for, and remember the files named in the inbox for removal."""
         with suppress(Empty):
             while True:
                 match self._inbox.get_nowait():
@@ -213,7 +214,8 @@ class PumpSession:
                         self._left += [file.path for file in resolution.written]
 
     def run(self) -> bool:
-        """Take work until the goal is reached or the stop requested. True: begin again at once."""
+        """Take work until the goal is reached or the stop is requested. Returns True if a new session has to start at
+        once."""
         self._observer(Step.STREAMING, frontier=self._frontier)
         if self._scheduler.goal.until is not None:
             self._services.receiver.want_position()
@@ -233,10 +235,10 @@ class PumpSession:
             self._report_indexes()
             if self._begin_again:
                 return True
-            # Also when the last chunk came with other work behind it: nothing else might ever publish it.
+            # This also covers a last chunk that came with other work behind it: nothing else might ever publish it.
             if self._chunks and self._inbox.empty():
                 self._publish_copies()
-        # The memory goes with the process.
+        # The key indexes live in this process's memory and end with it.
         self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
         return False
 
@@ -249,8 +251,8 @@ class PumpSession:
                 self._scheduler.reached(lsn)
                 self._publish_idle()
             case FrontierWanted(lsn):
-                # Anybody may ask for anything: a position that WAL has not reached is nothing that others should have
-                # to wait behind. Whoever means it asks again.
+                # Any client may ask for any position. A position beyond the end of WAL must not make other clients
+                # wait, so it is capped. A client that really waits for it asks again.
                 self._scheduler.want(min(lsn, wal_end(self._services.connection)))
                 self._publish_idle()
                 if self._scheduler.has_waiters(self._frontier):
@@ -258,7 +260,7 @@ class PumpSession:
             case ChunkCopied(table, chunk):
                 self._chunks.setdefault(table.table_id, []).append((table, chunk))
             case CopyPlanned():
-                # An empty table has nothing to publish: the frontier has to move for it to go live.
+                # An empty table has no chunks to publish, but the frontier has to move before the table can go live.
                 self._handle_idle()
             case CopyInvalid(table):
                 landed = self._publish(PublishRequest(deltas=(TableDelta(table, (RestartCopy(),)),)))
@@ -319,8 +321,11 @@ class PumpSession:
         self._publish_idle()
 
     def _report_change(self, change: TableChange) -> None:
-        """Say what became of a table that changed. One that cannot be copied again before it is described is told of
-        twice: when that is known, and when its copy begins, for the same reason."""
+        """Report to the observer what happens to a changed table.
+
+        A table that awaits its description before it is copied again is reported twice with the same reason: when the
+        need for the copy is known, and when the copy begins.
+        """
         table = change.table
         reason = change.reason
         if change.copy_again:
@@ -331,23 +336,24 @@ class PumpSession:
         self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
-        """Have the server send no more of tables that are set aside: a row of theirs may be what it cannot send, or
-        their being published what makes it refuse their updates."""
+        """Remove failed tables from the publication. The server may be unable to send one of their rows, or may refuse
+        their updates because they are published."""
         rows = self._services.connection.execute(_SQL["failed"], {"slot": self._slot}).fetchall()
         for table_id, publication in rows:
-            # One that somebody holds a lock on stays until there is time; of a lost connection the loop hears soon.
+            # A table that is locked stays published until the next check. The loop notices a lost connection by itself.
             with suppress(SourceError), self._services.connection.transaction() as transaction:
                 self._services.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
                 with source_errors("having the server send no more of a table"):
                     remove_from_publication(self._services.connection, publication, table_id)
-                # It holds a lock now that registering needs: what is registered anew by now has to stay.
+                # This transaction now holds a lock that registering needs. If the table was registered again before
+                # that, it has to stay published.
                 if self._services.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
         self._publish(PublishRequest(deltas=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
-        # After the last chunk the frontier has to move for the table to go live, and nothing may come that moves it.
+        # After the last chunk the frontier has to move before the table can go live, and perhaps no change moves it.
         self._handle_idle()
 
     def _publish_rewrite(self, work: FileRewriteReady) -> None:
@@ -359,11 +365,11 @@ class PumpSession:
         self._services.upkeep.finished(table_id, landed=accepted)
 
     def _advance(self, work: AdvanceWanted) -> None:
-        """Move the cut-line, in a publish of its own: what is refused here must hold up nothing else.
+        """Move the cut-line in its own publish, so that a refused advance holds up nothing else.
 
-        Invariant: what is published of the stream was decoded under the present cut-line, so that below the cut-line
-        main changes by folds only. Segments in tasks and in the inbox were decoded under the former one; with this
-        session they are forgotten, and the next one receives them again, from the frontier.
+        Invariant: published stream changes were decoded under the current cut-line, so that below the cut-line the
+        main branch changes by folds only. Segments in tasks and in the inbox were decoded under the old cut-line. They
+        are discarded with this session, and the next session receives them again from the frontier.
         """
         if not work.answer.set_running_or_notify_cancel():
             return
@@ -389,14 +395,14 @@ class PumpSession:
             lake = self._services.publisher.load(work.table)
             work.answer.set_result(self._indexes.want(work.table, lake, work.deletes))
         except TableError:
-            # The table is not what it was; its fold finds that out.
+            # The table has changed. Its fold will find that out.
             work.answer.set_result(False)
         except BaseException as error:
             work.answer.set_exception(error)
             raise
 
     def _fold(self, work: FoldReady) -> None:
-        """Publish corrections of rows below the cut-line."""
+        """Publish a fold: corrections of rows below the cut-line."""
         if not work.answer.set_running_or_notify_cancel():
             return
         delta = TableDelta(work.table, (work.fold,))
@@ -418,8 +424,8 @@ class PumpSession:
                 self._fail_if_missing(LakeFileMissing(stored.table_id, error.location))
 
     def _fail_if_missing(self, work: LakeFileMissing) -> None:
-        """Set the table aside if its present state needs the file that somebody missed. Raises LakeError while the
-        storage as a whole does not answer."""
+        """Fail the table if its current state needs the missing file. Raises LakeError while the storage as a whole
+        does not answer."""
         table = load_table(self._services.connection, work.table_id)
         if table is None or table.state is TableState.FAILED:
             return
@@ -430,14 +436,14 @@ class PumpSession:
             raise LakeError(f"{work.location} could not be written for a moment", "the copy goes on by itself")
 
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
-        """The deltas, and with them the chunks that were copied meanwhile."""
+        """The deltas, together with the chunks that were copied in the meantime."""
         by_table = {delta.table.table_id: delta for delta in deltas}
         waiting, self._chunks = self._chunks, {}
         for table_id, copied in waiting.items():
             newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
             delta = by_table.get(table_id, TableDelta(newest))
             if delta.table.start_lsn < newest.start_lsn:
-                # The table was registered anew meanwhile: the delta of its former life counts for nothing any more.
+                # The table was registered again in the meantime: the delta of the earlier registration is obsolete.
                 delta = TableDelta(newest)
             chunks = tuple(chunk for table, chunk in copied if table.start_lsn == delta.table.start_lsn)
             by_table[table_id] = delta.adding(AddChunks(chunks)) if chunks else delta
@@ -448,7 +454,7 @@ class PumpSession:
             landed = self._services.publisher.publish(request)
         except BaseException:
             if not self._services.publisher.may_have_landed:
-                # It certainly did not happen, and these files are not offered again.
+                # The publish certainly did not happen, and these files are not published later either.
                 discard(files_of(request), self._storage)
             raise
         self._frontier = self._totals.frontier = landed.frontier
@@ -478,8 +484,8 @@ class PumpSession:
         return landed
 
     def _publish_idle(self) -> None:
-        """Move the frontier without changes, if somebody needs it: a waiter, the goal, a copied table, or WAL of
-        others."""
+        """Move the frontier without changes if a waiter, the goal, a copied table, or WAL written by others needs
+        it."""
         position = self._scheduler.caught_up
         if position <= self._frontier:
             return
@@ -488,7 +494,7 @@ class PumpSession:
             self._publish(PublishRequest(frontier=position, deltas=self._with_chunks(())))
 
     def _copy_due(self, position: Lsn) -> bool:
-        """Whether a copied table may go live at `position`; if it only needs a later one, ask for that."""
+        """Whether a copied table may go live at `position`. If it needs a later position, ask for that one."""
         row = self._services.connection.execute(_SQL["due_to_go_live"], {"slot": self._slot}).fetchone()
         if row is None or row[0] is None:
             return False
@@ -503,7 +509,7 @@ class PumpSession:
         retain_live(self._indexes, self._services.connection, self._slot)
 
     def _report_indexes(self) -> None:
-        """`status` is told of an index that is ready, or has made room for another, also if its table rests."""
+        """Store for `status` that an index is ready or was evicted for another one, even if its table is idle."""
         for table_id, report in self._indexes.news().items():
             self._services.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
@@ -521,7 +527,7 @@ class PumpSession:
             self._unpublish_failed()
 
     def _recover(self) -> None:
-        """Clear the recorded error of the last session although nothing was published since."""
+        """Clear the recorded error of the last session if this one has caught up, even without a publish."""
         if self._caught_up:
             clear_error(self._services.connection, self._slot)
             self._recovered = True
@@ -538,7 +544,7 @@ class PumpSession:
         return row is not None and row[0] == 0
 
     def _results(self, segments: Iterable[PendingSegment]) -> list[SegmentResult]:
-        """The tasks' results, in stream order. Raises Abandoned when the stop was requested and they take too long."""
+        """The tasks' results, in stream order. Raises Abandoned if a stop is requested and they take too long."""
         results: list[SegmentResult] = []
         deadline: float | None = None
         for segment in segments:

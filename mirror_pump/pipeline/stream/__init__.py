@@ -1,1 +1,1 @@
-"""From the replication stream to what each batch does to each table."""
+"""Receives the replication stream and turns it into the changes that each batch makes to each table."""

@@ -1,9 +1,9 @@
-"""Cuts the stream into segments and batches. Protocol logic without I/O: fed with messages, it emits work.
+"""Cuts the stream into segments and batches. Protocol logic without I/O: it is fed messages and emits work.
 
-A batch holds whole transactions; its segments are consecutive slices of the stream, cut anywhere, also inside a
-transaction. A segment is emitted as soon as it is full, long before its batch closes: pgoutput sends a transaction only
-once it has committed, so nothing that was emitted can be rolled back, and memory stays flat however large a transaction
-is.
+A batch holds whole transactions. Its segments are consecutive slices of the stream, cut anywhere, even inside a
+transaction. A segment is emitted as soon as it is full, long before its batch closes. pgoutput sends a transaction only
+after it has committed, so nothing that was emitted can be rolled back, and memory use stays constant however large a
+transaction is.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
 _CHANGES = frozenset(b"IUD")
 _RELATION_ID = struct.Struct(">I")
 WAIT_PREFIX = "modak.wait"
-"""Of logical messages that modak.wait_for() emits: the WAL position that the frontier is wanted at, in hexadecimal
-digits."""
+"""Prefix of the logical messages that modak.wait_for() emits. Their content is the wanted frontier: a WAL position in
+hexadecimal digits."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Limits:
     segment_bytes: int
     batch_bytes: int
     row_bytes: int = 1 << 30
-    """A row change larger than this sets its table aside. The server sends none beyond 1 GB."""
+    """A row change of more bytes than this fails its table. The server sends none beyond 1 GB."""
 
 
 @dataclass
 class _Batch:
-    """What the open batch has gathered."""
+    """What the open batch has collected so far."""
 
     segments: int = 0
     changes: int = 0
@@ -72,22 +72,23 @@ class _Batch:
 
 
 class Assembler:
-    """Feeds on CopyData messages in stream order; `emit` takes segments, `close()` gives the batch's end.
+    """Takes CopyData messages in stream order. `emit` receives the segments, `close()` returns the batch's end.
 
-    `lookup(relation_id)` returns the table's present registration, None when the relation is not mirrored. It is asked
-    at every Relation message: Postgres sends one before the first change after a publication or schema change, so
-    a registration that came, went or was replaced is seen before the first change that it concerns.
+    `lookup(relation_id)` returns the table's current registration, None if the relation is not mirrored. It is called
+    at every Relation message. Postgres sends one before the first change after a publication or schema change, so a
+    registration that was added, removed or replaced is seen before the first change that it concerns.
 
-    `judge(table, note)` says what to do about a table that one of our notes describes
-    (mirror_pump.source.relations.change_notes). Notes of a transaction are taken together, at the table's next Relation
-    message, which comes before its next change, or at the commit: a key that is dropped and made again in between was
-    never missing. From then on the table as judged counts, not what the catalog says: publishes are behind the stream.
-    A table that is copied again has the transaction's position as its start LSN, as if it had just been registered. One
-    that waits is taken up by a note that is `settled`, whatever others say before.
+    `judge(table, note)` decides what to do about a table that one of the pump's notes describes
+    (mirror_pump.source.relations.change_notes). The notes of a transaction are combined. They are handled at the
+    table's next Relation message, which comes before its next change, or at the commit. So a key that is dropped and
+    created again in between was never missing. From then on the table as decided counts, not the catalog's row, because
+    publishes are behind the stream. A table that is copied again gets the transaction's position as its start LSN, as
+    if it had just been registered. A table that awaits its description continues only with a note that is `settled`,
+    whatever earlier notes say.
 
-    `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole: it gets a batch
-    of its own, which ends with `skip_transaction` once the server gives up. `wanted(lsn)` is told of positions that
-    somebody waits for the frontier to reach.
+    `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole. It gets its own
+    batch, which ends with `skip_transaction` once the server gives up. `wanted(lsn)` is called with each position at
+    which a client wants the frontier.
     """
 
     def __init__(
@@ -117,18 +118,19 @@ class Assembler:
         self._active: dict[int, MirroredTable] = {}
         self._tables: tuple[MirroredTable, ...] = ()
         self._followed: dict[int, MirroredTable] = {}
-        """Tables that changed in the stream, as they are now."""
+        """The current state of tables that changed in the stream."""
         self._sent: dict[int, Relation] = {}
-        """What the server last said of each relation. It says it again only after a change of the relation itself, not
-        when a table that waited has been described."""
+        """The last Relation message of each relation. The server sends it again only after a change of the relation
+        itself, not after a table that was awaiting its description has been described."""
         self._set_aside: dict[int, Lsn] = {}
-        """The start LSN of registrations that are not to be taken up again."""
+        """The start LSN of failed registrations. They must not become active again."""
         self._before_apart = self._active, self._followed, self._set_aside
-        """As the three were when `isolated_transaction` began."""
+        """The three values above as of the start of `isolated_transaction`."""
         self._notes: dict[int, Note] = {}
-        """Of the present transaction, not judged yet."""
+        """Notes of the current transaction that are not decided yet."""
         self._emptied: dict[int, tuple[int, int]] = {}
-        """Tables that the present transaction truncated, with the segments and changes before that."""
+        """Tables that the current transaction truncated, with the numbers of segments and changes before the
+        truncation."""
         self._messages: list[bytes] = []
         self._size = 0
         self._changes = 0
@@ -138,7 +140,8 @@ class Assembler:
         self._final_lsn = 0
         self._xid = 0
         self.position = applied
-        """Everything that ends at or below it was fed (commit ends and, between transactions, keepalives)."""
+        """Everything that ends at or below this position was fed (commit ends and, between transactions,
+        keepalives)."""
 
     @property
     def in_transaction(self) -> bool:
@@ -146,12 +149,12 @@ class Assembler:
 
     @property
     def empty(self) -> bool:
-        """True when closing now would give a batch without any effect."""
+        """Whether closing now would produce a batch without any effect."""
         return self._batch.empty and not self._changes
 
     @property
     def full(self) -> bool:
-        """True when the batch has its bytes, or reached the barrier, and may close: between transactions only."""
+        """Whether the batch has enough bytes or reached the barrier, and may close. Only true between transactions."""
         if self._in_transaction:
             return False
         if self._barrier is not None and self.position >= self._barrier:
@@ -159,10 +162,10 @@ class Assembler:
         return self._batch.size + self._size >= self._limits.batch_bytes
 
     def feed(self, messages: Sequence[bytes]) -> int:
-        """Take messages in order; return how many were taken.
+        """Take messages in order. Returns how many were taken.
 
-        Fewer than given are taken when the batch became full at a commit, or a transaction begins that needs a batch of
-        its own: close it, then feed the rest.
+        Takes fewer than given if the batch became full at a commit, or if a transaction begins that needs its own
+        batch. Then close the batch and feed the rest.
         """
         limit = min(self._limits.segment_bytes, self._limits.row_bytes)
         append = self._messages.append
@@ -201,18 +204,21 @@ class Assembler:
             self.position = max(self.position, wal_end)
 
     def refresh(self, tables: Sequence[MirroredTable]) -> None:
-        """Use these descriptions of tables that are known already (a table went live: its inserts need no deletes)."""
+        """Use new descriptions of known tables. After a table went live, for example, its inserts need no deletes."""
         for table in tables:
-            # One that changed before the server described it is followed, and not active yet.
+            # A table that changed before the server described it is in `_followed`, but not active yet.
             known = self._active.get(table.table_id) or self._followed.get(table.table_id)
             if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
                 self._cut()
-                # Its columns may be further than what was published.
+                # Keep the known columns: they may be newer than the published ones.
                 self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
 
     def drop(self, table: MirroredTable) -> None:
-        """Ignore the table's changes from here on, until a Relation message finds it registered again. Not if that has
-        happened already: what failed is the former registration, whose files were in another place."""
+        """Ignore the table's changes from here on, until a Relation message finds it registered again.
+
+        Does nothing if the table is already registered again: then the earlier registration failed, whose files were in
+        another location.
+        """
         active = self._active.get(table.table_id)
         if active is not None and active.location == table.location:
             self._ignore(table.table_id)
@@ -223,7 +229,7 @@ class Assembler:
             self._set_active({known: table for known, table in self._active.items() if known != relation_id})
 
     def close(self) -> BatchEnd:
-        """End the batch; must not be called inside a transaction."""
+        """End the batch. Must not be called inside a transaction."""
         if self._in_transaction:
             raise AssertionError("a batch holds whole transactions: it cannot close inside one")
         self._cut()
@@ -242,15 +248,15 @@ class Assembler:
 
     @property
     def transaction(self) -> Lsn | None:
-        """LSN of the commit of the transaction that is being fed; None between transactions."""
+        """LSN of the commit of the transaction that is being fed, None between transactions."""
         return Lsn(self._final_lsn) if self._in_transaction else None
 
     def skip_transaction(self, tables: Sequence[TableId], reason: str) -> BatchEnd:
-        """End the batch behind the transaction that it was kept apart for, whose rest never comes.
+        """End the batch of the isolated transaction, the rest of which never arrives.
 
-        What came of it does not count: the segments of this batch are to be forgotten, and tables are what they were
-        before it. Nobody knows which tables the rest would have changed, or altered. So each of `tables` is described
-        anew, and copied again from there.
+        The received part does not count: the caller has to discard the segments of this batch, and tables return to
+        their state before it. The rest may have changed or altered any table. So each of `tables` is described and
+        copied again from there.
         """
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
             raise AssertionError("only a transaction in a batch of its own can be passed over")
@@ -269,7 +275,7 @@ class Assembler:
         return self.close()
 
     def _refuse_row(self) -> None:
-        """The last message is too large: it goes, and its table is set aside."""
+        """Discard the last message, which is too large, and fail its table."""
         message = self._messages.pop()
         self._size -= len(message)
         self._changes -= 1
@@ -286,7 +292,7 @@ class Assembler:
             )
 
     def _cut(self) -> None:
-        """Emit what was gathered as a segment, if it holds changes of any table that counts."""
+        """Emit the collected messages as a segment, if they hold changes of any active table."""
         if not self._messages:
             return
         messages, size = self._messages, self._size
@@ -331,8 +337,8 @@ class Assembler:
         elif tag == _MESSAGE:
             told = parse_logical_message(bytes(message[HEADER:]))
             if told.prefix == WAIT_PREFIX:
-                # Whoever may write to the database may send one, with anything in it. The server has come this far, so
-                # a position beyond is nothing that others should have to wait behind: it is asked for again later.
+                # Any client that may write to the database can send such a message, with any content. A position beyond
+                # the server's end of WAL must not make other clients wait, so it is capped. The client asks again.
                 with suppress(ValueError):
                     (reached,) = _WAL_END.unpack_from(message, 9)
                     self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))
@@ -342,9 +348,9 @@ class Assembler:
                     self._note(note)
 
     def _note(self, note: Note) -> None:
-        """Keep a note until the table's next change or the commit; together with former ones of the transaction."""
+        """Keep a note until the table's next change or the commit, combined with the transaction's earlier notes."""
         if note.truncated:
-            # A TRUNCATE of the whole table is in the stream itself, and tells of each partition behind it.
+            # A TRUNCATE of the whole table is in the stream itself. A note for each partition follows it.
             if self._emptied.get(note.table_id) == (self._batch.segments, self._changes):
                 return
             table = self._present(note.table_id)
@@ -362,7 +368,7 @@ class Assembler:
         self._notes[note.table_id] = note
 
     def _take_notes(self, relation_id: int) -> None:
-        """Act on what the present transaction told of the table so far."""
+        """Handle the current transaction's notes about the table so far."""
         note = self._notes.pop(relation_id, None)
         table = self._present(relation_id) if note is not None else None
         if note is None or table is None:
@@ -424,7 +430,7 @@ class Assembler:
         return replace(
             table,
             state=TableState.COPYING,
-            # Its own number, also when it is copied again twice in one transaction.
+            # The start LSN is unique even if the table is copied again twice in one transaction.
             start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
             live_after_lsn=None,
         )
@@ -435,15 +441,15 @@ class Assembler:
             self._set_active({**self._active, table.table_id: table})
 
     def _present(self, relation_id: int) -> MirroredTable | None:
-        """The registration that changes at this place of the stream belong to."""
+        """The registration to which changes at this position of the stream belong."""
         table = self._lookup(relation_id)
         if table is None or table.start_lsn <= self._set_aside.get(relation_id, -1):
             return None
         followed = self._followed.get(relation_id)
         if followed is not None and followed.start_lsn >= table.start_lsn:
             return followed
-        # A change from before the present registration. Registering changes the publication, so the server will send
-        # the relation again before the first change that counts.
+        # A change from before the current registration is ignored. Registering changes the publication, so the server
+        # sends the relation again before the first change that counts.
         return None if self._final_lsn < table.start_lsn else table
 
     def _relation(self, relation: Relation) -> None:
@@ -473,17 +479,17 @@ def _begin(message: bytes) -> Begin:
 
 _LSN_DIGITS = 16
 _WAL_END = struct.Struct(">Q")
-"""The server's end of WAL, behind the tag and the message's own position (protocol docs, XLogData)."""
+"""The server's end of WAL, which follows the tag and the message's own position (protocol docs, XLogData)."""
 
 _FULL = "f"
-"""pg_class.relreplident under which the whole old row is sent, whatever the key."""
+"""The pg_class.relreplident with which the server sends the whole old row, whatever the key."""
 
 
 def difference_from(table: MirroredTable, relation: Relation) -> str:
-    """What differs between the table as registered and as the server now sends it; empty when nothing does.
+    """What differs between the table as registered and as the server now sends it. Empty if nothing differs.
 
-    The replica identity matters as much as the columns do: an old row is sent only when columns of the identity
-    change, so a key that is not the identity any more could change unnoticed.
+    The replica identity matters as much as the columns: the server sends an old row only when columns of the identity
+    change, so a key that is no longer the identity could change unnoticed.
     """
     registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
     left_out = {column.name for column in table.excluded}
@@ -493,10 +499,10 @@ def difference_from(table: MirroredTable, relation: Relation) -> str:
         if column.name not in left_out
     ]
     names, now = {name for name, *_ in registered}, {column.name for column in relation.columns}
-    # What is left out is counted by its place in the rows: it has to be there.
+    # Excluded columns are identified by their position in the rows, so they have to be present.
     if registered == sent and left_out <= now:
         identity = {column.name for column in relation.columns if column.is_key}
-        # Without any identity the server refuses updates and deletes, and inserts are what they were.
+        # Without any identity the server refuses updates and deletes. Inserts look the same as before.
         if relation.replica_identity == _FULL or not identity or identity == set(table.key):
             return ""
         return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"

@@ -1,4 +1,4 @@
-"""From a batch's segment results to what the publish does to each table: order, truncations, completed rows."""
+"""Turns a batch's segment results into table deltas for the publish: order, truncations, completed rows."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from mirror_pump.source.connect import PgConnection
 
 @dataclass(frozen=True)
 class AppliedBatch:
-    """A batch as a publish takes it."""
+    """A batch in the form that a publish takes."""
 
     deltas: tuple[TableDelta, ...]
     failures: tuple[Failure, ...]
 
 
 class BatchApplier:
-    """Turns results into deltas. `lake_table` gives a table's present state, for values that must be looked up."""
+    """Turns results into deltas. `lake_table` loads a table's current state, to look up missing values."""
 
     def __init__(
         self,
@@ -55,29 +55,30 @@ class BatchApplier:
         self._lake_table = lake_table
         self._missing = missing
         self._written: list[str] = []
-        """URIs of files with completed rows, of the batch under way."""
+        """URIs of the files with completed rows of the current batch."""
         self._frontier = Lsn(0)
-        """The frontier when the batch under way began, as far as known."""
+        """The frontier when the current batch began, as far as known."""
 
     def apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
-        """`results[i]` is what segment i came to, `tables[i]` the tables that it was decoded for. Leaves no file of its
-        own behind when it raises: LakeError if the storage fails."""
+        """Turn a batch's results into deltas. `results[i]` is the result of segment i, `tables[i]` the tables that the
+        segment was decoded for. Raises LakeError if the storage fails. Leaves no file of its own behind after an
+        error."""
         self._written = []
         try:
             applied = self._apply(end, tables, results)
         except BaseException:
             discard(self._written, self._storage)
             raise
-        # The next batch comes when this one is published.
+        # The next batch comes after this one is published.
         self._frontier = end.end_lsn
         return applied
 
     def _apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
-        # A table that was registered anew within the batch: what belongs to the former registration does not count.
+        # If a table was registered again within the batch, results of the earlier registration do not count.
         present = _present(end, tables)
         failures = {
             failure.table.table_id: failure
@@ -156,8 +157,11 @@ class BatchApplier:
         return TableDelta(table, tuple(operations))
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
-        """The files in which rows' previous versions may be. While the table is being copied, where a row may be
-        without any version, those that say which versions are another row's: the deletes."""
+        """The files that may hold rows' previous versions.
+
+        While the table is being copied, a row may have no version in the lake. Then the equality delete files are
+        included as well: they show which versions belong to another row.
+        """
         deletes_count = not table.state.has_all_rows
         versions = [VersionedFile(file.path, number) for number, segment in files.items() for file in segment.data]
         if deletes_count:
@@ -174,7 +178,7 @@ class BatchApplier:
             older = [(file, False) for file in lake.live_data_files()]
             if deletes_count:
                 older += [(file, True) for file in lake.live_equality_deletes()]
-            # Numbered below every segment, in the order of their sequence numbers.
+            # Files in the lake get orders below those of all segments, in the order of their data sequence numbers.
             sequences = sorted({file.sequence_number for file, _ in older}, reverse=True)
             ranks = {sequence: rank for rank, sequence in enumerate(sequences)}
             versions += [VersionedFile(file.path, -2 - ranks[file.sequence_number], deletes) for file, deletes in older]
@@ -183,7 +187,8 @@ class BatchApplier:
     def _with_rows(
         self, table: MirroredTable, change: SegmentChange, rows: pa.Table
     ) -> tuple[SegmentChange, frozenset[int]]:
-        """With completed rows, which have every sidecar; and the columns of whose sidecars something is left."""
+        """Add completed rows, which have every raw text column, to a segment's change. Also returns the field IDs of
+        the columns whose raw text columns are still needed."""
         if not rows.num_rows:
             return change, frozenset()
         rows, schema = narrowed(rows, LakeSchema.of_table(table))
@@ -191,14 +196,14 @@ class BatchApplier:
         self._written.append(written.path)
         keys = change.keys
         if keys is not None:
-            # The segment may have found other columns: then no index plans with its keys.
+            # The segment may have been packed for other columns. In that case no key index uses its keys.
             packing = KeyPacking.of(schema, keys.packing.secret) or keys.packing
             keys = replace(keys, rows=(*keys.rows, row_keys(rows, schema, packing)))
         return SegmentChange(replace(change.files, data=(*change.files.data, written)), keys), raw_text_fields(schema)
 
 
 def _present(end: BatchEnd, tables: Sequence[Sequence[MirroredTable]]) -> dict[TableId, MirroredTable]:
-    """Each table as it is when the batch ends: a registration's last form, of the last registration."""
+    """Each table as it is when the batch ends: the final state of its last registration."""
     present: dict[TableId, MirroredTable] = {}
     changed = list(end.changed_tables)
     for number in range(len(tables) + 1):
@@ -213,7 +218,7 @@ def _present(end: BatchEnd, tables: Sequence[Sequence[MirroredTable]]) -> dict[T
 
 
 def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[TableId, TableChange]:
-    """What the changes of each table come to, from its registration as published to how it is when the batch ends."""
+    """Combine the changes of each table, from its published registration to its state when the batch ends."""
     changes: dict[TableId, TableChange] = {}
     for change in end.changed_tables:
         table_id = change.table.table_id
@@ -233,7 +238,7 @@ def _changes(end: BatchEnd, present: Mapping[TableId, MirroredTable]) -> dict[Ta
 
 
 def _as_published(failure: Failure, changes: Mapping[TableId, TableChange]) -> Failure:
-    """The failure of the registration that the catalog knows: what changed in the batch is not published."""
+    """Apply the failure to the registration in the catalog, because the batch's schema change is not published."""
     change = changes.get(failure.table.table_id)
     if change is None:
         return failure
@@ -241,7 +246,7 @@ def _as_published(failure: Failure, changes: Mapping[TableId, TableChange]) -> F
 
 
 def _under(result: TableResult, segment: Sequence[MirroredTable], table: MirroredTable) -> TableResult:
-    """A segment's result with its incomplete rows under the columns that the table has when the batch ends."""
+    """A segment's result with its incomplete rows projected onto the table's columns at the end of the batch."""
     former = next(candidate for candidate in segment if candidate.table_id == table.table_id)
     if result.incomplete is None or former.columns == table.columns:
         return result

@@ -1,7 +1,7 @@
 """The receiving thread: reads the slot, feeds the assembler, hands segments to tasks and batches to the inbox.
 
-It also keeps the walsender's status updates going whatever the rest does, and stops reading (never reporting) while
-too many bytes are in flight. What it acknowledges is the frontier of a landed publish, nothing else.
+It sends status updates to the walsender whatever the other threads do. While too many bytes are in flight it stops
+reading, but never stops reporting. It acknowledges only the frontier of a landed publish.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from mirror_pump.source.relations.change_notes import Note, NoteReader
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 
 _READ_MESSAGES = 8192
-"""Messages taken from the connection before the assembler sees them."""
+"""Number of messages read from the connection before they are fed to the assembler."""
 _LONGEST_WAIT = 1.0
-"""Seconds; how long an idle stream is waited for before the thread looks around (stop, status)."""
+"""Longest time in seconds that the thread waits on an idle stream before it checks for a stop and a due status."""
 _HANDLED_INTERVAL = 1.0
-"""Seconds between status updates that only say how far an idle stream is."""
+"""Seconds between status updates that only report the position of an idle stream."""
 _PAUSE = 0.005
-"""Seconds between looks while too much is in flight."""
+"""Seconds between checks while too many bytes are in flight."""
 _BACKLOG = 2
-"""Batches that may wait or be under way before age no longer closes one: it grows instead."""
+"""Number of waiting or running batches from which on age no longer closes the open batch: it grows instead."""
 
 
 @dataclass(frozen=True)
 class StreamSource:
-    """Where the stream comes from, and what its messages are held against."""
+    """Where the stream comes from, and the lookups that interpret its messages."""
 
     open_stream: Callable[[Lsn], ReplicationStream]
     """Opens the stream at a position."""
@@ -54,7 +54,7 @@ class StreamSource:
     barrier: Lsn | None
     """Where the stream may end."""
     isolated_transaction: Lsn | None
-    """The transaction (LSN of its commit) at which the stream ended in UnsendableRow before."""
+    """The transaction (LSN of its commit) at which an earlier session ended with UnsendableRow."""
     status_interval: float
     """Seconds between status updates."""
     lookup: Callable[[int], MirroredTable | None]
@@ -76,7 +76,7 @@ class Receiver:
         packing: Callable[[MirroredTable], KeyPacking | None],
         leftovers: UnpublishedFiles,
     ) -> None:
-        """`packing`: how the table's key index, if it has one, wants its keys."""
+        """`packing` returns the packing in which the table's key index, if it has one, needs its keys."""
         self._settings = context.settings
         self._runner = context.runner
         self._storage = context.storage
@@ -112,11 +112,11 @@ class Receiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and the connection; what was not published is forgotten, and will be sent again."""
+        """End the thread and the connection. Everything unpublished is discarded, and will be sent again."""
         self._thread.stop()
 
     def acknowledge(self, landed: LandedPublish) -> None:
-        """Report the frontier to the slot: WAL below it may go."""
+        """Report the frontier to the slot: the server may remove WAL below it."""
         self._acknowledged = max(self._acknowledged, landed.frontier)
         self._wake()
 
@@ -134,7 +134,7 @@ class Receiver:
         self._commands.append(lambda: self._assembler.drop(table))
 
     def want_position(self) -> None:
-        """Ask the server how far it has sent; the answer comes as CaughtUp, after everything before it."""
+        """Ask the server how far it has sent. The answer arrives as CaughtUp, after everything before it."""
         self._keepalive_wanted.set()
         self._wake()
 
@@ -155,12 +155,14 @@ class Receiver:
             self._row_not_sent(error)
 
     def _row_not_sent(self, error: UnsendableRow) -> None:
-        """The first time, end: the next session keeps the transaction apart. Then pass it over, and end."""
+        """End the session when the server cannot send a row. The first time, the next session isolates the transaction.
+        The second time, skip the transaction first."""
         assembler = self._assembler
         if assembler.transaction is None:
             if error.message_end <= assembler.position:
                 raise SourceError(str(error), "see the server's log")
-            # A message of no transaction, which changes nothing: the server sends none from before the frontier.
+            # The message belongs to no transaction and changes nothing. The server sends no message from before the
+            # frontier, so it is enough to move the frontier past it.
             assembler.idle_at(Lsn(error.message_end))
             if not assembler.empty:
                 self._close()
@@ -191,7 +193,7 @@ class Receiver:
                 self._keepalive_wanted.clear()
                 reported, handled, reported_at = self._acknowledged, self._handled(), now
                 # Only `reported`, the frontier of a landed publish, moves the slot. `handled` is for people: the
-                # server shows it as replay_lsn, which tells an idle pump from one that is behind.
+                # server shows it as replay_lsn, which distinguishes an idle pump from one that is behind.
                 stream.send_status(max(self._received, reported), reported, handled, reply=asked)
             while self._commands:
                 self._commands.popleft()()
@@ -210,16 +212,16 @@ class Receiver:
                     opened_at = None
 
     def _handled(self) -> Lsn:
-        """Up to where nothing is left to do: beyond the frontier when only WAL that concerns no mirrored table has
-        gone by."""
+        """The position up to which nothing is left to do. It is beyond the frontier if the WAL since then concerns no
+        mirrored table."""
         idle = self._assembler.empty and not self._assembler.in_transaction and self._backlog == 0
         return max(self._acknowledged, self._assembler.position) if idle else self._acknowledged
 
     def _wait(self, opened_at: float | None, reported_at: float, now: float) -> float:
-        """Seconds to wait for messages at most: until the open batch is due, or the next status."""
+        """The most seconds to wait for messages: until the open batch or the next status update is due."""
         waits = [_LONGEST_WAIT, reported_at + self._source.status_interval - now]
         if opened_at is not None:
-            # Once due but held back by the backlog, look again soon.
+            # If the batch is due but held back by the backlog, check again soon.
             waits.append(max(opened_at + self._settings.batch_age - now, _PAUSE if self._backlog >= _BACKLOG else 0))
         return max(0.0, min(waits))
 
@@ -231,7 +233,7 @@ class Receiver:
         return self._backlog < _BACKLOG and time.monotonic() - opened_at >= self._settings.batch_age
 
     def _take(self, stream: ReplicationStream, messages: list[bytes]) -> None:
-        """Feed the assembler, closing full batches on the way; then note how far the server says it has sent."""
+        """Feed the assembler and close full batches on the way. Then record how far the server says it has sent."""
         self._feed(messages)
         keepalive = stream.keepalive
         if keepalive is not None:
@@ -259,7 +261,8 @@ class Receiver:
         self._announce()
 
     def _announce(self) -> None:
-        """Tell the loop how far the stream is when nothing is open: everything below is in the inbox already."""
+        """Report the stream's position to the loop if no batch is open: everything before it is already in the
+        inbox."""
         position = self._assembler.position
         if self._assembler.empty and not self._assembler.in_transaction and position > self._announced:
             self._announced = position
@@ -273,7 +276,8 @@ class Receiver:
             storage=self._storage,
             header=HEADER,
         )
-        # A future keeps its callbacks, and lives until the batch ends: this one must not keep the segment's messages.
+        # A future keeps its callbacks and lives until the batch ends, so this callback must not hold the segment's
+        # messages.
         size = segment.size
         if not self._segments:
             self._written_since = time.time()
@@ -289,5 +293,5 @@ class Receiver:
             self._in_flight -= size
         error = None if result.cancelled() else result.exception()
         if error is not None:
-            # Nothing can come of its batch any more, which may be hours from its end.
+            # The batch can no longer succeed, and its end may be hours away: report the error now.
             self._inbox.put(ThreadFailed(error))

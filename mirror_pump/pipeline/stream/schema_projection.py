@@ -1,4 +1,4 @@
-"""Puts rows of a segment from before a change of columns under the table's later columns, by field ID."""
+"""Projects a segment's rows from before a schema change onto the table's later columns, by field ID."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from mirror_pump.model import Column, MirroredTable
 
 
 def adapted(rows: IncompleteRows, former: MirroredTable, table: MirroredTable) -> IncompleteRows:
-    """`rows` are of `former`; the same rows as `table` has them: renamed, without dropped columns, widened, in new ones
-    NULL or what rows from before have there. Files need no such thing, as readers go by field ID, or they are filled;
-    rows that are not written yet do."""
+    """Project `rows`, which have the columns of `former`, onto the columns of `table`.
+
+    Columns are renamed, dropped and widened. New columns hold NULL or the value that existing rows have in them. Only
+    rows that are not written yet need this: readers resolve columns in files by field ID, or the files are filled.
+    """
     before = {column.field_id: column.name for column in former.columns}
 
     def cells(source: pa.Table, column: Column, absent: pa.Scalar) -> pa.ChunkedArray:

@@ -1,9 +1,10 @@
-"""Completes rows part by part, so that the values that are looked up for a batch never stand in memory all at once.
+"""Completes rows part by part, so that the values looked up for a batch are never all in memory at once.
 
-One UPDATE of a small column can concern every large value of a table: the batch is small, what it lacks is not. Rows
-that cannot find each other's versions are completed apart from each other: a row's previous version is under its key
-before the segment, and a row of a later segment may have its own there. So rows that are linked by a key, over all
-segments, stay together (a chain); everything else may be apart, whatever the order.
+One UPDATE of a small column can concern every large value of a table: the batch is small, but its missing values are
+not. Rows that cannot be each other's previous versions are completed separately. A row's previous version is stored
+under the key that the row had before its segment, and a row of a later segment may find its own previous version under
+the same key. So rows that are linked by a key, across all segments, stay together (a chain). All other rows may be
+separated, in any order.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.slot import wal_end
 
 PART_BYTES = 64 << 20
-"""Of completed rows that a part aims at."""
+"""Target size of a part in bytes of completed rows."""
 _FIRST_ROWS = 16
-"""Rows of a table's first part, before anything is known of their size."""
+"""Number of rows in a table's first part, before their size is known."""
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Chains:
-    """Rows that belong together, side by side. Rows are numbered through all segments, in the order of these."""
+    """Rows grouped into chains. Rows are numbered consecutively through all segments, in the order of the segments."""
 
     rows: Ints
-    """Chain after chain, in the order of each chain's first row."""
+    """The row numbers, chain after chain, in the order of each chain's first row."""
     begins: Ints
-    """Where in `rows` each chain begins; and the end."""
+    """The index in `rows` at which each chain begins, followed by the end."""
 
     @property
     def count(self) -> int:
@@ -47,7 +48,7 @@ class Chains:
 
 
 class Completer:
-    """Remembers how large each table's rows came to be."""
+    """Completes rows in parts, and remembers how large each table's completed rows were."""
 
     def __init__(self, runner: TaskRunner, storage: StorageOptions, connect: Callable[[], PgConnection]) -> None:
         self._runner = runner
@@ -55,7 +56,7 @@ class Completer:
         self._connect = connect
         self._row_bytes: dict[TableId, float] = {}
         self._heap_filled: dict[tuple[TableId, Lsn], HeapFilled] = {}
-        """By the start LSN, too: of tables under copy."""
+        """For tables under copy, by table and start LSN."""
 
     def complete(
         self,
@@ -65,7 +66,7 @@ class Completer:
         xids: Sequence[int],
         frontier: Lsn,
     ) -> Iterator[Completed]:
-        """As `complete_rows`, in parts of about PART_BYTES; a chain is never divided. Raises what that raises.
+        """Like `complete_rows`, in parts of about PART_BYTES. A chain is never divided. Raises the same errors.
         `frontier` is the frontier before the batch."""
         heap_filled = self._heap_filled_of(table, frontier)
         waiting = chains(incomplete, table.key)
@@ -79,7 +80,8 @@ class Completer:
             part = incomplete if rows == len(waiting.rows) else _taken(incomplete, waiting.rows[first : first + rows])
             completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
             found = sum(row.nbytes for row in completed.rows.values())
-            # The larger of what was and what is seen lately: a few small rows say nothing of the large ones.
+            # Keep the larger of half the earlier size and the size just seen: a few small rows say nothing about the
+            # large ones.
             self._row_bytes[table.table_id] = max(found / rows, (known or 0.0) / 2, 1.0)
             yield completed
             begin = end
@@ -97,7 +99,8 @@ class Completer:
 
 
 def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chains:
-    """The rows, those linked by keys together. Some fifty bytes a row: there may be millions."""
+    """Group the rows that are linked by keys. There may be millions of rows, so this takes only some fifty bytes a
+    row."""
     before, own = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
     parent: dict[int, int] = {}
 
@@ -122,7 +125,8 @@ def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chai
 
 
 def _key_numbers(incomplete: Sequence[IncompleteRows], key: Sequence[str]) -> tuple[Ints, Ints]:
-    """Numbers of all rows' keys before their segments, and of their own keys: equal ones for equal keys."""
+    """Numbers for the keys that all rows had before their segments, and for their own keys. Equal keys have equal
+    numbers."""
     tables = [unfinished.lookup_keys.select(key) for unfinished in incomplete] + [
         unfinished.rows.select(key) for unfinished in incomplete
     ]
@@ -131,13 +135,13 @@ def _key_numbers(incomplete: Sequence[IncompleteRows], key: Sequence[str]) -> tu
     for column in keys.columns:
         encoded = column.dictionary_encode(null_encoding="encode")
         digits = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks] or [numbers])
-        # Dense again after each column, so that the product fits.
+        # Make the numbers dense again after each column, so that the product does not overflow.
         numbers = np.unique(numbers * (int(digits.max(initial=0)) + 1) + digits, return_inverse=True)[1]
     return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
 
 
 def _taken(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int, IncompleteRows]:
-    """Only these rows."""
+    """Select these rows from the segments."""
     taken = {}
     rows, begin = np.sort(rows), 0
     for segment in sorted(incomplete):

@@ -1,20 +1,21 @@
 """Completes rows whose large values an UPDATE did not send: unchanged TOAST values are looked up, never guessed.
 
-A value that the stream marks unchanged is the one in the row's previous version. That version is the newest row under
-the same key written before: in an earlier segment of the batch, else in the lake. Newest means the highest data
-sequence number; whether delete files have hidden the row since does not matter, for the row is being updated, so
-its newest version is the live one.
+A value that the stream marks as unchanged is in the row's previous version. That version is the newest earlier row
+under the same key: in an earlier segment of the batch, or else in the lake. The newest row has the highest data
+sequence number. Delete files that have hidden the row since then do not matter: the row is being updated, so its newest
+version is the live one.
 
-While a table is being copied the previous version may not be in the lake yet; what is there under its key may be of
-another row, which was deleted: then a delete is newer than it. Then the heap has the value, once the update is
-visible there: the stream is ahead of that, and until then the row may be under another key, and another row under its
-own. What the heap holds may be newer than the update; in that case the stream brings the newer value later, so the
-table is exact once the frontier has passed the position at which the heap was read, and it is not promised to readers
-before that. A row that the heap no longer holds is left out: its delete, or its move to another key, is in the stream
-as well.
+While a table is being copied, the previous version may not be in the lake yet. A version under the same key may belong
+to another row, which was deleted: then a delete is newer than this version. In both cases the value is read from the
+heap, once the update is visible there. The stream is ahead of visibility: before that, the row may still be under
+another key, and another row under its key. The heap may hold a newer value than the update. In that case the stream
+brings the newer value later. So the table is exact once the frontier has passed the position at which the heap was
+read, and it is not promised to readers before that. A row that the heap no longer holds is left out: its delete, or its
+move to another key, is in the stream as well.
 
-What was read so is right for its key only: when the row had left the key by then, it is another row's. So a row that an
-update moves to another key takes no values from such a version (`HeapFilled`), but from the heap, under its new key.
+A version read from the heap is only correct for its key: if the row had left the key by then, the version belongs to
+another row. So a row that an update moves to another key takes no values from such a version (`HeapFilled`). It takes
+them from the heap, under its new key.
 """
 
 from __future__ import annotations
@@ -45,54 +46,57 @@ from mirror_pump.source.stream.slot import wal_end
 Key: TypeAlias = tuple[object, ...]
 
 _GONE = -1
-"""In the place of a row's position: less than every position, so that a row of the same order counts."""
+"""Marks a delete in place of a row's position. Less than every position, so that a row of the same order wins."""
 
 _JULIAN_1970 = 2_440_588
-"""The Julian day of 1970-01-01. Postgres reads J2440588 as that date; every date that it has is a day from J0 on."""
+"""The Julian day of 1970-01-01. Postgres reads J2440588 as that date. Every date in Postgres is a day from J0 on."""
 
 _FILES_PER_TASK = 32
-"""A task costs as much as opening some dozens of files does."""
+"""Number of files that one task opens. Starting a task costs as much as opening a few dozen files."""
 
 
 @dataclass(frozen=True)
 class VersionedFile:
-    """A data file that may hold previous versions; `order` grows with age's opposite: the highest is the newest."""
+    """A data file that may hold previous versions. The file with the highest `order` is the newest."""
 
     path: str
     order: int
     deletes: bool = False
-    """It holds keys that had to go, instead of rows: older versions under them are of rows that are gone."""
+    """The file holds deleted keys instead of rows: older versions under these keys belong to deleted rows."""
 
 
 class HeapFilled:
-    """The keys under which rows of one table under copy have values that the heap held later than the stream, until
-    the frontier has passed where it was read: from there on they are exact. Of former sessions, before `since`,
-    nothing is known."""
+    """The keys of one table under copy whose rows took values from the heap, which may be newer than the stream.
+
+    A key is kept until the frontier has passed the position at which the heap was read. From there on the values are
+    exact. The keys of earlier sessions are unknown, so every key is doubtful while the frontier is below `since`.
+    """
 
     def __init__(self, since: Lsn) -> None:
         self._since = since
         self._frontier = Lsn(0)
         self._read: deque[tuple[Lsn, set[int]]] = deque()
-        """Positions and hashes of keys. Equal ones of other keys cost a look at the heap."""
+        """Positions and hashes of keys. A hash collision with another key only costs a read of the heap."""
 
     def passed(self, frontier: Lsn) -> None:
-        """The frontier has come this far."""
+        """The frontier has reached this position: forget the keys that were read up to it."""
         self._frontier = frontier
         while self._read and self._read[0][0] <= frontier:
             self._read.popleft()
 
     def add(self, position: Lsn, keys: Iterable[Key]) -> None:
-        """The heap was read for these."""
+        """The heap was read for these keys at `position`."""
         self._read.append((position, {hash(key) for key in keys}))
 
     def doubtful(self, key: Key) -> bool:
-        """Whether the newest version under the key may be of another row."""
+        """Whether the newest version under the key may belong to another row."""
         return self._frontier < self._since or any(hash(key) in keys for _, keys in self._read)
 
 
 @dataclass(frozen=True)
 class Completed:
-    """Rows made whole, by segment, with every sidecar; and the heap position that they depend on."""
+    """Completed rows by segment, with every raw text column, and the WAL position of the heap read that they depend
+    on."""
 
     rows: Mapping[int, pa.Table]
     heap_read_at: Lsn | None
@@ -108,10 +112,11 @@ def complete_rows(
     xids: Sequence[int],
     heap_filled: HeapFilled | None,
 ) -> Completed:
-    """Fill in what is missing. `incomplete` is by segment number; a file of segment i has order i, older ones less.
-    `xids` are the transactions that the rows are of; `heap_filled`, of a table under copy, is kept up to date.
+    """Fill in the missing values. `incomplete` is by segment number. A file of segment i has order i, older files have
+    lower orders. `xids` are the transactions that wrote the rows. `heap_filled` is given for a table under copy, and is
+    updated.
 
-    Raises TableError when a live table's previous version is not to be found: the mirror would be wrong.
+    Raises TableError if a live table's previous version cannot be found: the mirror would be wrong.
     """
     schema = LakeSchema.of_table(table)
     incomplete = {segment: _with_sidecars(rows, schema) for segment, rows in incomplete.items()}
@@ -150,7 +155,8 @@ def complete_rows(
 
 
 class _Versions:
-    """Rows found so far, by key and order. Loops over rows: unchanged TOAST values without a known source are rare."""
+    """Rows found so far, by key and order. Loops over rows in Python, because unchanged TOAST values without a known
+    source are rare."""
 
     def __init__(self, key: Sequence[str], columns: Sequence[str]) -> None:
         self._key = tuple(key)
@@ -162,12 +168,12 @@ class _Versions:
     def add(self, order: int, rows: pa.Table) -> None:
         for position, key in enumerate(keys_of(rows, self._key), start=self._rows):
             self._by_key.setdefault(key, []).append((order, position))
-        # Sources differ in what they declare NOT NULL; only the values count here.
+        # Sources differ in which columns they declare NOT NULL. Only the values count here.
         self._tables.append(pa.table([rows.column(name) for name in self._names], names=self._names))
         self._rows += rows.num_rows
 
     def add_deletes(self, order: int, keys: Iterable[Key]) -> None:
-        """What is older than `order` under these keys is of rows that are gone; what is of that order is not."""
+        """Versions older than `order` under these keys belong to deleted rows. Versions of that order do not."""
         for key in keys:
             self._by_key.setdefault(key, []).append((order, _GONE))
 
@@ -181,7 +187,7 @@ class _Versions:
         return next((position for known, position in self._by_key.get(key, ()) if known == order), None)
 
     def fill(self, incomplete: IncompleteRows, sources: Sequence[int | None]) -> pa.Table:
-        """The incomplete rows with their missing cells taken from `sources`; rows without a source are left out."""
+        """The incomplete rows with their missing cells taken from `sources`. Rows without a source are left out."""
         present = pa.array([source is not None for source in sources])
         take = pa.array([source for source in sources if source is not None], pa.int64())
         rows = incomplete.rows.filter(present)
@@ -197,7 +203,7 @@ class _Versions:
 
 
 def _with_sidecars(incomplete: IncompleteRows, schema: LakeSchema) -> IncompleteRows:
-    """A missing value is missing with its sidecar: either may hold it."""
+    """Mark the raw text column of each missing value as missing, too, because either column may hold the value."""
     rows = widened(incomplete.rows, incomplete.raw, schema)
     missing = incomplete.missing
     own = {raw_text_id(field.field_id): field.name for field in schema.fields}
@@ -208,7 +214,7 @@ def _with_sidecars(incomplete: IncompleteRows, schema: LakeSchema) -> Incomplete
 
 
 def _missing_columns(schema: LakeSchema, incomplete: Iterable[IncompleteRows]) -> tuple[str, ...]:
-    """Names of columns and sidecars."""
+    """Names of the columns and raw text columns that have missing values."""
     found = list(incomplete)
     return tuple(
         field.name
@@ -223,7 +229,7 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> list[Key]:
 
 
 def _counted(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates and timestamps as days and microseconds since 1970: Python's own end with the years 1 and 9999."""
+    """Dates and timestamps as days and microseconds since 1970. Python's own types only cover the years 1 to 9999."""
     if pa.types.is_date(values.type):
         return values.cast(pa.int32())
     return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
@@ -238,16 +244,17 @@ def _search(
     storage: StorageOptions,
     versions: _Versions,
 ) -> None:
-    """Add the versions that the rows need: from the batch's own files, else from the newest older one that has them.
+    """Add the versions that the rows need: from the batch's own files, or else from the newest older file that has
+    them.
 
-    Rows that change now have mostly changed lately, and a table has many files: those are opened newest first, in
-    waves that double, until every row is found.
+    Rows that change now have usually changed recently, and a table has many files. So files are opened from newest to
+    oldest, in waves that double in size, until every row is found.
     """
     keys = pa.concat_tables([rows.lookup_keys.select(table.key) for rows in incomplete.values()])
     schema = every_raw_text(LakeSchema.of_table(table))
 
     def find(wave: Sequence[VersionedFile]) -> set[Key]:
-        """Take in the versions that these files hold; return the keys seen, alive or deleted."""
+        """Add the versions in these files. Returns the keys seen, live or deleted."""
         groups = [
             (kind[start : start + _FILES_PER_TASK], wanted)
             for kind, wanted in (
@@ -276,7 +283,7 @@ def _search(
         return seen
 
     find([file for file in files if file.order >= 0])
-    # Of one order, rows before deletes: a wave that ends between them must not take a row for gone.
+    # Within one order, rows come before deletes: a wave that ends between them must not take a row for deleted.
     older = sorted((file for file in files if file.order < 0), key=lambda file: (-file.order, file.deletes))
     wanted = _unknown(table, incomplete, versions)
     begin, size = 0, _FILES_PER_TASK
@@ -293,7 +300,7 @@ def _unknown(table: MirroredTable, incomplete: Mapping[int, IncompleteRows], ver
         rows = incomplete[segment]
         keys = keys_of(rows.lookup_keys, table.key)
         unknown.update(key for key in keys if key not in completed and versions.newest(key, before=segment) is None)
-        # Once they are complete, these rows are versions that later segments find.
+        # Once they are complete, later segments find these rows as versions.
         completed.update(keys_of(rows.rows, table.key))
     return unknown
 
@@ -305,8 +312,9 @@ def _read_heap(
     rows: pa.Table,
     xids: Sequence[int],
 ) -> tuple[pa.Table, Lsn]:
-    """The rows' present heap versions (those that exist), none from before `xids`: key, columns and every sidecar; and
-    a WAL position by which they all were committed."""
+    """Read the rows' current heap versions, once the transactions `xids` are visible. Rows that no longer exist are
+    left out. Returns key, columns and every raw text column, and a WAL position by which all versions were
+    committed."""
     wanted = [*table.key_columns, *(column for column in columns if column.name not in table.key)]
     key_texts = [_texts(rows.column(column.name), column) for column in table.key_columns]
     with connect() as connection:
@@ -318,7 +326,7 @@ def _read_heap(
 
 
 def _moment(micros: int) -> str:
-    """Microseconds since 1970 as Postgres reads them: a Julian day, and the time of day."""
+    """Format microseconds since 1970 as text that Postgres reads: a Julian day and the time of day."""
     days, rest = divmod(micros, 86_400_000_000)
     seconds, fraction = divmod(rest, 1_000_000)
     return f"J{_JULIAN_1970 + days} {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"

@@ -1,10 +1,10 @@
-"""Files that tasks wrote and no publish refers to yet, and their removal if that publish never comes.
+"""Tracks files that tasks wrote and no publish refers to yet, and removes them if that publish never comes.
 
-Otherwise they would stay until a sweep, hours later. On full storage they would take the space that the next attempt
-needs, and the pump could never recover by itself. So the code that gives up an attempt removes its files.
+Otherwise the files would stay until a sweep, hours later. On full storage they would take the space that the next
+attempt needs, and the pump could never recover by itself. So the code that gives up an attempt removes its files.
 
-Invariant: a file is removed only if no publish that may have landed names it. Segments count as abandoned until
-the loop hands them to a publish (`hand_over`); from then on they belong to that publish, which removes them only if it
+Invariant: a file is removed only if no publish that may have landed names it. Segments count as abandoned until the
+loop hands them to a publish (`hand_over`). From then on they belong to that publish, which removes them only if it
 certainly did not happen (`files_of`).
 """
 
@@ -39,7 +39,7 @@ class UnpublishedFiles:
             self._waiting.difference_update(results)
 
     def remove(self) -> None:
-        """End of the session: cancel tasks that have not begun; remove files written already or still being written."""
+        """End of the session: cancel tasks that have not begun, and remove files already or still being written."""
         with self._lock:
             waiting, self._waiting = self._waiting, set()
         for result in waiting:
