@@ -31,7 +31,7 @@ is exact for these reasons:
   has there. No proof begins while the table is being filled. A proof from before the command does not count for a drop:
   the drop notices that the partition was altered.
 - If the rows from the cut-line on have to be copied again in the meantime, files are filled after the copy (fill_next):
-  files must not be replaced while the copy adds older ones. For this the columns keep their value (pipeline.evolution).
+  files must not be replaced while the copy adds older ones. For this the columns keep their value (`schema.decisions`).
 
 A kill at any step leaves only unused files, because everything that decides is in the catalog. A table with rows below
 the cut-line has no copy to fall back on, so filling it is retried until it succeeds.
