@@ -1,1 +1,1 @@
-"""Reading mirrored tables at one moment."""
+"""Reads mirrored tables as of one database snapshot or one frontier."""

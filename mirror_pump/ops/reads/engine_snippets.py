@@ -1,6 +1,6 @@
-"""Settings with which other engines read the mirror, ready to paste. Every snippet but Trino's is run by the tests.
+"""Ready-to-paste settings for reading the mirror with other engines. The tests run every snippet except Trino's.
 
-Passwords never appear: a snippet takes its password from the environment variable PGPASSWORD, as libpq does.
+Snippets never contain a password: they read it from the environment variable PGPASSWORD, as libpq does.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _ADVICE = """\
 # more; `mirror-pump connect --user ROLE` prints these settings for it.
 """
 _EXAMPLE = ("public", "your_table")
-"""Stands in the snippets of a mirror that has no table yet."""
+"""The table name that snippets show when the mirror has no table yet."""
 
 
 def snippet(
     settings: Settings, engine: str, user: str | None = None, warn: Callable[[str], None] = lambda _: None
 ) -> str:
-    """What to paste into `engine` (spark, duckdb, pyiceberg, trino), for `user`, or the DSN's own. Takes completed
-    settings. UsageError if there is no such role; `warn` is told if it cannot read the catalog."""
+    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino).
+
+    The snippet connects as `user`, or as the DSN's user if `user` is None. `settings` must be completed. Raises
+    UsageError if the role does not exist. Calls `warn` if the role cannot read the catalog.
+    """
     dsn = settings.require_dsn()
     with (
         connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
@@ -151,7 +154,7 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     (host, port), *_ = access.hosts
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     database = quote(access.database, safe="")
-    # libpq takes the password from the environment by itself: the URI needs none.
+    # libpq reads the password from the environment, so the URI needs none.
     properties = {
         "type": "sql",
         "uri": f"postgresql+psycopg://{user}@{authority}/{database}?options=-csearch_path%3Dmodak",
@@ -223,5 +226,5 @@ def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -
 
 
 def _text(value: str) -> str:
-    """A Python string literal with double quotes where possible."""
+    """Return `value` as a Python string literal, in double quotes where possible."""
     return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)

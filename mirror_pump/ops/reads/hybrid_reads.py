@@ -1,26 +1,29 @@
-"""Hybrid reads: the old side of a mirrored table from the lake, the young side from the heap, both as of one frontier.
+"""Hybrid reads: old rows of a mirrored table come from the lake, young rows from the heap, both as of one frontier.
 
-Neither side can be had at a moment of one's choosing: the heap shows the present only, the lake what was published. A
-heap snapshot taken before the frontier misses what was committed up to the frontier, one taken after it shows more
-than the frontier; and no snapshot of the ordinary kind says which transactions it sees in terms of WAL. So:
+Neither side can be read at an arbitrary position: the heap shows only the present, the lake only what was published. A
+heap snapshot taken before the frontier misses transactions committed up to the frontier. A heap snapshot taken after
+the frontier shows more than the frontier. An ordinary snapshot does not say which WAL position it corresponds to. A
+hybrid read therefore takes three steps:
 
-1. A temporary slot gives a WAL position L and a snapshot that sees exactly what ended before L.
-2. The frontier is waited for until it has passed L, and the position that the reader asks for. The lake is pinned at
-the frontier.
-3. The temporary slot's own stream from L to the frontier, of the tables at hand, is laid over the heap's side.
+1. It creates a temporary slot, which gives a WAL position L and a database snapshot that sees exactly the transactions
+that ended before L.
+2. It waits until the frontier has passed L and the position that the reader asks for. It pins the lake at that frontier.
+3. It reads the temporary slot's stream from L to the frontier and applies the changes of the requested tables to the
+heap's rows.
 
-Old side: the lake at the frontier, rows below the split. Young side: the heap at L, rows at or above the split whose
-key did not change between L and the frontier; and those that did change, as they were at the frontier. Invariant: the
-union is the table at the frontier, a state that the database had: whether a row belongs to the old or the young side
-is decided by the row as it was at the frontier, on both sides alike. A row that moved across the split between L and
-the frontier is hidden on the heap's side because its key changed, and comes from whichever side it is on at the
-frontier. All tables are read at the same frontier, and the frontier is at or beyond everything that was committed when
-the read began.
+Old side: the rows below the split, from the lake at the frontier. Young side: the rows at or above the split. Young
+rows whose key did not change between L and the frontier come from the heap at L; those whose key changed are read as
+they were at the frontier.
 
-Where this cannot be had in time (the frontier is too slow, a transaction that was open at the beginning does not end,
-no slot or no permission for one, the table is altered or truncated meanwhile) all tables are read from the heap, in
-one snapshot, and the reader is told. Tables with heap retention are read at their seam instead, in a snapshot of their
-own.
+Invariant: the union of both sides is the table at the frontier, which is a state that the database had. Both sides
+decide by the row as it was at the frontier whether it is old or young. If a row moved across the split between L and
+the frontier, its key changed, so the heap's version is hidden; the row comes from the side it is on at the frontier.
+All tables are read at the same frontier. The frontier includes everything that was committed when the read began.
+
+The read falls back to the heap, in one database snapshot for all tables, and warns the reader if the frontier is too
+slow, if a transaction that was open at the beginning does not end in time, if no slot is free or permitted, or if a
+table is altered or truncated meanwhile. Tables with heap retention are read at their cut-line instead, in a database
+snapshot of their own.
 """
 
 from __future__ import annotations
@@ -63,10 +66,10 @@ from mirror_pump.source.relations.tier_keys import END
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 
 Split = int | datetime.datetime | datetime.date | str
-"""A point on the tier key's axis as users give it; a text is read as SQL's literal of the key's type."""
+"""A tier key value as the user gives it. A string is parsed as an SQL literal of the key's type."""
 
 _YOUNG_SHARE = 10
-"""Without a split of the user's choice the heap serves the newest tenth of the key's range."""
+"""The default split: the heap serves the newest 1/_YOUNG_SHARE of the key's range."""
 
 
 def hybrid_reads(
@@ -80,7 +83,7 @@ def hybrid_reads(
     warn: Warn,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[TableRead]:
-    """The tables' reads; `enter` takes the moments that they hold for as long as they last."""
+    """Return the reads of the tables. `enter` takes over the database snapshots that the reads depend on."""
     dsn = settings.require_dsn()
     present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.DIVIDED, stopped=stopped))
     divided = [seam for seam in present.seams.values() if seam.divided]
@@ -107,7 +110,7 @@ def hybrid_reads(
 
 
 class _FromHeap(TableError):
-    """The lake and the heap cannot be brought to one frontier: the heap alone can serve the read."""
+    """The lake and the heap cannot be read at one frontier, so the heap alone has to serve the read."""
 
 
 def _exact(
@@ -162,7 +165,7 @@ def _read(
     heap = heap_side(moment.connection, moment.snapshot, table, point.above)
     rows = _changed(moment, overlay)
     young = _young(moment, table, rows, point)
-    # A row that is on the lake's side at the frontier, or gone, only hides its key here.
+    # A row that is old or deleted at the frontier only hides the heap's version of its key.
     corrections = [
         row if keep else DeltaRow(gone=True, values=row.values) for row, keep in zip(rows, young, strict=True)
     ]
@@ -171,7 +174,7 @@ def _read(
 
 
 def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow]:
-    """What became of each key between L and the frontier."""
+    """Return the last version of each key that changed between L and the frontier."""
     table = overlay.table
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     former = former_rows(overlay, moment.connection)
@@ -189,7 +192,7 @@ def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow
 
 
 def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[DeltaRow], point: Point) -> list[bool]:
-    """Whether each row is there and at or above the split: as Postgres compares."""
+    """Return for each row whether it exists and is at or above the split. Postgres makes the comparison."""
     if not rows:
         return []
     place, column = next((at, found) for at, found in enumerate(table.columns) if found.name == point.column)
@@ -205,7 +208,7 @@ def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[Delt
 
 
 def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None) -> Point | None:
-    """Where the table is split; None: there is no axis to split it on, and the lake serves all of it."""
+    """Return where the table is split. None if it has no column to split on; the lake then serves all of it."""
     column = axis(table)
     if column is None:
         if split is not None:
@@ -215,7 +218,7 @@ def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None
             )
         return None
     kind, name = SPLIT_KINDS[column.type.kind], identifier(column.name)
-    # The tier key's axis counts what the type counts; infinities have no place on it.
+    # The tier key counts in the type's own unit (integers, days, microseconds). It has no value for infinities.
     value = {
         TierKind.BIGINT: "{0}::bigint",
         TierKind.DATE: "({0} - date '1970-01-01')::bigint",

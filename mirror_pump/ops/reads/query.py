@@ -1,14 +1,15 @@
-"""`mirror-pump sql`: one statement on an embedded DuckDB, in which every mirrored table that it names is a view.
+"""`mirror-pump sql`: runs one statement on an embedded DuckDB. Each mirrored table that it names is a view there.
 
-All tables of a statement are read as of one moment, which is pinned until the statement is over:
+The mode decides as of what the tables of a statement are read. Everything it reads is pinned until the statement ends:
 
-- seam (the default): tables with heap retention are read whole, as the database held them in one snapshot P (see
-  mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier; the
-  frontier was published before P.
-- lake: everything from the lake, at one frontier; of tables with retention, corrections of old rows as far as folded.
-- heap: what the tables hold in Postgres, all in one snapshot.
+- seam (the default): tables with heap retention are read whole, as the database held them in one database snapshot P
+  (see mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier,
+  which was published before P.
+- lake: all tables come from the lake, at one frontier. Tables with heap retention lack the corrections that are not
+  folded yet.
+- heap: all tables come from Postgres, in one database snapshot.
 - hybrid: see mirror_pump/ops/reads/hybrid_reads.py.
-- at some frontier of the past: see mirror_pump/ops/reads/time_travel.py.
+- at a past frontier: see mirror_pump/ops/reads/time_travel.py.
 """
 
 from __future__ import annotations
@@ -66,19 +67,20 @@ class Query:
     statement: str
     mode: ReadMode = ReadMode.SEAM
     at: When | None = None
-    """A state of the past; then the lake is read, whatever `mode` says."""
+    """A past state to read. If it is set, the lake is read and `mode` is ignored."""
     min_lsn: Lsn | None = None
-    """Nothing older than this is read. None: whatever frontier is; with hybrid, the present end of WAL."""
+    """The oldest frontier that may be read. None: the current frontier; in mode hybrid, the current end of WAL."""
     max_wait: float = 5.0
-    """Seconds to wait for that."""
+    """How long to wait for `min_lsn`, in seconds."""
 
 
 @contextmanager
 def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.DuckDBPyConnection]:
-    """DuckDB with the statement's tables, for this statement, which are pinned until the block ends.
+    """Open DuckDB with views of the tables that the statement names. The tables are pinned until the block ends.
 
-    Raises UsageError for a statement that is not one query, MirrorPumpError for tables that cannot be read so. At the
-    end of the block, SourceError if a pin was lost in the middle: then what was read may lack rows.
+    The connection serves this statement only. Raises UsageError if the statement is not one query, and MirrorPumpError
+    if the tables cannot be read as the query asks. Raises SourceError at the end of the block if a pin was lost
+    meanwhile; the rows that were read may then be incomplete.
     """
     connection = open_duckdb()
     with ExitStack() as stack:
@@ -104,7 +106,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
 
 @contextmanager
 def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Iterator[None]:
-    """Where the block fails to read a file, TableError says so if files of one of the tables are gone."""
+    """Raise TableError if the block fails to read a file and files of one of the tables are missing."""
     import duckdb
 
     try:
@@ -121,7 +123,7 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
 
 
 def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement: str) -> dict[TableId, list[str]]:
-    """The mirrored tables that the statement names, each with the names (as SQL) that it uses."""
+    """Return the mirrored tables that the statement names, each with the SQL names that the statement uses for it."""
     import duckdb
 
     try:
@@ -155,14 +157,14 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
 
 
 def _explained(statement: str) -> str:
-    """The query inside an EXPLAIN."""
+    """Return the query inside an EXPLAIN."""
     words = statement.split(None, 2)
     rest = words[2] if len(words) > 2 and words[1].lower() == "analyze" else statement.split(None, 1)[1]
     return rest if not rest.startswith("(FORMAT") else rest.partition(")")[2]
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """The parts of a qualified name, which DuckDB quotes where it has to; ` AS alias` may follow it."""
+    """Return the parts of a qualified name. DuckDB quotes them where necessary. ` AS alias` may follow the name."""
     found = []
     part = _PART.match(name)
     while part is not None:
@@ -175,7 +177,10 @@ _PART = re.compile(r'"((?:[^"]|"")*)"|([^."\s]+)')
 
 
 def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> TableId | None:
-    """The table of that name: exactly, else in whatever case, as DuckDB compares. UsageError if several have it."""
+    """Return the table of that name. Without an exact match, ignore case, as DuckDB does.
+
+    Raises UsageError if several tables match.
+    """
     if len(parts) > 2:
         return None
     for fold in (str, str.lower):
@@ -221,7 +226,7 @@ def plain_reads(
     warn: Warn,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[TableRead]:
-    """The tables' reads in any mode but hybrid. `enter` takes the moment that they hold for as long as they last."""
+    """Return the reads of the tables in any mode but hybrid. `enter` takes over the database snapshot they depend on."""
     dsn = settings.require_dsn()
     _await(settings, query)
     locks = Locks.NONE if query.at is not None else _LOCKS[query.mode]
@@ -256,7 +261,7 @@ def plain_reads(
 
 
 def _not_followed(seam: TableCutline) -> str | None:
-    """What keeps the table from being brought up to date; None if nothing does."""
+    """Return why the table is not kept up to date. None if it is."""
     if seam.dropped:
         return "was dropped in Postgres"
     states = {
@@ -267,7 +272,7 @@ def _not_followed(seam: TableCutline) -> str | None:
 
 
 def _await(settings: Settings, query: Query) -> None:
-    """Until the frontier has passed what the reader requires; the heap needs no waiting."""
+    """Wait until the frontier has reached `query.min_lsn`. Reads of the heap or of the past do not wait."""
     if query.min_lsn is None or query.mode is ReadMode.HEAP or query.at is not None:
         return
     error = wait_for(settings, query.min_lsn, query.max_wait).error
@@ -284,7 +289,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
     frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
-    # What is thinned out from now on is not these, which are pinned. A pin that came too late finds its snapshot gone.
+    # Pinned snapshots are not thinned out any more. If a pin came too late, its snapshot is already gone.
     for name, snapshot_id in found.items():
         location = moment.main_now(seams[name].table.table_id)
         if snapshot_of(read_metadata(location, storage), snapshot_id) is None:
@@ -294,7 +299,9 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
 
 
 def _complete_from(seam: TableCutline) -> Lsn:
-    """The position before which the table's copy was not complete; 0 while it is copied again, as readers see what it
-    was before."""
+    """Return the position from which on the table's copy was complete.
+
+    The position is 0 while the table is copied again, because readers still see its former copy.
+    """
     position = seam.table.live_after_lsn or Lsn(0)
     return position if position <= promised(seam) else Lsn(0)

@@ -1,4 +1,4 @@
-"""Runs a statement of `mirror-pump sql` and writes its result: as aligned text, CSV, JSON or Parquet."""
+"""Runs a statement of `mirror-pump sql` and writes its result as aligned text, CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 _COPIED_AS = {"csv": "FORMAT csv, HEADER", "json": "FORMAT json, ARRAY true", "parquet": "FORMAT parquet"}
 _INTERRUPTED = "Query interrupted"
-"""DuckDB's words in place of KeyboardInterrupt, while the tables are made ready."""
+"""The text of the RuntimeError that DuckDB raises instead of KeyboardInterrupt while the tables are prepared."""
 
 
 def run_query(
     settings: Settings, query: Query, written_as: str, output: Path | Callable[[BinaryIO], None], warn: Warn
 ) -> None:
-    """Runs the statement and writes its result: as `table`, `csv`, `json` or `parquet`, to a file, or to who takes it.
+    """Run the statement and write its result to `output` as `table`, `csv`, `json` or `parquet`.
 
-    Nothing is written unless all of it could be read. Takes completed settings. Raises as `open_query`; UsageError for
-    what DuckDB refuses; KeyboardInterrupt.
+    `output` is a file's path, or a function that takes the result as a binary stream. Nothing is written unless the
+    whole result could be read. `settings` must be completed. Raises the errors of `open_query`, UsageError or LakeError
+    for errors of DuckDB (see `_refused`), and KeyboardInterrupt.
     """
     require_duckdb()
     import duckdb
@@ -76,7 +77,7 @@ def _write(settings: Settings, query: Query, written_as: str, result: Path, warn
 
 
 def _refused(error: duckdb.Error) -> MirrorPumpError:
-    """DuckDB's error as ours: what is wrong with the statement is the user's to mend, a file that is missing is not."""
+    """Translate DuckDB's error: LakeError for I/O, HTTP and internal errors, else UsageError (a faulty statement)."""
     import duckdb
 
     message = f"DuckDB: {duckdb_message(error)}"
@@ -91,12 +92,12 @@ def _explains(statement: str) -> bool:
 
 
 def _whole(statement: str) -> str:
-    """As a query that can stand anywhere: DESCRIBE, for one, cannot."""
+    """Wrap the statement in a SELECT, which is valid as a subquery. A bare DESCRIBE, for example, is not."""
     return f"SELECT * FROM ({statement}\n)"
 
 
 def _printable(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
-    """A query with the statement's result, with bytes as Postgres prints them."""
+    """Return a query that yields the statement's result, with bytes as Postgres prints them."""
     relation = connection.sql(_whole(statement))
     columns = [(f"c{place}", name, type_) for place, (name, type_) in enumerate(_columns(relation))]
     if not any(_has_bytes(type_) for _, _, type_ in columns):
@@ -110,13 +111,15 @@ def _columns(relation: duckdb.DuckDBPyRelation) -> list[tuple[str, Any]]:
 
 
 def _has_bytes(type_: Any) -> bool:
-    """Whether a DuckDB type is BLOB, or a list of it. In structs and maps, which no mirrored column is, bytes stay as
-    DuckDB prints them."""
+    """Return whether a DuckDB type is BLOB or a list of it.
+
+    In structs and maps bytes stay as DuckDB prints them. No mirrored column has such a type.
+    """
     return type_.id == "blob" or (type_.id in ("list", "array") and _has_bytes(type_.children[0][1]))
 
 
 def _bytes_as_text(value: str, type_: Any) -> str:
-    """The value, an expression, with bytes as text: \\x and two lower-case digits for each."""
+    """Return an SQL expression for `value` with bytes as text: \\x and two lower-case hex digits for each byte."""
     if type_.id == "blob":
         return rf"'\x' || lower(hex({value}))"
     if not _has_bytes(type_):
@@ -126,8 +129,8 @@ def _bytes_as_text(value: str, type_: Any) -> str:
 
 
 def _as_text(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
-    """The rows as aligned columns, whole, and how many they are."""
-    # As text by DuckDB: Python's calendar ends with the years 1 and 9999.
+    """Return all rows as aligned columns, followed by the number of rows."""
+    # DuckDB converts the values to text, because Python's dates cover only the years 1 to 9999.
     relation = connection.execute(f"SELECT CAST(COLUMNS(*) AS VARCHAR) FROM ({_printable(connection, statement)}\n)")
     names = tuple(column[0] for column in relation.description or ())
     rows = [tuple("NULL" if value is None else value for value in row) for row in relation.fetchall()]

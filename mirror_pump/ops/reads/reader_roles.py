@@ -1,4 +1,4 @@
-"""Roles that may read the mirror and change nothing of it: their rights in schema modak (sql/roles/reader.sql)."""
+"""Grants roles read-only access to the mirror: their rights in schema modak are in sql/roles/reader.sql."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ _MAY_READ = "has_schema_privilege(r.oid, 'modak', 'USAGE') AND has_table_privile
 
 
 def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
-    """The statements that give `role` a reader's rights, and SELECT on `tables` (names as Postgres reads them) with all
-    their present partitions. They may be repeated. UsageError for a name that is no table, or no role."""
+    """Return the statements that give `role` a reader's rights, and SELECT on `tables` and all their current partitions.
+
+    The names of `tables` are read as Postgres reads them. Running the statements again is harmless. Raises UsageError
+    if a table or the role does not exist.
+    """
     with connect(settings.require_dsn(), application_name="mirror-pump-reader") as connection:
         return _grants(connection, settings, role, tables)
 
 
 def grant(settings: Settings, role: str, tables: Sequence[str] = ()) -> None:
-    """Runs these statements, in one transaction. SourceError if our role may not give the rights, else as `grants`."""
+    """Run the statements of `grants` in one transaction.
+
+    Raises SourceError if the connection's role may not grant the rights, and the errors of `grants`.
+    """
     with connect(settings.require_dsn(), application_name="mirror-pump-reader") as connection:
         statements = _grants(connection, settings, role, tables)
         with source_errors(f"giving {role} a reader's rights"):
             connection.execute(statements.encode())
-        # Postgres only warns a role that has rights itself and may not pass them on.
+        # Postgres only warns if the granting role has the rights itself but no grant option.
         if not may_read(connection, role):
             raise SourceError(
                 f"{connection.info.user} may not give away rights in schema modak",
@@ -51,7 +57,7 @@ def _grants(connection: PgConnection, settings: Settings, role: str, tables: Seq
 
 
 def may_read(connection: PgConnection, role: str) -> bool:
-    """Whether `role` has a reader's rights on the catalog. UsageError if there is no such role."""
+    """Return whether `role` has a reader's rights on the catalog. Raises UsageError if the role does not exist."""
     with source_errors("looking up a role"):
         row = connection.execute(
             f"SELECT {_MAY_READ} FROM pg_roles r WHERE r.rolname = %s".encode(), (role,)

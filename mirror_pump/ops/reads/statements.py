@@ -1,4 +1,4 @@
-"""Scripts as statements: where each one ends, as DuckDB's and Postgres's lexers see it."""
+"""Splits SQL scripts into statements, at the semicolons where DuckDB's and Postgres's lexers end them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""What may hold a semicolon that ends nothing, whole or (`open`) without its end; and the semicolon that ends one."""
+"""Matches quoted text and comments, in which a semicolon ends nothing, complete or (`open`) unterminated; and the
+semicolon that ends a statement."""
 
 _LEADING = re.compile(r"(?:\s+|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """The statements that a semicolon ends, without it, and what comes after the last one.
+    """Return the statements that end with a semicolon, without the semicolon, and the text after the last one.
 
-    Neither has blanks or comments before it; empty statements are left out.
+    Blanks and comments before each of them are removed. Empty statements are left out.
     """
     statements = []
     start = 0

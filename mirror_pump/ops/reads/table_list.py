@@ -1,4 +1,4 @@
-"""`SHOW TABLES` and its like: DuckDB knows the tables that a statement names, these list all mirrored ones."""
+"""Answers `SHOW TABLES` and similar statements with all mirrored tables. DuckDB knows only those that a query names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _LIST = re.compile(
 
 
 def mirrored_tables(settings: Settings) -> tuple[MirroredTable, ...]:
-    """All of them, by name. Takes completed settings; nothing of the lake is touched. Raises SourceError."""
+    """Return all mirrored tables, sorted by schema and name. Does not access the lake.
+
+    `settings` must be completed. Raises SourceError.
+    """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as connection:
         tables = load_tables(connection, settings.slot)
     return tuple(sorted(tables, key=lambda table: (table.name.schema, table.name.name)))
 
 
 def listing(settings: Settings, statement: str) -> str | None:
-    """A query with the result of a statement that lists tables, as of now; None for any other statement."""
+    """Return a query that yields the current result of a statement that lists tables. None for other statements."""
     found = _LIST.fullmatch(statement.strip())
     if found is None:
         return None

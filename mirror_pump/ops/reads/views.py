@@ -1,4 +1,4 @@
-"""A table's read (mirror_pump/ops/reads/table_reads.py) as a view in DuckDB."""
+"""Makes a table's read (mirror_pump/ops/reads/table_reads.py) a view in DuckDB."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _SCHEMA = "mirror_pump_read"
-"""DuckDB schema of what a view is put together from."""
+"""The DuckDB schema of the views and of the tables that they are built from."""
 
 _TYPES = {
     Kind.BOOLEAN: "BOOLEAN",
@@ -38,8 +38,10 @@ _TYPES = {
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
-    """A view, whose name (as SQL wants it) is returned, of the table that `read` describes, without the rows of the
-    heap: those come with `fill_heaps`."""
+    """Create a view of the table that `read` describes, and return its SQL name.
+
+    The heap's rows are still missing: `fill_heaps` loads them.
+    """
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
     listed = ", ".join(identifier(column.name) for column in read.columns)
     parts = []
@@ -82,11 +84,11 @@ def _lake(connection: duckdb.DuckDBPyConnection, read: TableRead, lake: LakeSide
 def fill_heaps(
     connection: duckdb.DuckDBPyConnection, dsn: str, reads: Sequence[TableRead], statement: str, threads: int
 ) -> None:
-    """Brings the heap's rows into DuckDB, by `threads` connections, and of them the columns that the statement uses:
-    those that DuckDB's plan scans. DuckDB keeps what is too much for memory in a temporary directory.
+    """Load the heap's rows into DuckDB over `threads` connections, with only the columns that DuckDB's plan scans.
 
-    Invariant: no plan scans a column that was not brought. The plan for the filled tables is what counts, so it is
-    looked at once more; should it scan others than the plan for the empty ones, all columns are brought.
+    DuckDB spills what does not fit into memory to a temporary directory. Invariant: no plan scans a column that was not
+    loaded. The plan can change once the tables are filled, so it is checked again. If it then scans other columns than
+    it did for the empty tables, all columns are loaded.
     """
     heaps = [read for read in reads if read.heap is not None]
     if not heaps:
@@ -109,8 +111,10 @@ def fill_heaps(
 def _scanned(
     connection: duckdb.DuckDBPyConnection, statement: str, columns: Mapping[str, Sequence[str]]
 ) -> dict[str, frozenset[str]] | None:
-    """The columns that the statement's plan reads, by table; None if there is no plan to be had. `columns`: what the
-    tables have."""
+    """Return the columns that the statement's plan reads, by table. None if DuckDB yields no plan.
+
+    `columns` holds all columns of each table.
+    """
     import duckdb
 
     try:
@@ -128,7 +132,7 @@ def _scanned(
             names = more.get("Projections", [])
             listed = {names} if isinstance(names, str) else set(names)
             table = table.partition(".")[2]
-            # A filter's column need not go on from the scan: whatever may be the name of one counts.
+            # The scan need not project a column that only a filter uses, so every name in the filter's text counts.
             filters = str(more.get("Filters", ""))
             listed |= {name for name in columns.get(table, ()) if name in filters}
             found[table] = found.get(table, frozenset()) | listed
@@ -157,7 +161,7 @@ def _fill(
 def _ahead(
     pool: ThreadPoolExecutor, fetch: Callable[[Chunk], list[pa.RecordBatch]], chunks: Sequence[Chunk], depth: int
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Results in order, with `depth` of them under way: not the whole heap in memory at once."""
+    """Yield the results in order. At most `depth` are fetched at once, so that the heap need not fit into memory."""
     pending = [pool.submit(fetch, chunk) for chunk in chunks[:depth]]
     for place in range(len(chunks)):
         yield pending.pop(0).result()
@@ -187,7 +191,7 @@ def _target(read: TableRead, part: str) -> str:
 
 
 def duckdb_type(type: ColumnType) -> str:  # noqa: A002 - the word of decoders
-    """DuckDB's name of a mirrored column's type."""
+    """Return DuckDB's name of a mirrored column's type."""
     if type.kind is Kind.DECIMAL:
         return f"DECIMAL({type.precision},{type.scale})"
     if type.element is not None:
