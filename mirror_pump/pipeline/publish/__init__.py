@@ -1,1 +1,1 @@
-"""The publish transaction, and what it stages in the lake before."""
+"""The publish transaction, and what is staged in the lake before it."""

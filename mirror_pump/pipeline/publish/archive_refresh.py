@@ -1,4 +1,4 @@
-"""When a publish makes the published snapshot of a table with heap retention anew, and at which cut-line."""
+"""Decides when a publish refreshes the published snapshot of a table with heap retention, and at which cut-line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mirror_pump.pipeline.operations.table_changes import TableChange
 
 
 class ArchiveBranches:
-    """The branches `cold` of all tables of one pump."""
+    """The archive branches (`cold`) of all tables of one pump."""
 
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
@@ -32,33 +32,34 @@ class ArchiveBranches:
         rewrite_since: int | None,
         summary: Mapping[str, str],
     ) -> StagedArchive:
-        """The published snapshot of the table's current snapshot, at the cut-line; snapshots that readers or a rewrite
-        need stay. Raises LakeError."""
+        """Stages the published snapshot of the table's current snapshot at the cut-line. Keeps snapshots that readers
+        or a rewrite need. Raises LakeError."""
         branch = self._branches.setdefault(table_id, ArchiveBranch(self._storage))
         if rewrite_since is not None:
             pinned |= needed_snapshots(table.metadata, rewrite_since)
         return branch.stage(table, line, time.time_ns() // 1_000_000, pinned, summary)
 
     def forget(self, table_id: TableId) -> None:
-        """What was staged last certainly was not published."""
+        """Forgets what was staged last. Call it only if that was certainly not published."""
         if table_id in self._branches:
             self._branches[table_id].forget()
 
 
 def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, asked: bool) -> bool:
-    """Whether a publish has to make the archive branch anew; `published` is its snapshot that readers pin, `asked`: an
-    operation needs it."""
+    """Returns whether a publish has to refresh the archive branch. `published` is the branch's snapshot that readers
+    pin; `asked` means that an operation needs the refresh."""
     if tier is None:
         return False
     if asked:
         return True
     head = archive_snapshot(known.metadata)
-    # The table has its retention only since a moment ago, or somebody dropped the branch.
+    # The table's retention has only just begun, or somebody dropped the branch.
     return head is None or head["snapshot-id"] != published
 
 
 def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
-    """Whether the published snapshot has equality deletes, which not every engine reads, and main has none any more."""
+    """Returns whether the published snapshot still has equality deletes, which not every engine reads, while main has
+    none."""
     head = archive_snapshot(table.metadata) if tier is not None else None
     return (
         head is not None
@@ -68,13 +69,14 @@ def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
 
 
 def completes_fill(row: Registration, *, goes_live: bool) -> bool:
-    """Whether a publish ends a fill of a table with rows below the cut-line: the archive branch shows the old content
-    until then."""
+    """Returns whether a publish completes a fill of a table with rows below the cut-line. Until then the archive branch
+    shows the old content."""
     return goes_live and row.state is TableState.FILLING and row.tier is not None and row.tier.moved
 
 
 def would_lose(table: MirroredTable, change: TableChange | None, partitions: str) -> str:
-    """Why a table that has to be copied again is set aside instead; `partitions` are those that it has not any more."""
+    """Returns why a table that has to be copied again fails instead. `partitions` names the partitions that the heap no
+    longer has."""
     why = change.reason if change is not None else "its heap was rewritten"
     return (
         f"{table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"

@@ -64,20 +64,20 @@ class LandedPublish:
     frontier: Lsn
     """Everything that ends at or below it is in the lake."""
     live: tuple[TableId, ...] = ()
-    """Tables that became live with this publish."""
+    """Tables that went live with this publish."""
     filling: tuple[TableId, ...] = ()
-    """Tables whose copy was completed with this publish, and whose files are filled from here on."""
+    """Tables whose copy was completed with this publish, and whose files are now being filled."""
     dropped: tuple[TableId, ...] = ()
-    """Tables whose changes were left out: unregistered, registered anew, or failed meanwhile."""
+    """Tables whose changes were left out: unregistered, registered again, or failed meanwhile."""
     refused: tuple[TableId, ...] = ()
-    """Tables whose resolution was left out: it does not fit their present state."""
+    """Tables whose file rewrite was left out because it does not fit their present state."""
     failures: tuple[Failure, ...] = ()
-    """Tables that it set aside: those that it was asked to, and those whose lake table cannot take their columns. Not
-    those that are not registered any more, or anew."""
+    """Tables that this publish failed: those it was asked to fail, and those whose lake table cannot take their
+    columns. Tables that are unregistered or registered again are not among them."""
     tables: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
-    """The tables that it committed to, as they are now."""
+    """The tables that it committed to, in their new state."""
     snapshots: int = 0
-    """Iceberg snapshots committed."""
+    """Number of Iceberg snapshots committed."""
     seal: object = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,16 +87,16 @@ class LandedPublish:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a publish that met a conflict is tried, and how long the pauses between get."""
+    """How often a publish that met a conflict is tried, and how long the pauses between attempts get."""
 
     attempts: int = 16
     longest_pause: float = 10.0
-    """Seconds; pauses grow exponentially from 50 ms, with jitter."""
+    """Longest pause in seconds. Pauses grow exponentially from 50 ms, with jitter."""
 
 
 @dataclass(frozen=True)
 class _Landed:
-    """What became of tables in a publish that landed."""
+    """The outcome for the tables of a publish that landed."""
 
     live: tuple[TableId, ...]
     failures: tuple[Failure, ...]
@@ -104,10 +104,10 @@ class _Landed:
 
 
 class Publisher:
-    """Stages Iceberg commits and publishes them. One thread at a time.
+    """Stages Iceberg commits and publishes them. Only one thread at a time may use it.
 
-    The outcome of a publish is landed, failed or unknown. Unknown (the connection broke during COMMIT) is resolved
-    through a new connection: the slot's row is locked, which waits for the old backend to end, then read.
+    The outcome of a publish is landed, failed or unknown. It is unknown if the connection broke during COMMIT. A new
+    connection then finds it out: it locks the slot's row, which waits for the old backend to end, and reads it.
     """
 
     def __init__(
@@ -128,18 +128,19 @@ class Publisher:
         self._indexes = indexes
         self._staged = staged
         self.missing = MissingFiles(storage, self._stored_tables)
-        """Judges files of the lake that are gone."""
+        """Decides what missing lake files mean."""
         self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing)
         self._applied = Lsn(0)
         self._publish_id = 0
         self.may_have_landed = False
-        """COMMIT of the last publish was sent, and it is not known that it did not happen: its files are to stay."""
+        """COMMIT of the last publish was sent, and it may have succeeded. Its files must stay."""
 
     def close(self) -> None:
         self._connection.close()
 
     def load(self, table: MirroredTable) -> LakeTable:
-        """The table's present state in the lake. TableError when this registration is no more, or its lake table."""
+        """Loads the table's present state in the lake. Raises TableError if this registration or its lake table no
+        longer exists."""
         row = self._read_registrations([table.table_id]).get(table.table_id)
         if row is None or row.start_lsn != table.start_lsn:
             raise TableError(f"{table.name} is not registered any more")
@@ -148,16 +149,16 @@ class Publisher:
         return self._stager.known(table.table_id, row.metadata_location)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
-        """Make the request true, in one transaction.
+        """Carries out the request in one transaction.
 
-        Raises NotLeader when another pump took over, LakeError when the storage fails (CommitConflict when the retries
-        are used up), and ConnectionLost (PublicationChanged when the batch may lack changes): in all these cases the
-        publish certainly did not happen. OutcomeUnknown when nobody can say yet.
+        Raises NotLeader if another pump took over, LakeError if the storage fails (CommitConflict if the retries are
+        used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
+        certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
         for attempt in Retrying(
             stop=stop_after_attempt(self._retry.attempts),
             wait=wait_random_exponential(multiplier=0.05, max=self._retry.longest_pause),
-            # What landed must not be published once more, whatever is raised behind it.
+            # A publish that landed must not be repeated, whatever error follows it.
             retry=retry_if_exception(lambda error: isinstance(error, CommitConflict) and not self.may_have_landed),
             reraise=True,
         ):
@@ -194,7 +195,7 @@ class Publisher:
         )
 
     def _land(self, request: PublishRequest, staged: Staged) -> _Landed:
-        """Commits what is staged. If it raises, and the publish certainly did not happen, nothing of it is left."""
+        """Commits what is staged. If it raises and the publish certainly did not happen, it leaves nothing behind."""
         try:
             return self._transaction(request, staged)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
@@ -204,13 +205,13 @@ class Publisher:
                 self._stager.discard(staged)
                 raise
         except BaseException:
-            # Of everything else that is raised after COMMIT was sent nobody knows what became of it.
+            # The outcome is unknown for every other error that is raised after COMMIT was sent.
             if not self.may_have_landed:
                 self._stager.discard(staged)
             raise
 
     def _left_to_the_lake(self, table_id: TableId) -> str | None:
-        """Which of the table's rows only the lake has; None if there are none."""
+        """Returns which of the table's rows only the lake has, or None if there are none."""
         found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
         return str(found[0][0]) if found and found[0][0] is not None else None
 
@@ -219,7 +220,7 @@ class Publisher:
             return stored_tables(self._open())
 
     def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
-        """The tables that go live at this frontier, or at the present one."""
+        """Returns the tables that go live at this frontier, or at the present one if it is None."""
         rows = self._execute(_SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
         tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
         return [DueTable(table, *others) for table, *others in tables if table is not None]
@@ -232,7 +233,7 @@ class Publisher:
         return {TableId(row[0]): registration_of(row[1:], pin_in_hand=pin_in_hand) for row in rows}
 
     def _transaction(self, request: PublishRequest, staged: Staged) -> _Landed:
-        """All of it in one transaction. CommitConflict: nothing was done."""
+        """Does everything in one transaction. Raises CommitConflict if nothing was done."""
         self._publish_id = random.getrandbits(63)
         connection = self._open()
         with connection.transaction(), connection.cursor() as cursor:
@@ -247,13 +248,15 @@ class Publisher:
             self._swap_in(cursor, staged)
             live = self._go_live(cursor, staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
-            # The last thing that is looked at: the later, the less can have come behind its commit record unseen.
+            # This check comes last: the later it runs, the fewer changes can be missed between it and the commit
+            # record.
             refuse_changed(cursor, self._slot)
             self.may_have_landed = True
         return _Landed(live, failures, filling)
 
     def _lock_slot(self, cursor: Cursor) -> Lsn:
-        """The present frontier, which nobody else moves until the transaction ends. NotLeader if another pump leads."""
+        """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
+        leads."""
         cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
         slot = cursor.fetchone()
         if slot is None or slot[0] != self._epoch:
@@ -275,7 +278,8 @@ class Publisher:
         )
 
     def _apply(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
-        """One table's part of the transaction: its operations around the registration's row and the lake's pointer."""
+        """Does one table's part of the transaction: its operations, before and after the registration's row and the
+        lake's pointer change."""
         operations = accepted.delta.operations
         recording = accepted.recording(self._slot, self._applied)
         for operation in operations:
@@ -288,7 +292,7 @@ class Publisher:
             operation.complete(cursor, recording)
 
     def _touch(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
-        """Checks that the registration is the one that was staged on, and locks it. CommitConflict if it is not."""
+        """Locks the registration. Raises CommitConflict if it is not the one that was staged on."""
         row, plan, table = accepted.registration, accepted.plan, accepted.delta.table
         cursor.execute(
             _SQL["touch_table"],
@@ -308,8 +312,8 @@ class Publisher:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
 
     def _move_pointer(self, cursor: Cursor, accepted: StagedDelta) -> None:
-        """The lake table is what was staged, or, while readers are to stay where they are, will be once its copy or
-        fill is complete (_swap_in). CommitConflict if another engine committed."""
+        """Points the catalog at the staged lake table. While readers must not see commits, the pointer moves only once
+        the copy or fill is complete (_swap_in). Raises CommitConflict if another engine committed."""
         row, table, staged = accepted.registration, accepted.delta.table, accepted.staged
         leaves_readers = row.state is TableState.LIVE and accepted.plan.state is not TableState.LIVE
         if staged is not None and (row.staged or leaves_readers):
@@ -332,7 +336,7 @@ class Publisher:
                 self._publish_snapshot(cursor, table, staged.snapshot_id, lake_props(staged))
 
     def _fill_next(self, cursor: Cursor) -> tuple[TableId, ...]:
-        """Tables whose copy from the cut-line on is complete, and whose files are filled now."""
+        """Returns the tables whose copy from the cut-line on is complete, and whose files are filled now."""
         cursor.execute(
             _SQL["fill_next"],
             {
@@ -345,8 +349,8 @@ class Publisher:
         return tuple(TableId(row[0]) for row in cursor.fetchall())
 
     def _swap_in(self, cursor: Cursor, staged: Staged) -> None:
-        """What was copied again or filled becomes what readers see, with its archive branch if that was made anew.
-        CommitConflict: another engine committed meanwhile."""
+        """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
+        CommitConflict if another engine committed meanwhile."""
         swaps = staged.swaps
         cursor.execute(
             _SQL["swap_in"],
@@ -366,8 +370,8 @@ class Publisher:
                 self._publish_archive(cursor, accepted.delta.table, accepted.archive)
 
     def _go_live(self, cursor: Cursor, expected: Collection[TableId]) -> tuple[TableId, ...]:
-        """CommitConflict if other tables go live than those whose snapshots say so: a copy was completed, or given
-        up, since these were staged."""
+        """Marks tables as live and returns them. Raises CommitConflict if they are not the tables whose snapshots say
+        that they go live: a copy was completed, or given up, since these were staged."""
         cursor.execute(
             _SQL["go_live"],
             {
@@ -383,12 +387,13 @@ class Publisher:
         return live
 
     def _deletes(self, accepted: StagedDelta) -> dict[str, object]:
-        """What `status` is told with a commit: the table's index, and how deletes were written if there were any."""
+        """Returns what `status` shows of a commit: the table's index, and how deletes were written if there were
+        any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
         return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
 
     def _publish_archive(self, cursor: Cursor, table: MirroredTable, archive: StagedArchive) -> None:
-        """The archive snapshot that was made anew becomes the one that readers pin."""
+        """Makes the refreshed archive snapshot the one that readers pin."""
         props = {"metadata_location": archive.seam_location, "snapshot_id": str(archive.snapshot_id)}
         self._publish_snapshot(cursor, table, archive.snapshot_id, props)
 
@@ -405,10 +410,12 @@ class Publisher:
         )
 
     def _resolve(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
-        """The connection broke. Before COMMIT was sent, the publish failed; after that, ask the database.
+        """Determines the outcome after the connection broke. Before COMMIT was sent, the publish failed; after that,
+        ask the database.
 
-        Every publish leaves a random number in the slot's row, and nobody but the leader writes that row: while we
-        lead, it holds our number if and only if our COMMIT happened. Another pump may have replaced it since.
+        Every publish writes a random number to the slot's row, and only the leader writes that row. So while this pump
+        leads, the row holds its number if and only if its COMMIT happened. Another pump may have replaced the number
+        since.
         """
         if not self.may_have_landed:
             raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
@@ -431,7 +438,7 @@ class Publisher:
         if not landed:
             self.may_have_landed = False
             raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
-        # Which tables went live is read from the catalog when the pump starts over; here it is only an optimisation.
+        # When the pump restarts it reads from the catalog which tables went live. Here that is only an optimisation.
         return _Landed((), request.failures)
 
     def _open(self) -> PgConnection:
@@ -448,7 +455,7 @@ class Publisher:
 
 
 def _fail(cursor: Cursor, failure: Failure) -> bool:
-    """False if the registration that failed is no more."""
+    """Fails the table. Returns False if the registration that failed no longer exists."""
     table = failure.table
     parameters = {
         "table_id": table.table_id,
@@ -461,5 +468,5 @@ def _fail(cursor: Cursor, failure: Failure) -> bool:
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:
-    """The pointer to the published snapshot, as the seam protocol has it (docs/catalog-schema.md)."""
+    """Returns the pointer to the published snapshot, as the seam protocol defines it (docs/catalog-schema.md)."""
     return {"metadata_location": staged.new_location, "snapshot_id": str(staged.snapshot_id)}

@@ -1,8 +1,8 @@
-"""Moves the published snapshot to what another engine's rewrite left, while no pump publishes the table.
+"""Moves the published snapshot to the result of another engine's rewrite while no pump publishes the table.
 
 A pump's next publish of a table rebases on whatever the catalog names and moves the published snapshot along. Until
-then the published snapshot stays where it was, which is correct as long as that snapshot exists, but readers that
-follow the published snapshot get the files from before the rewrite.
+then the published snapshot stays where it was. That is correct as long as the snapshot exists, but readers that follow
+it get the files from before the rewrite.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PUBLISH_SQL = queries("publish")
 
 
 def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn: Lsn, storage: StorageOptions) -> bool:
-    """Publishes the table's current snapshot if it holds the same rows as the published snapshot; returns whether the
+    """Publishes the table's current snapshot if it holds the same rows as the published snapshot. Returns whether the
     published snapshot moved.
 
-    It does when the catalog's snapshot descends from the published snapshot by rewrites alone, or when the published
-    snapshot does not exist any more (somebody expired it): then the catalog's snapshot is the only one there is.
-    Compared under the lock that publishes take, so a publish that came in between is never undone.
+    The rows are the same if the catalog's snapshot descends from the published snapshot by rewrites alone. If the
+    published snapshot no longer exists (somebody expired it), the catalog's snapshot is the only one there is and is
+    published too. The check runs under the lock that publishes take, so a publish that came in between is never undone.
     """
     with source_errors("reading what is published"):
         row = connection.execute(_SQL["published"], {"table_id": table_id, "start_lsn": start_lsn}).fetchone()

@@ -1,20 +1,21 @@
 """What a publish writes to the lake before its transaction: each table's next Iceberg metadata.
 
-It builds on the state that the catalog names, and moves no pointer: what was staged is as if it were not, until
+Staging builds on the state that the catalog names, and moves no pointer. What was staged has no effect until
 `mirror_pump.pipeline.publish.publisher` commits it. A table's part that does not fit the table's present state is left
-out instead of holding up the others'.
+out, so that it does not hold up the others.
 
-What a table's operations come to is a `TablePlan`, worked out without I/O (mirror_pump.pipeline.operations); this
-module writes plans.
+The combined effect of a table's operations is a `TablePlan`, worked out without I/O (mirror_pump.pipeline.operations).
+This module writes plans.
 
 Which frontier a snapshot has. Invariant: a snapshot with FRONTIER_PROPERTY = the frontier holds the table's rows at
-the frontier, and at each frontier that is published until the next snapshot. Of a live table that is the protocol's
-own promise. A table under copy had none of its snapshots' rows at any frontier: a chunk shows the heap as it was when
-it was read, which may be later than the frontier of its publish, and other chunks are missing. Its snapshots are
-marked as copying. It goes live in the publish whose frontier has passed the end of WAL noted after the last chunk: by
-then each change that a chunk may have seen in part, or may have missed, has come by the stream, so after that
-publish's own delta the rows are those at the frontier, and were it for no earlier published frontier. Hence that
-publish, and no other, makes the first snapshot with a frontier; where it brings the table no change, an empty one.
+that frontier, and at each frontier that is published until the next snapshot. For a live table this is the protocol's
+own promise. The snapshots of a table under copy do not hold its rows at any frontier: a chunk shows the heap as of the
+time when it was read, which may be later than the frontier of its publish, and other chunks are missing. These
+snapshots are marked as copying. The table goes live in the publish whose frontier has passed the end of WAL noted after
+the last chunk. By then the stream has delivered each change that a chunk may have seen in part or missed. So after that
+publish's own delta the rows are those at its frontier, which was not certain at any earlier published frontier. Hence
+that publish, and no other, makes the first snapshot with a frontier. If it brings the table no change, that snapshot is
+empty.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ from mirror_pump.pipeline.publish.archive_refresh import (
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
-"""Snapshot summary key: a frontier at which the table's rows are the snapshot's, in Postgres's notation. Each snapshot
-of a live table has it, beginning with the one that the publish makes with which the table goes live."""
+"""Snapshot summary key: a frontier, in Postgres's notation, at which the table's rows are the snapshot's. Each snapshot
+of a live table has it, beginning with that of the publish with which the table goes live."""
 COPYING_PROPERTY = "mirror-pump.copying"
-"""Snapshot summary key, in place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled; the table
-had these rows at no frontier."""
+"""Snapshot summary key that takes the place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled.
+The table had these rows at no frontier."""
 FILLING_PROPERTY = "mirror-pump.filling"
 """Snapshot summary key, `true`: rows from before a column was added may still lack its value."""
 
@@ -66,25 +67,25 @@ class StagedDelta:
     """One table's part of a publish under way."""
 
     delta: TableDelta
-    """With the operations that are published."""
+    """The table's delta, with the operations that are published."""
     plan: TablePlan
-    """What these come to."""
+    """The combined effect of these operations."""
     registration: Registration
-    """What it was staged on."""
+    """The registration that it was staged on."""
     base_sequence: int
-    """The lake table's last sequence number before it."""
+    """The lake table's last sequence number before the publish."""
     encoded: EncodedDeletes | None = None
     staged: StagedCommit | None = None
     """None if nothing of main changes."""
     archive: StagedArchive | None = None
-    """The published snapshot made anew, on top of `staged`."""
+    """The refreshed published snapshot, on top of `staged`."""
     data_sequence_number: SequenceNumber | None = None
-    """Where files are born that are copied from here on, if it is not where they were."""
+    """The data sequence number of files that are copied from here on, if it changes."""
     goes_live: bool = False
     """The table goes live with this publish, and `staged` says at which frontier."""
 
     def recording(self, slot: str, frontier: Lsn) -> Recording:
-        """What its operations are told in the publish transaction."""
+        """Returns what its operations need to know in the publish transaction."""
         return Recording(
             table=self.delta.table,
             registration=self.registration,
@@ -110,33 +111,34 @@ class StagedDelta:
 
 @dataclass
 class Staged:
-    """What a publish comes to, table by table."""
+    """The staged publish, table by table."""
 
     accepted: list[StagedDelta] = field(default_factory=list)
     dropped: list[TableId] = field(default_factory=list)
-    """Tables whose changes were left out: unregistered, registered anew, or failed meanwhile."""
+    """Tables whose changes were left out: unregistered, registered again, or failed meanwhile."""
     refused: list[TableId] = field(default_factory=list)
-    """Tables whose resolution or fold was left out."""
+    """Tables whose file rewrite or fold was left out."""
     failures: list[Failure] = field(default_factory=list)
-    """Tables whose lake table another engine altered or cannot take their columns, or that would lose rows."""
+    """Tables that fail: another engine altered the lake table, the lake table cannot take their columns, or the table
+    would lose rows."""
     swaps: dict[TableId, Swap] = field(default_factory=dict)
-    """Of tables that were copied again and go live."""
+    """The swaps of tables that were copied again and go live."""
 
     @property
     def names(self) -> dict[TableId, TableName]:
-        """What tables are called from here on that may have been renamed."""
+        """Returns the new names of tables that may have been renamed."""
         tables = [accepted.delta.table for accepted in self.accepted if accepted.delta.change is not None]
         return {table.table_id: table.name for table in tables}
 
     @property
     def going_live(self) -> frozenset[TableId]:
-        """Tables with a snapshot that says that they go live."""
+        """Returns the tables whose staged snapshot says that they go live."""
         return frozenset(accepted.delta.table.table_id for accepted in self.accepted if accepted.goes_live)
 
 
 def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> PublishRequest:
-    """The request with a delta for each table that goes live with it: also one that nothing else happens to gets a
-    snapshot."""
+    """Returns the request with a delta for each table that goes live with it. Even a table without other operations
+    gets a snapshot."""
     present = {(delta.table.table_id, registered_start(delta)) for delta in request.deltas}
     missing = [
         due_table.table for due_table in due if (due_table.table.table_id, due_table.table.start_lsn) not in present
@@ -145,12 +147,13 @@ def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> Publish
 
 
 def registered_start(delta: TableDelta) -> Lsn:
-    """The start LSN by which the catalog knows the registration that the delta is for."""
+    """Returns the start LSN by which the catalog knows the delta's registration."""
     return delta.table.start_lsn if delta.change is None else delta.change.former_lsn
 
 
 def lake_table_gone(table: MirroredTable) -> TableError:
-    """Its changes have nowhere to go; were they left out, they would be missing once it is back."""
+    """The table has to fail: its changes have nowhere to go. If they were left out, they would be missing once the lake
+    table is back."""
     return TableError(
         f"{table.name}: its lake table is not in the Iceberg catalog any more: another engine dropped or renamed it",
         "Unregister the table and register it: it is copied again.",
@@ -158,7 +161,7 @@ def lake_table_gone(table: MirroredTable) -> TableError:
 
 
 class Stager:
-    """Stages commits. One thread at a time; keeps the tables' metadata in memory."""
+    """Stages commits and keeps the tables' metadata in memory. Only one thread at a time may use it."""
 
     def __init__(
         self,
@@ -167,7 +170,7 @@ class Stager:
         left_to_the_lake: Callable[[TableId], str | None],
         missing: MissingFiles,
     ) -> None:
-        """`left_to_the_lake` says which rows of a table only the lake has, if there are any."""
+        """`left_to_the_lake` returns which rows of a table only the lake has, or None if there are none."""
         self._storage = storage
         self._indexes = indexes
         self._left_to_the_lake = left_to_the_lake
@@ -176,7 +179,7 @@ class Stager:
         self._archive = ArchiveBranches(storage)
 
     def known(self, table_id: TableId, location: str) -> LakeTable:
-        """The state that this metadata file describes; from memory unless another engine committed."""
+        """Returns the state that this metadata file describes. It is in memory unless another engine committed."""
         known = self._tables.get(table_id)
         if known is None or known.metadata_location != location:
             known = self._tables[table_id] = LakeTable.load(location, self._storage)
@@ -185,9 +188,9 @@ class Stager:
     def stage(
         self, request: PublishRequest, registered: Mapping[TableId, Registration], due: Sequence[DueTable]
     ) -> Staged:
-        """Writes what the request asks for; `due` are tables that go live with it, each of which has a delta.
+        """Writes what the request asks for. `due` lists the tables that go live with it, each of which has a delta.
 
-        Raises LakeError, AdvanceRefused and ConnectionLost; whatever it raises, nothing of it is left.
+        Raises LakeError, AdvanceRefused and ConnectionLost. Whenever it raises, it leaves nothing behind.
         """
         staged = Staged()
         live_at = {(due_table.table.table_id, due_table.table.start_lsn): due_table.frontier for due_table in due}
@@ -212,10 +215,10 @@ class Stager:
         return staged
 
     def complete(self, due: Sequence[DueTable], staged: Staged) -> None:
-        """Prepares the exchange of tables that were copied again and go live with what is staged. Raises LakeError;
-        nothing is removed then.
+        """Prepares the swap of tables that were copied again and go live with what is staged. Raises LakeError; nothing
+        is removed then.
 
-        Of a table that what is staged makes wait for longer, the exchange is left for a later publish.
+        A table whose staged operations make it wait longer is swapped in by a later publish.
         """
         commits = {
             accepted.delta.table.table_id: accepted.table
@@ -239,7 +242,7 @@ class Stager:
                 staged.failures.append(self._missing.failure(due_table.table, error))
 
     def discard(self, staged: Staged) -> None:
-        """Remove the files that a publish wrote which certainly failed."""
+        """Removes the files of a publish that certainly failed."""
         for swap in staged.swaps.values():
             discard(swap.files, self._storage)
         for accepted in staged.accepted:
@@ -250,7 +253,8 @@ class Stager:
                 self._indexes.discard(accepted.encoded)
 
     def landed(self, staged: Staged, live: Collection[TableId]) -> dict[TableId, LakeTable]:
-        """It was published, and made tables live: those that it committed to, as they are now."""
+        """Takes over the result of a publish that landed and made the tables `live` go live. Returns the new state of
+        the tables that it committed to."""
         committed: dict[TableId, LakeTable] = {}
         for accepted in staged.accepted:
             if accepted.table is not None and accepted.encoded is not None:
@@ -263,7 +267,8 @@ class Stager:
     def _missing_in_heads(
         self, request: PublishRequest, registered: Mapping[TableId, Registration]
     ) -> dict[TableId, FileMissing]:
-        """The tables of the request that lack what a commit builds on, which memory would make up for."""
+        """Returns the tables of the request that lack a file which a commit builds on. Metadata in memory would hide
+        the loss."""
         missing, heads = {}, {}
         for table_id in {delta.table.table_id for delta in request.deltas}:
             row = registered.get(table_id)
@@ -274,7 +279,7 @@ class Stager:
             except FileMissing as error:
                 missing[table_id] = error
             except ForeignTable:
-                # Staging it says so.
+                # Staging reports the error.
                 continue
         return missing | self._missing.in_heads(heads)
 
@@ -287,8 +292,8 @@ class Stager:
         staged: Staged,
         missing: FileMissing | None,
     ) -> None:
-        """One table's part, without what does not fit its state. `live`: the frontier at which the table is due to go
-        live; `missing`: a file that is gone on which it would build."""
+        """Stages one table's part, without operations that do not fit its state. `live` is the frontier at which the
+        table is due to go live. `missing` is a missing file that the commit would build on."""
         fitting, refused = fitted(delta, row)
         staged.refused += refused
         known = replace(fitting.table, start_lsn=row.start_lsn)
@@ -311,27 +316,28 @@ class Stager:
             staged.accepted.append(accepted)
 
     def _would_lose(self, delta: TableDelta, row: Registration) -> str | None:
-        """Why the table must not be copied again, if it is to be: rows that were not deleted would go."""
+        """Returns why the table must not be copied again, if it is to be: rows that were not deleted would be lost."""
         if row.tier is None or not any(operation.reads_heap_again for operation in delta.operations):
             return None
         left = self._left_to_the_lake(delta.table.table_id)
         return None if left is None else would_lose(delta.table, delta.change, left)
 
     def _stage(self, delta: TableDelta, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedDelta:
-        """Writes one table's part. Nothing of it is left if it raises."""
+        """Writes one table's part. Leaves nothing behind if it raises."""
         known = self._base(delta.table.table_id, row)
         plan = planned(delta, row)
         if live is not None and plan.waits_longer(live):
             live = None
         schema = _schema_of(delta.table, plan, known)
         commits = plan.writes_snapshot or schema is not None or live is not None
-        # Readers keep the archive branch that they have until a copy or a fill that begins here is complete.
+        # Readers keep their present archive branch until a copy or fill that begins here is complete.
         shown = row.readers_see_commits and plan.state is TableState.LIVE
         renewing = shown and archive_refresh_due(row.tier, row.snapshot_id, known, asked=plan.archive_due)
         accepted = StagedDelta(delta, plan, row, int(known.metadata["last-sequence-number"]))
         if not (commits or renewing):
             return accepted
-        # Keys of rows that went with their partition may be in the table twice until these are gone.
+        # The key index is not used: keys of rows that left with their partition may be in the table twice until these
+        # rows are removed.
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(delta.table.table_id)
         summary = _frontier_summary(plan, known, frontier, live)
@@ -357,10 +363,10 @@ class Stager:
         )
 
     def _base(self, table_id: TableId, row: Registration) -> LakeTable:
-        """What the table's part builds on. ForeignTable if the mirror cannot write to it."""
+        """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
         known = self.known(table_id, row.metadata_location)
         if known.partitioned:
-            # Deletes would be written into a partition, and reach the rows of no other.
+            # Deletes would be written into one partition, and would not reach rows of any other.
             raise ForeignTable(
                 "another engine partitioned the lake table",
                 "unregister and register it; it must have no partition field",
@@ -370,7 +376,7 @@ class Stager:
     def _encoded(
         self, table: MirroredTable, plan: TablePlan, known: LakeTable, row: Registration, written: StagedFiles
     ) -> EncodedDeletes:
-        """The plan's segments, with their deletes as files, which are `written`'s."""
+        """Encodes the plan's segments, with their deletes as files. The files belong to `written`."""
         encoded = self._indexes.encode(
             table,
             known,
@@ -384,7 +390,7 @@ class Stager:
     def _stage_archive(
         self, table: MirroredTable, plan: TablePlan, row: Registration, base: LakeTable, summary: Mapping[str, str]
     ) -> StagedArchive:
-        """The archive branch made anew on top of `base`."""
+        """Refreshes the archive branch on top of `base`."""
         try:
             line = line_of(table, row.tier, plan.cut)
         except TableError as error:
@@ -394,7 +400,8 @@ class Stager:
 
 
 def planned(delta: TableDelta, row: Registration) -> TablePlan:
-    """What the operations come to for the table as it is registered. AdvanceRefused if the cut-line cannot move now."""
+    """Returns the combined effect of the operations on the table as it is registered. Raises AdvanceRefused if the
+    cut-line cannot move now."""
     plan = TablePlan(row.state)
     for operation in delta.operations:
         plan = operation.stage(plan, delta.table, row)
@@ -402,8 +409,8 @@ def planned(delta: TableDelta, row: Registration) -> TablePlan:
 
 
 def fitted(delta: TableDelta, row: Registration) -> tuple[TableDelta, list[TableId]]:
-    """The delta without operations that do not apply to the registration any more; and the table, if one of these was
-    left out that somebody waits for."""
+    """Returns the delta without operations that no longer apply to the registration. Also returns the table if somebody
+    waits for one of the operations that were left out."""
     superseded = tuple(kind for operation in delta.operations for kind in operation.supersedes)
     kept: list[TableOperation] = []
     refused = []
@@ -422,11 +429,12 @@ def _row_delta(
     schema: LakeSchema | None,
     summary: Mapping[str, str],
 ) -> RowDelta:
-    """The plan as the lake takes it."""
+    """Converts the plan to the lake's row delta."""
     segments = encoded.segments
     if plan.keeps_below:
-        # Deletes from before stay, for rows below the cut-line, and must not reach what is copied now: it is born
-        # after them, at the first number behind the base, which no other file has, and before what the stream brings.
+        # Earlier deletes stay, for rows below the cut-line, and must not reach what is copied now. So the copy gets the
+        # first sequence number after the base, which no other file has: later than these deletes, and earlier than what
+        # the stream brings.
         segments = (SegmentFiles((), ()), *segments)
     return RowDelta(
         segments=segments,
@@ -448,7 +456,7 @@ def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedC
 
 
 def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None) -> dict[str, str]:
-    """What the snapshot says of the frontier (see the module's invariant)."""
+    """Returns what the snapshot's summary says of the frontier (see the module's invariant)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
     if plan.state in (TableState.WAITING, TableState.COPYING):
@@ -457,13 +465,13 @@ def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, l
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
     if frontier is not None:
         return {FRONTIER_PROPERTY: format_lsn(frontier)}
-    # What moves no frontier leaves the snapshot at the frontier of the one before.
+    # A commit that moves no frontier keeps the frontier of the previous snapshot.
     former = known.summary.get(FRONTIER_PROPERTY)
     return {} if former is None else {FRONTIER_PROPERTY: former}
 
 
 def _refuse_swept(delta: TableDelta, row: Registration, request: PublishRequest) -> None:
-    """LakeError for files that may be gone."""
+    """Raises LakeError if files of the delta may have been removed by a sweep."""
     if row.swept_before is not None and row.swept_before >= request.written_since:
         raise LakeError(
             f"files of {delta.table.name} waited so long that a sweep may have taken them",
@@ -472,8 +480,8 @@ def _refuse_swept(delta: TableDelta, row: Registration, request: PublishRequest)
 
 
 def _schema_of(table: MirroredTable, plan: TablePlan, known: LakeTable) -> LakeSchema | None:
-    """The lake table's columns from this publish on, with the sidecars that it had and those that the new files are the
-    first to have; None if nothing changes."""
+    """Returns the lake table's columns from this publish on, with its existing raw text columns and those that the new
+    files introduce. None if nothing changes."""
     needed = plan.raw_text_columns
     if not plan.changes_columns and not needed:
         return None

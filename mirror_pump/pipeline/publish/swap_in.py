@@ -1,4 +1,4 @@
-"""Tables whose copy is complete and that go live; of those copied again, the new content takes the place of what
+"""Tables whose copy is complete and that go live. The new content of a table that was copied again replaces what
 readers see."""
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from mirror_pump.model import Lsn, MirroredTable
 
 @dataclass(frozen=True)
 class DueTable:
-    """A table that goes live with a publish, as the catalog has it before."""
+    """A table that goes live with a publish, as the catalog has it before the publish."""
 
     table: MirroredTable
     staged: str | None
-    """The metadata that only mirror_tables names; None if the table is copied for the first time."""
+    """The metadata location that only mirror_tables names. None if the table is copied for the first time."""
     seen: str | None
-    """What readers see; None if the catalog does not name the lake table any more."""
+    """The metadata location that readers see. None if the catalog no longer names the lake table."""
     frontier: Lsn
     """The frontier of the publish."""
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The exchange. It holds as long as nobody moves the pointer."""
+    """The swap of the new content for the old. It is valid as long as nobody moves the pointer."""
 
     staged: str
-    """The metadata that mirror_tables names by then."""
+    """The metadata location that mirror_tables names at the time of the swap."""
     seen: str
-    """Where the pointer was when it was looked at."""
+    """The pointer's value when it was read."""
     table: LakeTable
-    """What readers see afterwards."""
+    """The table that readers see afterwards."""
 
     @classmethod
     def of(cls, staged: LakeTable, seen: str) -> Swap:
-        """With whatever other engines did to the table meanwhile. Raises LakeError; ForeignTable if that is nothing
-        that a mirrored table may have."""
+        """Creates the swap, including what other engines did to the table meanwhile. Raises LakeError, or ForeignTable
+        if those changes are not allowed in a mirrored table."""
         return cls(staged.metadata_location, seen, rebase(staged, read_metadata(seen, staged.storage)))
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files that were written for it."""
+        """Returns the files that were written for the swap."""
         location = self.table.metadata_location
         return () if location == self.staged else (location,)

@@ -1,11 +1,12 @@
-"""Proves that the lake at the published snapshot, corrected by the delta, holds a heap partition: before it is
-dropped, and never otherwise.
+"""Proves that the lake holds a heap partition: its rows at the published snapshot, corrected by the delta, equal the
+heap's. No partition is dropped without this proof.
 
 Heap, delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database. A fold
-moves corrections into the lake in the transaction that changes the published snapshot, and the partition's triggers
-write corrections in the transactions that change the heap: so at any snapshot `heap = (lake at the published snapshot,
-without the keys of the delta) + delta`, or the proof fails. Rows of keys in the delta are compared in the database,
-all others by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers that copies use.
+moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers write
+corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
+without the keys of the delta) + delta`, or the proof fails. Rows whose keys are in the delta are compared in the
+database. All other rows are compared by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers
+that copies use.
 """
 
 from __future__ import annotations
@@ -49,20 +50,22 @@ from sql import queries
 _SQL = queries("retention")
 
 _TASK_BYTES = 64 << 20
-"""Of heap blocks, or of data files, that one task reads."""
+"""Bytes of heap blocks, or of data files, that one task reads."""
 _IN_FLIGHT = 2
-"""Tasks of a proof at the same time: the stream's segments need the machine more urgently."""
+"""Concurrent tasks of a proof. The number is small because the stream's segments need the machine more urgently."""
 _PIN_SECONDS = 120.0
-"""A proof's pin lasts, and what a pump leaves behind that is killed while it compares: renewed at half of it."""
+"""Lifetime of a proof's pin, which a pump that is killed during the comparison leaves behind. The pin is renewed after
+half of it."""
 _SHOWN = 10
-"""Differing keys that a failed proof names."""
+"""Differing keys that a failed proof names, at most."""
 _LOOKED_AT = 8
-"""Buckets whose rows are read again to find them."""
+"""Buckets whose rows are read again to find the differing keys, at most."""
 _ROWS_AT_ONCE = 1 << 18
-"""Rows of a truncated partition that are looked for in the lake: they take some hundred bytes of memory each."""
+"""Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
 
 Side: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
-"""Digests heap or lake, with the rows of the wanted buckets; if keys are given, with those of them that have these."""
+"""Digests the heap or the lake. Includes the rows of the given buckets; if keys are given, only the rows with these
+keys."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,23 @@ class Proof:
     """The outcome for one partition."""
 
     rows: int
-    """In the heap."""
+    """Rows in the heap."""
     snapshot_id: int
     """The published snapshot."""
     watched_as: str
-    """modak.watch_mark() of the partition as it was compared."""
+    """modak.watch_mark() of the partition at the time of the comparison."""
     differing: tuple[str, ...]
-    """Keys whose rows differ, and how: some of them. Empty: the lake holds the partition."""
+    """Some of the keys whose rows differ, and how they differ. Empty if the lake holds the partition."""
 
 
 @dataclass
 class _Pin:
-    """The published snapshot, kept for as long as the comparison goes on."""
+    """A pin that keeps the published snapshot during the comparison."""
 
     connection: PgConnection
     pin_id: Any
     renewed_at: float
-    """time.monotonic(), seconds."""
+    """time.monotonic(), in seconds."""
 
     def renew(self) -> None:
         if time.monotonic() - self.renewed_at > _PIN_SECONDS / 2:
@@ -105,7 +108,7 @@ class Prover:
 
     def prove(self, table: MirroredTable, partition: Partition) -> Proof:
         """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
-        meanwhile), TaskFailed and Stopped: then nothing is proven, and it is tried again."""
+        meanwhile), TaskFailed and Stopped. After any of these nothing is proven, and the comparison is tried again."""
         assert table.tier is not None
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -122,7 +125,7 @@ class Prover:
 
     @contextmanager
     def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
-        """The published snapshot is kept for the time of the block, in a transaction that others see."""
+        """Pins the published snapshot for the duration of the block, in a transaction that other sessions see."""
         with self._connect() as connection:
             where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
             row = connection.execute(_SQL["pin"], where).fetchone()
@@ -143,7 +146,7 @@ class Prover:
         location: str,
         exported: str,
     ) -> tuple[int, list[str]]:
-        """How many rows the heap has, and which differ."""
+        """Returns the number of rows in the heap and the differences."""
         lake = LakeTable.load(location, self._storage)
         if lake.snapshot_id != snapshot_id:
             raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
@@ -164,13 +167,13 @@ class Prover:
             return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
 
         rows, found = compare_sides(heap, cold, truncated=partition.truncated)
-        # Corrections stand for rows of their own, whichever side lacks them.
+        # Each correction counts as a row of its own, whichever side lacks it.
         return rows + len(left_out), differing + found
 
     def _corrections(
         self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
     ) -> tuple[list[str], PackedKeys]:
-        """Differences between the delta and the heap, and the packed keys of all corrections."""
+        """Returns the differences between the delta and the heap, and the packed keys of all corrections."""
         where: dict[str, Any] = {
             "table_id": table.table_id,
             "relation_id": partition.relation_id,
@@ -183,7 +186,7 @@ class Prover:
             for _, key, difference in rows
             if difference is not None and not (partition.truncated and difference == "missing")
         ]
-        # The key's order in the catalog is attribute order, as that of the columns.
+        # The catalog lists both the key and the columns in attribute order.
         keys, _ = parse_rows([key for _, key, _ in rows], {column.name: column.type for column in table.key_columns})
         return differing, packing.pack(list(keys.values()))
 
@@ -234,8 +237,8 @@ class Prover:
 
 
 def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list[str]]:
-    """How many rows the heap has, and keys whose rows differ: some of them. What a truncated partition had is in the
-    lake alone, and its rows in the heap are few: only these are looked for."""
+    """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
+    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake."""
     mine, theirs = heap(None, None), cold(None, None)
     unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
     counts = mine.sums[:, 0].tolist()
@@ -254,7 +257,7 @@ def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list
 
 
 def _groups(sizes: Mapping[int, int]) -> Iterator[frozenset[int]]:
-    """Buckets by their rows, together so many that these fit memory; each at least alone."""
+    """Groups buckets so that the rows of a group fit in memory. A bucket that is too large forms a group of its own."""
     group: set[int] = set()
     rows = 0
     for bucket, size in sizes.items():
@@ -276,7 +279,7 @@ def _relation(partition: Partition) -> Any:
 
 
 def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
-    """Data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
+    """Returns the data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
     found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
     for files in listing.files(lake.manifests).values():
         for file in files:
@@ -287,7 +290,7 @@ def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list
 
 
 def _differing(heap: Digest, cold: Digest) -> list[str]:
-    """Keys whose rows are not the same on both sides, and how."""
+    """Returns the keys whose rows differ between the two sides, and how they differ."""
     sides = [_by_key(side) for side in (heap, cold)]
     found = []
     for key in sides[0].keys() | sides[1].keys():

@@ -1,14 +1,15 @@
-"""Brings corrections of rows below the cut-line into the lake: a thread reads modak.delta and writes files, the loop
-publishes.
+"""Folds corrections of rows below the cut-line into the lake: a thread reads modak.delta and writes files, the loop
+publishes them.
 
-A fold is a segment like the stream's: every key of it is deleted, and rows that are no tombstones are brought. Below
-the cut-line nothing else changes main, so a fold races with no stream change, and it is computed against no state at
-all: what it deletes is worked out when it is published (`KeyIndexes.encode`). In the same publish the published
-snapshot is made anew, and the rows are marked whose version is still the one that was folded; a row that was corrected
-again meanwhile stays, and wins over what was folded, since readers merge it over the published snapshot.
+A fold is a segment like the stream's: it deletes all its keys and adds the rows that are not tombstones. Nothing else
+changes main below the cut-line, so a fold races with no stream change. It is not computed against a particular state of
+the table: its deletes are worked out when it is published (`KeyIndexes.encode`). The same publish refreshes the
+published snapshot and marks the corrections whose version is still the folded one. A row that was corrected again
+meanwhile stays in modak.delta. It takes precedence over the folded row, since readers merge corrections over the
+published snapshot.
 
-The same thread has the published snapshot made anew where it holds on to files that main has exchanged, and clears
-what nobody needs.
+The same thread asks for a refresh of the published snapshot when that still refers to files that main has replaced, and
+removes what nobody needs.
 """
 
 from __future__ import annotations
@@ -56,35 +57,36 @@ from mirror_pump.source.retention.corrections import (
 )
 
 _LOOK_INTERVAL = 1.0
-"""Seconds between looks at modak.delta, at most: often enough for the shortest fold age that makes sense."""
+"""Seconds between looks at modak.delta, at most. It is short enough for the shortest useful fold age."""
 _STALE_INTERVAL = 30.0
-"""Seconds between looks at whether the published snapshot holds on to files that main does not have any more."""
+"""Seconds between checks whether the published snapshot refers to files that main no longer has."""
 _INDEX_PATIENCE = 60.0
-"""Seconds that a fold waits for the table's key index to be built: without one it deletes by key, and engines that read
-no equality deletes have to do without the newest snapshot until these are resolved."""
+"""Seconds that a fold waits for the table's key index to be built. Without an index the fold deletes by key, and
+engines that cannot read equality deletes cannot use the newest snapshot until these deletes are converted."""
 _INDEX_PAUSE = 300.0
-"""Seconds before a table that could have no index, or was waited for in vain, is asked for again."""
+"""Seconds before an index is requested again for a table that could not have one, or whose index did not come in
+time."""
 _STALE_AGE = 60.0
-"""Seconds that a published snapshot lives at least before it is made anew for that alone: each costs a manifest
-list."""
+"""Minimum age in seconds of a published snapshot before it is refreshed for stale files alone. Each refresh costs a
+manifest list."""
 
 
 @dataclass
 class _FoldTurn(Backoff):
-    """What is known of one table: its last fold may have failed."""
+    """The fold state of one table, with a backoff after a failed fold."""
 
     looked_at: str = ""
-    """Metadata file in which published snapshot was last compared with main."""
+    """The metadata file in which the published snapshot was last compared with main."""
     sequence_numbers: Mapping[int, int] = field(default_factory=dict)
     known_location: str = ""
     index_awaited_until: float | None = None
-    """time.monotonic() up to which folds wait for the key index, seconds."""
+    """Folds wait for the key index until this time.monotonic(), in seconds."""
     index_not_before: float = 0.0
-    """... before which they do without."""
+    """Folds do without the key index until this time.monotonic(), in seconds."""
 
 
 class Folder:
-    """A thread that folds corrections of all tables of one mirror, one after the other."""
+    """A thread that folds the corrections of all tables of one mirror, one table after the other."""
 
     def __init__(self, context: SessionContext, indexes: KeyIndexes) -> None:
         self._context = context
@@ -93,9 +95,9 @@ class Folder:
         self._observer = context.observer
         self._indexes = indexes
         self._rows = context.settings.fold_rows
-        """Corrections of a table from which on it is due at once; also the most of one fold."""
+        """Number of corrections at which a table is folded at once, and the maximum of one fold."""
         self._age = context.settings.fold_age
-        """Seconds after which a correction is due."""
+        """Age in seconds at which a correction is due."""
         self._turns: dict[TableId, _FoldTurn] = {}
         self._compared_at = time.monotonic()
         self._thread = session_thread("folder", self._run, context.inbox)
@@ -104,7 +106,7 @@ class Folder:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a fold that was not published is forgotten, and will be computed again."""
+        """End the thread. A fold that was not published is discarded and computed again later."""
         self._thread.stop()
 
     def _run(self) -> None:
@@ -120,7 +122,7 @@ class Folder:
                     self._thread.await_wake(min(_LOOK_INTERVAL, max(self._age, 0.02)))
 
     def _look(self, connection: PgConnection, backlog: CorrectionBacklog) -> bool:
-        """Does what is due at one table; whether there is more."""
+        """Does what is due for one table. Returns whether there is more to do."""
         turn = self._turns.setdefault(backlog.table_id, _FoldTurn())
         if self._thread.stopping() or not turn.due:
             return False
@@ -144,7 +146,7 @@ class Folder:
         return folded and backlog.rows >= self._rows
 
     def _indexed(self, turn: _FoldTurn, table: MirroredTable, backlog: CorrectionBacklog) -> bool:
-        """Whether to fold now: the table has its key index, can have none, or was waited for long enough."""
+        """Returns whether to fold now: the table has its key index, can have none, or has waited long enough for it."""
         now = time.monotonic()
         phase = self._indexes.phase(table)
         if phase in (IndexPhase.READY, IndexPhase.FOLLOWING) or now < turn.index_not_before:
@@ -158,7 +160,8 @@ class Folder:
         return True
 
     def _index_comes(self, table: MirroredTable, backlog: CorrectionBacklog) -> bool:
-        """Asks for the table's key index: whether it may be waited for. True also if the session ends meanwhile."""
+        """Requests the table's key index. Returns whether it is worth waiting for; also True if the session ends
+        meanwhile."""
         answer: Future[bool] = Future()
         self._inbox.put(IndexWanted(table, backlog.rows, answer))
         try:
@@ -167,7 +170,7 @@ class Folder:
             return True
 
     def _fold(self, connection: PgConnection, table: MirroredTable) -> bool:
-        """One fold; whether it landed."""
+        """Does one fold. Returns whether it was published."""
         assert table.tier is not None
         began = time.time()
         corrections = read_corrections(connection, table, self._rows)
@@ -186,7 +189,7 @@ class Folder:
         return landed
 
     def _compare(self, connection: PgConnection) -> None:
-        """Has the published snapshot made anew where it names files that main does not."""
+        """Requests a refresh of each published snapshot that names files which main no longer has."""
         for table in load_tables(connection, self._context.slot):
             if self._thread.stopping():
                 return
@@ -226,14 +229,14 @@ def write_fold(
 ) -> FoldCorrections:
     """Writes the files of a fold of these corrections, which are in the order of their versions.
 
-    Raises LakeError, and ValueError for a value that its column cannot have.
+    Raises LakeError, and ValueError for a value that its column cannot hold.
     """
     schema = LakeSchema.of_table(table)
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-    # Two canonical keys can be one key (numeric 1.0 and 1.00): the later correction counts.
+    # Two different canonical texts can denote one key (numeric 1.0 and 1.00). The later correction counts.
     newest = {tuple(correction.values[place] for place in places): correction for correction in corrections}
     rows = [correction.values for correction in newest.values() if not correction.tombstone]
-    # By the stream's own parsers.
+    # These are the stream's own parsers.
     gone, _ = parse_rows(list(newest), {column.name: column.type for column in table.key_columns})
     values, raw = parse_rows(rows, {column.name: column.type for column in table.columns})
     deleted, brought = pa.table(gone), pa.table(values)
@@ -261,8 +264,8 @@ def write_fold(
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:
-    """Whether the published snapshot, if it is `age` seconds old, names a file that main does not have any more, of
-    data or of deletes."""
+    """Returns whether the published snapshot is at least `age` seconds old and names a data file or delete file that
+    main no longer has."""
     head = archive_snapshot(table.metadata)
     if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
         return False
@@ -271,11 +274,12 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     known = {manifest.path for manifest in table.manifests}
     others = [manifest for manifest in read_list(head["manifest-list"], storage) if manifest.path not in known]
     for files in Listing(storage).files(others).values():
-        # Its own hiding deletes are in no other snapshot, and named by all the published snapshot of one cut-line.
+        # The archive branch's own hiding deletes are in no other snapshot. All published snapshots of one cut-line name
+        # them.
         if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):
             return True
     return False
 
 
 _POSITIONS = "-positions.parquet"
-"""How names of position-delete files of ours end."""
+"""Suffix of the names of the mirror's position-delete files."""

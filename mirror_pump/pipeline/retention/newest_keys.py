@@ -1,4 +1,4 @@
-"""The newest tier key of each table's heap, looked up only when it may have become another one."""
+"""The newest tier key of each table's heap, looked up only when it may have changed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import Attached
 
 _LONGEST_TRUST = 60.0
-"""Seconds for which a key is trusted of partitions that seem not to have been written to: rows may be gone, and the
-server may not count."""
+"""Seconds for which a key is trusted while its partitions seem not to have been written to. Rows may have been deleted,
+and the server may not count writes."""
 _REST = 50.0
-"""Times what a look-up took, until the next: a primary key that does not begin with the tier key makes it read the
-partition that everybody writes to."""
+"""Minimum pause between look-ups, as a multiple of the last look-up's duration. If the primary key does not begin with
+the tier key, a look-up reads the whole partition that receives the current writes."""
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,24 @@ class _Known:
     newest: int | None
     written: tuple[tuple[int, int], ...]
     looked_at: float
-    """time.monotonic(), seconds."""
+    """time.monotonic(), in seconds."""
     took: float
-    """Seconds."""
+    """Duration of the look-up in seconds."""
 
 
 class NewestKeys:
-    """As one thread knows them."""
+    """The newest keys, cached by one thread."""
 
     def __init__(self) -> None:
         self._known: dict[TableId, _Known] = {}
 
     def forget(self) -> None:
-        """Have them looked up; by any thread."""
+        """Discard all cached keys. Any thread may call it."""
         self._known.clear()
 
     def of(self, connection: PgConnection, table_id: TableId, tier: Tier, attached: Sequence[Attached]) -> int | None:
-        """The largest tier key in the heap; None if it holds no row. The connection has no transaction open."""
+        """Returns the largest tier key in the heap, or None if the heap holds no row. The connection must have no open
+        transaction."""
         known, now = self._known.get(table_id), time.monotonic()
         if known is not None and now < known.looked_at + known.took * _REST:
             return known.newest

@@ -1,4 +1,4 @@
-"""Keeps partitions ready above the newest key, where a table's owner chose so (`premake`)."""
+"""Creates partitions above the newest key in advance, for tables whose owner set `premake`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mirror_pump.source.retention.partitions import RetentionChoices
 
 
 class Premaker:
-    """Makes them, and says so in the catalog and to the observer when it cannot: without a partition for its rows the
-    application's INSERTs fail."""
+    """Creates the partitions. Reports failures in the catalog and to the observer, since the application's INSERTs fail
+    without a partition for their rows."""
 
     def __init__(self, newest: NewestKeys, observer: Observer) -> None:
         self._newest = newest
@@ -23,11 +23,11 @@ class Premaker:
         self._pauses: dict[TableId, Backoff] = {}
 
     def forget_pauses(self) -> None:
-        """Somebody asks for another try; by any thread."""
+        """Retry immediately, on request. Any thread may call it."""
         self._pauses.clear()
 
     def make(self, connection: PgConnection, table: MirroredTable, choices: RetentionChoices) -> bool:
-        """Whether a partition was made."""
+        """Returns whether a partition was made."""
         assert table.tier is not None
         pause = self._pauses.get(table.table_id)
         if pause is not None and not pause.due:
@@ -60,5 +60,5 @@ class Premaker:
         try:
             source.run(connection, "not_made", {"table_id": table.table_id, "reason": reason})
         except psycopg.errors.LockNotAvailable:
-            # The row is being changed; the next try says it again.
+            # The row is being changed. The next attempt reports it again.
             return

@@ -1,14 +1,14 @@
-"""Sheds old partitions: a thread that takes each one step further on its way out, and drops nothing that is not proven.
+"""Sheds old partitions: a thread takes each partition one step at a time towards its drop, and drops nothing unproven.
 
-hot -> sealing (its changes are captured) -> tiering (the cut-line has passed it, changes are corrections) -> tiered
-(the lake provably holds it) -> dropped; and from sealing back to hot, if it is not due any more. One step a
-transaction; what the next step needs is in modak.partitions, so a thread that starts anew goes on wherever the last
-one was killed. The oldest partition goes first, and the cut-line never moves back.
+The states are hot -> sealing (changes of the partition are captured) -> tiering (the cut-line has passed it; changes
+are corrections) -> tiered (the lake provably holds it) -> dropped. A partition that is no longer due goes from sealing
+back to hot. Each step is one transaction. Everything that the next step needs is in modak.partitions, so a new thread
+continues where a killed one stopped. The oldest partition goes first, and the cut-line never moves back.
 
-Invariants: nothing is dropped that was not compared with the lake, row by row, after the last moment at which a change
-of it could bypass the delta. A step that is refused is tried again later and holds up nothing but what has to come
-after it: the cut-line does not wait for drops. A proof that fails stops the table's retention until somebody asks
-again.
+Invariant: no partition is dropped unless it was compared with the lake, row by row, after the last moment at which a
+change of it could bypass the delta. A refused step is tried again later and delays only the steps that must follow it:
+the cut-line does not wait for drops. A failed proof stops the table's retention until somebody requests another
+attempt.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Partition, RetentionChoices
 
 _UNSEAL_AFTER = 60.0
-"""Seconds for which a sealed partition has to be not due, until its changes are captured no more: the newest row may be
-deleted, and come back."""
+"""Seconds for which a sealed partition must not be due before capture of its changes ends. The delay exists because the
+newest row may be deleted and come back."""
 _SWEEP_INTERVAL = 60.0
-"""Seconds between two sweeps of expired pins and of what the journal says of long ago."""
+"""Seconds between two sweeps of expired pins and old journal entries."""
 
 
 class PartitionShedding:
-    """The thread."""
+    """The thread that sheds the partitions of one mirror."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -70,9 +70,9 @@ class PartitionShedding:
             context.connect, Tasks(context.runner, self._thread.stopping), context.storage, context.dsn
         )
         self._pauses: dict[tuple[TableId, str], Backoff] = {}
-        """By table and partition."""
+        """Backoffs of refused steps, by table and partition."""
         self._undue: dict[tuple[TableId, str], float] = {}
-        """Since when partitions are not due although their changes are captured: time.monotonic(), seconds."""
+        """When each captured partition stopped being due: time.monotonic(), in seconds."""
         self._newest = NewestKeys()
         self._premaker = Premaker(self._newest, context.observer)
 
@@ -80,16 +80,16 @@ class PartitionShedding:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what it was doing is done again by the next one."""
+        """End the thread. The next thread repeats an unfinished step."""
         self._thread.stop()
 
     def published(self) -> None:
-        """The frontier has moved: past a seal that the cut-line waits for, maybe."""
+        """Notes that the frontier has moved, possibly past a seal that the cut-line waits for."""
         if self._awaits_frontier:
             self._thread.wake()
 
     def wake(self) -> None:
-        """Somebody asks for another try of everything that was put off."""
+        """Retries everything that was put off, on request."""
         self._pauses.clear()
         self._premaker.forget_pauses()
         self._newest.forget()
@@ -97,7 +97,7 @@ class PartitionShedding:
 
     def _run(self) -> None:
         while not self._thread.stopping():
-            # The pump itself notices a lost connection; this thread only needs a new one.
+            # The pump itself notices a lost connection. This thread only needs a new one.
             with suppress(ConnectionLost), self._context.connect() as connection:
                 self._look_on(connection)
             self._thread.pause(self._interval)
@@ -123,7 +123,7 @@ class PartitionShedding:
                 self._thread.await_wake(self._interval)
 
     def _table(self, connection: PgConnection, table_id: TableId) -> bool:
-        """One look at one table; whether a step was taken. Errors of one table never stop others."""
+        """Looks at one table once. Returns whether a step was taken. Errors of one table never stop the others."""
         table = load_table(connection, table_id)
         if table is None or table.tier is None or table.state is not TableState.LIVE or not self._due(table_id, ""):
             return False
@@ -136,7 +136,7 @@ class PartitionShedding:
                     connection, table, choices, lambda reason: self._stop_table(connection, table, reason)
                 )
                 moved |= self._premaker.make(connection, table, choices)
-                # Whatever reconcile() found may have stopped it.
+                # reconcile() may have stopped the table's retention.
                 choices = source.read_choices(connection, table_id)
                 if choices is None or choices.stopped is not None:
                     return False
@@ -156,7 +156,7 @@ class PartitionShedding:
         return moved
 
     def _steps(self, connection: PgConnection, table: MirroredTable, choices: RetentionChoices) -> bool:
-        """One step for each partition that can take one, the oldest first."""
+        """Takes one step for each partition that can take one, the oldest first."""
         tier = table.tier
         assert tier is not None
 
@@ -177,7 +177,7 @@ class PartitionShedding:
                 self._undue.pop((table.table_id, partition.partition_id), None)
             if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
                 continue
-            # The cut-line passes partitions in their order; all that are due are sealed meanwhile.
+            # The cut-line passes partitions in order. Meanwhile all due partitions are sealed.
             may = (
                 not waits
                 or first
@@ -192,7 +192,7 @@ class PartitionShedding:
                 moved = True
                 self._pauses.pop((table.table_id, partition.partition_id), None)
                 if waits and partition.sealed_lsn is not None:
-                    # The cut-line moved: the session ends, and this thread with it.
+                    # The cut-line moved, so the session ends, and this thread ends with it.
                     return True
             elif refused:
                 self._refused(connection, table, partition, refused)
@@ -201,7 +201,8 @@ class PartitionShedding:
     def _step(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
     ) -> str | None:
-        """Takes the partition's next step: None when it did, why not else; empty if it is only a matter of waiting."""
+        """Takes the partition's next step. Returns None if it was taken, otherwise the reason why not; the reason is
+        empty if the step only has to wait."""
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         if partition.state == HOT and partition.name is not None:
             refused = source.attempt(connection, "seal", where)
@@ -211,7 +212,7 @@ class PartitionShedding:
             return refused
         if partition.state in (HOT, SEALING):
             if partition.sealed_lsn is None:
-                # Killed between the two, or truncated since.
+                # The pump was killed between the two steps, or the partition was truncated since.
                 source.run(connection, "sealed", where)
                 return None
             return self._advance(connection, table, partition, choices)
@@ -219,7 +220,7 @@ class PartitionShedding:
             return ""
         if partition.state == TIERING:
             if partition.attached_late and partition.disproved:
-                # Comparing reads all of it, and it is not likely to be another one soon.
+                # A comparison reads the whole partition, and it is unlikely to succeed soon.
                 return ""
             return self._prove(connection, table, partition)
         if partition.state == TIERED:
@@ -232,7 +233,7 @@ class PartitionShedding:
         return ""
 
     def _lacking(self, connection: PgConnection, table: MirroredTable) -> str | None:
-        """Why the lake may not have any more what was proven to be in it, if files of it are gone."""
+        """Returns why the lake may no longer hold what was proven, if some of its files are missing; otherwise None."""
         try:
             for location in source.lake_locations(connection, table.table_id):
                 require_all(location, self._context.storage)
@@ -242,7 +243,7 @@ class PartitionShedding:
         return None
 
     def _report_missing(self, table: MirroredTable, error: Exception) -> None:
-        """Has the loop set the table aside if it needs the file that was missed."""
+        """Has the loop fail the table if the table needs the missing file."""
         if isinstance(error, FileMissing):
             self._inbox.put(LakeFileMissing(table.table_id, error.location))
 
@@ -254,8 +255,8 @@ class PartitionShedding:
         choices: RetentionChoices,
         newest: Callable[[], int | None],
     ) -> bool:
-        """Whether a partition that the lake holds may be dropped: its grace is over, and nobody has chosen a larger
-        distance since."""
+        """Returns whether a partition that the lake holds may be dropped: its grace period is over, and nobody has
+        increased the retention distance since."""
         assert table.tier is not None
         if partition.grace_left(choices.drop_grace) > timedelta(0):
             return False
@@ -266,7 +267,7 @@ class PartitionShedding:
         return False
 
     def _unseal(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
-        """Lets a partition be that was sealed and is not due any more; whether it was done."""
+        """Returns a sealed partition that is no longer due to the hot state. Returns whether this was done."""
         key = table.table_id, partition.partition_id
         since = self._undue.setdefault(key, time.monotonic())
         if time.monotonic() - since < _UNSEAL_AFTER or not self._due(*key):
@@ -288,7 +289,7 @@ class PartitionShedding:
         assert partition.sealed_lsn is not None
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         if (reader := source.reader_in_the_way(connection, table.table_id, partition.hi)) is not None:
-            # Looked at again at every turn, not ever more rarely: the cut-line moves as soon as the reader is done.
+            # Check again at every turn without backoff: the cut-line moves as soon as the reader is done.
             source.run(connection, "waits", {**where, "reason": reader})
             return ""
         if partition.name is not None and source.run(connection, "crowded", where):
@@ -303,7 +304,7 @@ class PartitionShedding:
         try:
             refused = outcome(answer, self._thread.stopping)
         except (CancelledError, MirrorPumpError, psycopg.Error):
-            # The session ends, for whatever reason: the cut-line has moved or not, the catalog knows.
+            # The session ends for some reason. The catalog records whether the cut-line has moved.
             raise ThreadStopped from None
         if refused is None:
             self._done(connection, table, partition, "advance")
@@ -331,7 +332,7 @@ class PartitionShedding:
         return None
 
     def _disproved(self, connection: PgConnection, table: MirroredTable, partition: Partition, proof: Proof) -> None:
-        """Nothing is dropped, and somebody has to look."""
+        """Records a failed proof. Nothing is dropped, and an operator has to look at it."""
         reason = "heap and lake differ: " + "; ".join(proof.differing)
         where = {"table_id": table.table_id, "partition_id": partition.partition_id, "reason": reason}
         source.run(connection, "disproved", where)
@@ -343,7 +344,8 @@ class PartitionShedding:
         }
         source.journal(connection, table.table_id, "failed", details, proof.snapshot_id)
         if not partition.attached_late:
-            # Rows of one that was attached late were never ours; the others are none the worse for it.
+            # A partition that was attached late held rows that were never mirrored. Its failed proof says nothing about
+            # the others.
             self._stop_table(connection, table, f"partition {partition.partition_id}: {reason}")
 
     def _stop_table(self, connection: PgConnection, table: MirroredTable, reason: str) -> None:

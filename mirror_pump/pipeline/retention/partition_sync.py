@@ -1,8 +1,9 @@
-"""Brings what the catalog knows of a table's partitions into line with the heap, whoever made, dropped or moved them.
+"""Synchronizes the catalog's partitions of a table with the heap, no matter who created, dropped or moved them.
 
-A partition that its owner dropped or detached takes no row with it: the lake keeps what it held, and the cut-line
-passes it in its turn. One that was attached below the cut-line is not ours: its further changes become corrections,
-and it is dropped only if the lake turns out to hold its rows. One whose trigger is gone is sealed anew.
+A partition that its owner dropped or detached takes no row with it: the lake keeps its rows, and the cut-line passes it
+in its turn. The mirror does not own the rows of a partition that was attached below the cut-line: later changes of it
+become corrections, and it is dropped only if the lake turns out to hold its rows. A partition whose trigger is gone is
+sealed again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _UNWATCHED = "its trigger zz_modak_row was dropped or switched off: it is sealed
 def reconcile(
     connection: PgConnection, table: MirroredTable, choices: RetentionChoices, stop: Callable[[str], None]
 ) -> bool:
-    """Whether anything was different. `stop` is called with what the table's owner has to mend."""
+    """Returns whether anything was different. Calls `stop` with the problem if the table's owner has to fix
+    something."""
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
     known = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
@@ -38,20 +40,20 @@ def reconcile(
             elif leaf.relation_id not in known:
                 moved |= _new(connection, table, leaf, choices)
         if not any(leaf.is_default for leaf in attached):
-            # Its trigger follows with the next look; until then a row that it takes makes that look refuse it.
+            # Its trigger is installed at the next look. If the partition takes a row before that, that look refuses it.
             with source.limited(connection):
                 source.create_default(connection, table.name)
             return True
         for partition in known.values():
             moved |= _known(connection, table, partition)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-        # Sessions that use the table now: the next look is soon.
+        # Other sessions are using the table. The next look is soon.
         return moved
     return moved
 
 
 def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, stop: Callable[[str], None]) -> bool:
-    """Sees to it that the DEFAULT partition routes; one of the owner's must be empty for that."""
+    """Ensures that the DEFAULT partition routes rows. A DEFAULT partition of the owner's must be empty for that."""
     if leaf.routes:
         return False
     with source.limited(connection):
@@ -90,7 +92,7 @@ def _known(connection: PgConnection, table: MirroredTable, partition: Partition)
             reason = _UNWATCHED if unwatched else None
             return source.run(connection, "back", {**where, "lo": lo, "hi": hi, "reason": reason}) > 0
     elif partition.state in (TIERING, TIERED) and not partition.corrected and partition.relation_id is not None:
-        # Changes may have gone by; the proof finds out.
+        # Changes may have been missed. The proof will find out.
         with source.limited(connection):
             source.install(connection, table.table_id, partition.relation_id, partition.partition_id, "cold")
             source.run(connection, "unproven", where)

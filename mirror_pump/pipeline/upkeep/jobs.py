@@ -1,4 +1,4 @@
-"""The jobs of upkeep, resolving equality deletes and merging files: when each is due, and what it comes to."""
+"""The upkeep jobs, which convert equality deletes and merge files: when each is due, and how it is computed."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _POLL = 0.25
-"""Seconds between looks at the stop request while something is waited for."""
+"""Seconds between checks of the stop request while waiting for something."""
 
 
 def outcome(future: Future[Result], stopping: Callable[[], bool]) -> Result:
-    """What comes of it. Raises what it raised, and Stopped if the pump is to stop before."""
+    """Returns the future's result. Raises the future's error, and Stopped if the pump is to stop before it is done."""
     while not stopping():
         try:
             return future.result(timeout=_POLL)
         except FutureTimeout:
-            # The task's own error, or its result, that came just now.
+            # The task's own error, or its result, which arrived just now.
             if future.done():
                 return future.result()
     raise ThreadStopped
 
 
 class Tasks:
-    """Runs functions as tasks and waits for them, unless the pump is to stop."""
+    """Runs functions as tasks and waits for them until the pump is to stop."""
 
     def __init__(self, runner: TaskRunner, stopping: Callable[[], bool]) -> None:
         self.runner = runner
         self._stopping = stopping
 
     def result(self, future: Future[Result]) -> Result:
-        """What the task gave. Raises what it raised, and Stopped."""
+        """Returns the task's result. Raises the task's error, and Stopped."""
         return outcome(future, self._stopping)
 
 
 class RewrittenFiles(Protocol):
-    """What a task came to that writes files."""
+    """The result of a task that writes files."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]: ...
@@ -68,96 +68,97 @@ Written = TypeVar("Written", bound=RewrittenFiles)
 
 
 class FileTasks(Tasks):
-    """The tasks of one computation, whose files are nobody's until it hands them on."""
+    """The tasks of one computation. It owns their files until it hands them on."""
 
     def __init__(self, runner: TaskRunner, stopping: Callable[[], bool]) -> None:
         super().__init__(runner, stopping)
         self._begun: list[Future[Any]] = []
 
     def begin(self, function: Callable[[Task], Written], task: Task) -> Future[Written]:
-        """Gives the task to the runner."""
+        """Submits the task to the runner."""
         begun = self.runner.submit(function, task)
         self._begun.append(begun)
         return begun
 
     def abandon(self, storage: StorageOptions) -> None:
-        """Nothing came of it: cancel what has not begun, remove what was written, and what still will be."""
+        """Abandons the computation: cancels tasks that have not begun, and removes the files that were written or still
+        will be."""
         for begun in self._begun:
             if not begun.cancel():
                 begun.add_done_callback(partial(_remove, storage))
 
 
 def _remove(storage: StorageOptions, begun: Future[RewrittenFiles]) -> None:
-    # A task that failed has removed its files by itself.
+    # A failed task has removed its files itself.
     if not begun.cancelled() and begun.exception() is None:
         discard([file.path for file in begun.result().written], storage)
 
 
 class Job(Protocol):
-    """Something that is done to tables when it is due, as a resolution that the loop publishes."""
+    """Work that is done to tables when it is due. The loop publishes it as a file rewrite."""
 
     @property
     def name(self) -> str:
-        """Of its thread."""
+        """The name of the job's thread."""
         ...
 
     @property
     def share(self) -> float:
-        """Of the time, at most so much is spent on it: the next begins after a pause that makes up for the last."""
+        """Largest share of time to spend on the job. A pause after each run keeps the job within it."""
         ...
 
     @property
     def failed(self) -> Step:
-        """What to report when it could not be done."""
+        """The step to report when the job failed."""
         ...
 
     @property
     def idle(self) -> float:
-        """Seconds until a table is looked at again in which nothing was found to do."""
+        """Seconds until a table is looked at again after nothing was found to do."""
         ...
 
     @property
     def free(self) -> str:
-        """The query of sql/queries/upkeep.sql that gives a table's metadata if the job may be done to it."""
+        """The query of sql/queries/upkeep.sql that returns a table's metadata if the job may run on it."""
         ...
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
-        """How urgent it is for a table, the lower the more, among tables that it is due for; None if it is not.
-        `left` is the state in which the job last found nothing to do, unless files were exchanged since."""
+        """Returns how urgent the job is for a table, lower meaning more urgent, or None if it is not due. `left` is the
+        state in which the job last found nothing to do, unless files were replaced since."""
         ...
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
-        """Has tasks do the work against the state `lake`; None if there is none. Raises LakeError, TaskFailed, and
-        Stopped: whoever called then abandons the tasks."""
+        """Computes the job against the state `lake`, in tasks. Returns None if there is nothing to do. Raises
+        LakeError, TaskFailed and Stopped; the caller then abandons the tasks."""
         ...
 
 
 @dataclass(frozen=True)
 class ConvertDeletesJob:
-    """Position deletes in place of equality deletes."""
+    """Converts equality deletes to position deletes."""
 
     rows: int
-    """Pending equality-delete rows from which on a table is due at once."""
+    """Number of pending equality-delete rows at which a table is due at once."""
     age: float
     """Seconds after which a table with any pending equality delete is due."""
     workers: int
-    """Tasks at the same time."""
+    """Number of concurrent tasks."""
     observer: Observer
     name: str = "resolver"
     share: float = 0.5
-    """A table that takes a minute is resolved every two, whatever its deletes' age."""
+    """A table that takes a minute is converted every two minutes, whatever the age of its deletes."""
     failed: Step = Step.RESOLVE_FAILED
     free: str = "free_to_change"
 
     @property
     def idle(self) -> float:
-        """Nothing to do means that what is pending cannot be resolved."""
+        """Nothing to do means that the pending deletes cannot be converted."""
         return self.age
 
     def due(self, lake: LakeTable, _left: LakeTable | None, /) -> int | None:
-        """By the age of the oldest delete."""
+        """Ranks tables by the age of their oldest delete."""
         since = lake.equality_deletes_since
         if since is None:
             return None
@@ -198,22 +199,23 @@ class ConvertDeletesJob:
 
 @dataclass(frozen=True)
 class MergeJob:
-    """One file in place of many small ones, of data files and of position-delete files; one task at a time."""
+    """Merges many small files into one, both data files and position-delete files. Runs one task at a time."""
 
     target_bytes: int
-    """Data files of this size are left alone; 0: all are."""
+    """Size in bytes from which data files are left alone. 0 leaves all data files alone."""
     packing: Callable[[MirroredTable], KeyPacking | None]
-    """How the table's key index, if it has one, wants the keys of the rows that a merge moves."""
+    """Returns how the table's key index, if it has one, needs the keys of the rows that a merge moves."""
     observer: Observer
     name: str = "merger"
     share: float = 0.25
-    """It runs all day beside the stream, and must not take from it what it needs at its peaks."""
+    """The job runs all day beside the stream, and must not take the resources that the stream needs at its peaks."""
     failed: Step = Step.MERGE_FAILED
     idle: float = 1.0
     free: str = "free_to_change"
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
-        """By the number of files that have come; at once where more rows are deleted than there are (merge_plan)."""
+        """Ranks tables by the number of new files. A table is due at once if more rows are deleted than there are
+        (merge_plan)."""
         if lake.position_deletes > lake.records and (left is None or left.position_deletes != lake.position_deletes):
             return -lake.position_deletes
         new = max(
@@ -246,30 +248,30 @@ class MergeJob:
         return FileRewriteReady(table, resolution, Step.MERGED, Step.MERGE_REFUSED, details, began)
 
     def plan(self, lake: LakeTable, listing: Listing) -> MergePlan | None:
-        """What there is to do."""
+        """Returns the planned work, or None if there is none."""
         return plan_merge(lake, listing, self.target_bytes)
 
 
 @dataclass(frozen=True)
 class RewriteJob(MergeJob):
-    """Data files without the rows that have died, one file at a time. A job of its own: writing a large file takes
-    seconds, and small ones would pile up in the pause that it has to make up for them."""
+    """Rewrites data files without their deleted rows, one file at a time. It is a job of its own because writing a
+    large file takes seconds, and small files would pile up in the pause that follows."""
 
     name: str = "renewer"
     idle: float = 5.0
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
-        """By the number of dead rows, if that is another than when no file was worn."""
+        """Ranks tables by their number of deleted rows, if that changed since no file needed a rewrite."""
         dead = lake.position_deletes
         many = 0 < min(OWN_POSITIONS, WORN_SHARE * lake.records) <= dead
         new = left is None or left.position_deletes != dead
         return -dead if self.target_bytes and many and new else None
 
     def plan(self, lake: LakeTable, listing: Listing) -> MergePlan | None:
-        """The most worn file."""
+        """Plans the rewrite of the file with the most deleted rows."""
         return plan_rewrite(lake, listing)
 
 
 def _come(files: int, left: int) -> int:
-    """Files that are new, at least; all, where some of those that were left are gone."""
+    """Returns the minimum number of new files. All files count as new if some of the former ones are gone."""
     return files - left if files >= left else files

@@ -1,4 +1,4 @@
-"""Says in the pump's log which tables nobody maintains: a pump by itself removes neither files nor snapshots."""
+"""Logs which tables nobody maintains: a pump by itself removes neither files nor snapshots."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
 from mirror_pump.source.connect import connect
 
 _LOOK_INTERVAL = 600.0
-"""Seconds between two looks: the first is at once, so that a pump which runs for a moment now and then says it too."""
+"""Seconds between two looks. The first look is immediate, so that a pump that only runs briefly now and then also logs
+it."""
 
 _STOP_GRACE = 1.0
-"""Seconds."""
+"""Seconds that stopping waits for the thread."""
 
 
 class NeglectWatch:
-    """A thread for the time of the block. Tells of each table once a day."""
+    """A thread that runs for the duration of the block. It reports each table once a day."""
 
     def __init__(self, dsn: str, slot: str, observer: Observer) -> None:
         self._dsn = dsn
         self._slot = slot
         self._observer = observer
         self._told: dict[TableId, float] = {}
-        # It may be connecting to a server that does not answer: nobody needs to wait for that.
+        # The thread may be connecting to a server that does not answer. Nobody needs to wait for that.
         self._thread = ServiceThread("neglect-watch", self._run, stop_within=_STOP_GRACE)
 
     def __enter__(self) -> Self:
@@ -45,7 +46,7 @@ class NeglectWatch:
 
     def _run(self) -> None:
         while self._thread.next_round():
-            # The pump itself hears of a lost connection, and says so. The next look is soon enough.
+            # The pump itself notices and reports a lost connection. The next look is soon enough.
             with suppress(SourceError, psycopg.Error):
                 self._look()
             self._thread.await_wake(_LOOK_INTERVAL)

@@ -1,11 +1,11 @@
-"""Keeps mirrored tables cheap to read, in the background: threads watch tables, have tasks do what is due, and report.
+"""Keeps mirrored tables cheap to read, in the background: threads watch tables, run due jobs in tasks, and report.
 
-A job is computed against some state of a table, S0, while the stream goes on, and published by the loop on top of
-whatever is current then; `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why no
-reader sees a row change by it, and refuse what they cannot prove. What is refused is thrown away and computed again.
+A job is computed against some state of a table, S0, while the stream goes on. The loop publishes it on top of whatever
+is current then. `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why no reader
+sees a row change by it, and refuse what they cannot prove. A refused result is discarded and computed again.
 
-Each job has a thread of its own, so that a merge of some files never waits for another table's resolve, which may take
-minutes; of one table only one job is in hand at a time, since each exchanges files that the other goes by.
+Each job has a thread of its own, so that a small merge never waits for the conversion of another table's deletes, which
+may take minutes. Only one job works on a table at a time, since each job replaces files that the other relies on.
 """
 
 from __future__ import annotations
@@ -38,40 +38,41 @@ _LOOK_INTERVAL = 1.0
 
 
 def upkeep_tasks(cores: int) -> int:
-    """Tasks of upkeep at the same time, at most: resolves take a quarter of the machine, merges one task."""
+    """Returns the maximum number of concurrent upkeep tasks: a quarter of the machine for converting deletes, and one
+    task for merges."""
     return resolve_workers(cores) + 1
 
 
 def resolve_workers(cores: int) -> int:
-    """Resolve tasks at the same time: a quarter of the machine."""
+    """Returns the number of concurrent tasks that convert deletes: a quarter of the machine."""
     return max(1, cores // 4)
 
 
 @dataclass
 class _JobTurn(Backoff):
-    """What is known of one job at one table: it may have failed there, or met a state that changed too much."""
+    """The state of one job at one table. It backs off after a failure, or after a state that changed too much."""
 
     left: LakeTable | None = None
-    """The state in which it found nothing to do."""
+    """The state in which the job found nothing to do."""
 
 
 @dataclass
 class _Watched:
-    """What is known of one table."""
+    """The state of one watched table."""
 
     lake: LakeTable
-    """Its newest state, as far as these threads were told."""
+    """Its newest state that was reported to these threads."""
     turns: dict[str, _JobTurn]
-    """By job."""
+    """The jobs' states, by job name."""
     listing: Listing | None = None
     in_hand: str | None = None
-    """The job that is being done to it, up to the answer of the loop."""
+    """The job that works on the table, until the loop has answered."""
     written: tuple[str, ...] = field(default=())
-    """URIs of the files of the resolution that is on its way to the loop."""
+    """URIs of the files of the rewrite that was sent to the loop."""
 
 
 class Upkeep:
-    """Threads, one for each job, that do what is due to the tables of one mirror."""
+    """Threads, one for each job, that do due work on the tables of one mirror."""
 
     def __init__(self, context: SessionContext, jobs: Sequence[Job]) -> None:
         self._context = context
@@ -82,7 +83,7 @@ class Upkeep:
         self._jobs = jobs
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
-        # Guards all of the above, and is notified when something may have become due.
+        # Guards all of the above. It is notified when something may have become due.
         self._changed = threading.Condition()
         self._threads = [
             session_thread(
@@ -96,7 +97,7 @@ class Upkeep:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads; what they are computing is forgotten, with its files, and will be computed again."""
+        """End the threads. What they are computing is discarded with its files, and computed again later."""
         for thread in self._threads:
             thread.request_stop()
         for thread in self._threads:
@@ -112,7 +113,7 @@ class Upkeep:
             self._changed.notify_all()
 
     def published(self, tables: Mapping[TableId, LakeTable]) -> None:
-        """Tables have a new state."""
+        """Notes the new states of tables."""
         with self._changed:
             for table_id, lake in tables.items():
                 watched = self._tables.get(table_id)
@@ -123,7 +124,7 @@ class Upkeep:
                     self._changed.notify_all()
 
     def live(self, table_ids: Iterable[TableId]) -> None:
-        """Tables are not being copied any more: what came in that time may be exchanged."""
+        """Notes that tables are no longer being copied. Files that arrived during the copy may now be replaced."""
         with self._changed:
             for table_id in table_ids:
                 if table_id in self._tables:
@@ -132,7 +133,8 @@ class Upkeep:
             self._changed.notify_all()
 
     def finished(self, table_id: TableId, *, landed: bool) -> None:
-        """The table's resolution was published; or refused, and then certainly nothing refers to its files."""
+        """Notes that the table's rewrite was published, or that it was refused, in which case nothing refers to its
+        files."""
         with self._changed:
             watched = self._tables[table_id]
             assert watched.in_hand is not None
@@ -165,14 +167,14 @@ class Upkeep:
                 self._threads[0].pause((time.monotonic() - began) * (1 / job.share - 1))
 
     def _begin(self, connection: PgConnection) -> None:
-        """What a former pump left."""
+        """Picks up what a former pump left to do."""
         for table_id, location in connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall():
             if self._stopping():
                 return
             try:
                 lake = LakeTable.load(location, self._storage)
             except LakeError as error:
-                # Whoever publishes to the table next meets the same error, and it is theirs to report.
+                # The next publish to the table meets the same error and reports it.
                 self._observer(self._jobs[0].failed, table=location, error=str(error))
                 continue
             with self._changed:
@@ -185,7 +187,8 @@ class Upkeep:
         return watched
 
     def _take(self, job: Job) -> TableId | None:
-        """Takes the table in hand that the job is most urgent for. The caller holds the lock."""
+        """Picks the table for which the job is most urgent, and marks it as being worked on. The caller holds the
+        lock."""
         found = [(self._urgency(job, watched), table_id) for table_id, watched in self._tables.items()]
         due = [(urgency, table_id) for urgency, table_id in found if urgency is not None]
         if not due:
@@ -201,7 +204,7 @@ class Upkeep:
         return job.due(watched.lake, turn.left)
 
     def _do(self, job: Job, connection: PgConnection, table_id: TableId) -> None:
-        """Computes what the job comes to at a table that is in hand, and sends it to the loop."""
+        """Computes the job for a table that it has taken, and sends the result to the loop."""
         with self._changed:
             watched = self._tables[table_id]
             seen = watched.lake
@@ -209,7 +212,7 @@ class Upkeep:
         tasks = FileTasks(self._context.runner, self._stopping)
         exchange: FileRewriteReady | None = None
         try:
-            # Both as of one moment: a fill gives files the columns of the latter with the values of the former.
+            # Both are read in one snapshot: a fill gives files the latter's columns with the former's values.
             with connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 table = load_table(connection, table_id)
@@ -248,8 +251,8 @@ class Upkeep:
             self._inbox.put(exchange)
 
     def _newest(self, watched: _Watched, location: str) -> LakeTable:
-        """The state that the catalog names: another engine may have committed, or the loop has since; it also may be
-        another registration's table by now."""
+        """Returns the state that the catalog names. Another engine or the loop may have committed since, or the table
+        may belong to another registration by now."""
         lake = known = watched.lake
         if lake.metadata_location != location:
             lake = LakeTable.load(location, self._storage)
@@ -259,7 +262,7 @@ class Upkeep:
         return lake
 
     def _clear_garbage(self) -> None:
-        """Files of resolutions that were refused."""
+        """Removes the files of refused rewrites."""
         with self._changed:
             garbage, self._garbage = self._garbage, []
         for path in garbage:
