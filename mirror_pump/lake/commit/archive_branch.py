@@ -1,31 +1,27 @@
-"""The branch `cold` of a table with heap retention: a snapshot the published snapshot of the rows below the cut-line
-alone, beside `main`.
+"""The archive branch (`cold`) of a table with heap retention: a snapshot with only the rows below the cut-line.
 
-Readers of the seam take the published snapshot for what is below the cut-line, and some scan it without a filter; so
-what is at or above the cut-line, which they read from the heap, must not be in it. No data file is rewritten for that.
-The published snapshot consists of
+Readers of the seam take the archive snapshot for the rows below the cut-line, and some scan it without a filter. So the
+rows at or above the cut-line, which they read from the heap, must not be in it. No data file is rewritten for that. The
+archive snapshot consists of
 
-- main's data files that may hold a row below the cut-line, each with the data sequence number that it has in main;
-- main's delete files, but for those that concern rows at or above the cut-line alone (equality deletes by the key's
-bounds,
-  position deletes about one data file that is not in the published snapshot): so of these data files exactly those
-  rows below the cut-line are hidden that main hides, since both kinds of deletes go by sequence numbers, places and
-  keys, none of which changes;
+- the data files of main that may hold a row below the cut-line, each with its data sequence number in main;
+- the delete files of main, except those that concern only rows at or above the cut-line (equality deletes by the bounds
+  of the key, position deletes about a single data file that is not in the archive snapshot). So of the rows below the
+  cut-line exactly those are hidden that main hides: both kinds of deletes go by sequence numbers, positions and keys,
+  none of which changes;
 - one more position-delete file, for the rows at or above the cut-line of files that have rows on both sides. It hides
-nothing
-  else. Rows that main hides may be hidden twice.
+  nothing else. Rows that main hides may be hidden twice.
 
-Invariant: the published snapshot holds the rows of main that are below the cut-line, each once. Main gets changes
-below the cut-line from folds only (what the stream brings below the cut-line is dropped while it is decoded), so the
-published snapshot stays equal to them until the next fold or the next cut-line, and
-with each of these published snapshot is made anew in the same publish; and in the one that ends a fill of new columns,
-which gives rows below the cut-line values in them. In between main's files may be merged, resolved or compacted: no
-row changes by that, and the published snapshot keeps the files that it names, for they are named by a snapshot of the
-table's history.
+Invariant: the archive snapshot holds the rows of main that are below the cut-line, each once. Below the cut-line, main
+changes only by folds, since what the stream brings there is dropped while it is decoded. So the archive snapshot stays
+equal to these rows until the next fold or the next advance of the cut-line, and both make it anew in the same publish.
+So does the publish that ends a fill of new columns, which gives rows below the cut-line values in them. In between, the
+files of main may be merged, converted or compacted. That changes no row, and the archive snapshot keeps the files that
+it names, because the history of the table contains it.
 
-The published snapshot is the head of a branch, and hence held against every expiry. `cutline.lake_props` names a
-metadata file of its own (the seam metadata), in which published snapshot is the current snapshot and the only one, for
-engines that scan a metadata file.
+The archive snapshot is the head of a branch, which protects it from every expiry. `cutline.lake_props` names a metadata
+file of its own (the seam metadata), in which the archive snapshot is the current and the only snapshot, for engines that
+scan a metadata file.
 """
 
 from __future__ import annotations
@@ -73,7 +69,7 @@ class StagedArchive:
     """The published snapshot."""
     sequence_number: SequenceNumber
     seam_location: str
-    """The metadata file in which published snapshot is the current snapshot."""
+    """The metadata file in which the archive snapshot is the current snapshot."""
     files: tuple[str, ...]
     """Files written by staging: to be removed if the publish is known to have failed, and only then."""
 

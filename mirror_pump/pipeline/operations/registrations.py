@@ -57,9 +57,8 @@ class Registration:
 
     @property
     def readers_see_commits(self) -> bool:
-        """Whether readers see what is committed, and hence whether the published snapshot may be made anew: not while
-        the table is copied,
-        for the first time or again."""
+        """Whether readers see what is committed, and hence whether the archive branch may be made anew: not while the
+        table is copied, for the first time or again."""
         return self.state is TableState.LIVE and not self.staged
 
     @property

@@ -1,9 +1,8 @@
-"""Files in place of others, without a change of rows: deletes converted, small files merged, worn files renewed.
+"""Files take the place of others, and no row changes: deletes are converted, small or much-deleted files rewritten.
 
 Lake: the exchange, if it still fits the table (mirror_pump.lake.commit.file_rewrite says why it changes no row).
-Catalog:
-nothing of its own. It was computed beside the stream, so it may come too late: then it is left out, and whoever
-computed it is told.
+Catalog: nothing of its own. The rewrite was computed beside the stream, so it may come too late. Then it is left out,
+and whoever computed it is told.
 """
 
 from __future__ import annotations
