@@ -14,13 +14,13 @@ archive snapshot consists of
 
 Invariant: the archive snapshot holds the rows of main that are below the cut-line, each once. Below the cut-line, main
 changes only by folds, since what the stream brings there is dropped while it is decoded. So the archive snapshot stays
-equal to these rows until the next fold or the next advance of the cut-line, and both make it anew in the same publish.
+equal to these rows until the next fold or advance of the cut-line, and both make it anew in the same publish.
 So does the publish that ends a fill of new columns, which gives rows below the cut-line values in them. In between, the
 files of main may be merged, converted or compacted. That changes no row, and the archive snapshot keeps the files that
 it names, because the history of the table contains it.
 
 The archive snapshot is the head of a branch, which protects it from every expiry. `cutline.lake_props` names a metadata
-file of its own (the seam metadata), in which the archive snapshot is the current and the only snapshot, for engines that
+file of its own (the seam metadata), in which the archive snapshot is the current and only snapshot, for engines that
 scan a metadata file.
 """
 
