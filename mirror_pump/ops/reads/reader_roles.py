@@ -18,7 +18,7 @@ _MAY_READ = "has_schema_privilege(r.oid, 'modak', 'USAGE') AND has_table_privile
 
 
 def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
-    """Return the statements that give `role` a reader's rights, and SELECT on `tables` and all their current partitions.
+    """Return the statements that give `role` a reader's rights, and SELECT on `tables` and their current partitions.
 
     The names of `tables` are read as Postgres reads them. Running the statements again is harmless. Raises UsageError
     if a table or the role does not exist.
