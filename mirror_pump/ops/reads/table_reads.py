@@ -62,7 +62,7 @@ class Point:
 
     @property
     def literal(self) -> str | None:
-        """The point as an SQL constant, for Postgres and DuckDB. With a constant Postgres prunes partitions at planning.
+        """The point as an SQL constant, for Postgres (which prunes partitions by constants when it plans) and DuckDB.
 
         None if the point is below every value that such a constant can express; all rows are then above it.
         """
@@ -170,8 +170,7 @@ def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
 
 def published(seam: TableCutline) -> LakeSide:
-    """Return the lake's side of a plain mirror at the frontier: the published snapshot, made visible by the last publish.
-    """
+    """Return the lake's side of a plain mirror at the frontier: the snapshot that the last publish made visible."""
     return LakeSide(seam.location, seam.snapshot_id, None)
 
 
