@@ -7,7 +7,7 @@ hybrid read therefore takes three steps:
 
 1. It creates a temporary slot, which gives a WAL position L and a database snapshot that sees exactly the transactions
 that ended before L.
-2. It waits until the frontier has passed L and the position that the reader asks for, and pins the lake there.
+2. It waits until the frontier has passed L and the position that the reader asks for. It pins the lake there.
 3. It reads the temporary slot's stream from L to the frontier and applies the changes of the requested tables to the
 heap's rows.
 

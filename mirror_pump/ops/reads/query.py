@@ -226,7 +226,7 @@ def plain_reads(
     warn: Warn,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[TableRead]:
-    """Return the tables' reads in any mode but hybrid. `enter` takes over the database snapshot that they depend on."""
+    """Return the reads of the tables in any mode but hybrid. `enter` takes over the database snapshot they need."""
     dsn = settings.require_dsn()
     _await(settings, query)
     locks = Locks.NONE if query.at is not None else _LOCKS[query.mode]
