@@ -1,24 +1,23 @@
-"""What it takes to read a mirrored table, for whichever engine does it: the lake's side, the heap's side, corrections.
+"""Describes how to read a mirrored table, for any engine: the lake's side, the heap's side and the corrections.
 
-A read is
-    (lake rows below `lake.below`, without the keys that the corrections hide there)
-    + (heap rows that meet `heap.condition`, without the keys that the corrections hide there)
-    + the corrections' own rows,
-and each mode is one way to fill that in:
+A read is the union of
+    the lake rows below `lake.below`, without the keys that the corrections hide there,
+    the heap rows that meet `heap.condition`, without the keys that the corrections hide there,
+    and the corrections' own rows.
 
-seam    tables with heap retention: the lake at the published snapshot (rows below the cut-line), corrected by the
-delta, and the heap from the cut-line on, all as
-        of the moment (mirror_pump/source/catalog/consistent_snapshot.py argues why that is one state). Plain mirrors:
-        as `lake`.
-lake    the lake's `main` as of the frontier, as every Iceberg engine sees it. Of a table with retention that lacks the
-corrections
-        that are not folded yet.
-heap    what the heap holds, as a query of Postgres would find it.
-hybrid  see mirror_pump/ops/reads/hybrid_reads.py.
+Each mode fills in these parts:
 
-Columns are the lake's, by field ID: a column that the pinned snapshot does not have yet is NULL there; in the published
-snapshot, which goes with the heap as it is now, it is what rows from before the column have (Column.initial). Sidecars
-are those that the lake's schema has, and those that rows of the other sides need.
+seam    Tables with heap retention: the published snapshot of the lake (rows below the cut-line) with the corrections
+        applied, and the heap from the cut-line on, all as of one database snapshot. See
+        mirror_pump/source/catalog/consistent_snapshot.py for why that is one state. Plain mirrors: as `lake`.
+lake    The lake's branch `main` as of the frontier, as every Iceberg engine sees it. For a table with heap retention,
+        it lacks the corrections that are not folded yet.
+heap    The rows of the heap, as a query in Postgres finds them.
+hybrid  See mirror_pump/ops/reads/hybrid_reads.py.
+
+Columns are matched with the lake's by field ID. A column that the pinned snapshot does not have yet is NULL there. The
+published snapshot is read together with the current heap, so such a column has its initial value there
+(Column.initial). The raw text columns are those of the lake's schema and those that rows of the other sides need.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from mirror_pump.source.relations.tier_keys import literal
 
 
 class ReadMode(StrEnum):
-    """Where rows come from; see the module's text."""
+    """Where the rows come from; see the module's docstring."""
 
     SEAM = "seam"
     LAKE = "lake"
@@ -55,7 +54,7 @@ class ReadMode(StrEnum):
 
 @dataclass(frozen=True)
 class Point:
-    """A point on a column's axis."""
+    """A value of a column at which its table is split."""
 
     column: str
     kind: TierKind
@@ -63,14 +62,16 @@ class Point:
 
     @property
     def literal(self) -> str | None:
-        """As a constant in SQL, for Postgres (which leaves partitions out when it plans by constants) and for DuckDB;
-        None below everything that such a constant can name, where all rows are above."""
+        """The point as an SQL constant, for Postgres (which prunes partitions by constants when it plans) and DuckDB.
+
+        None if the point is below every value that such a constant can express; all rows are then above it.
+        """
         found = literal(self.kind, self.value)
         return f"{self.kind.value} 'infinity'" if found is None and self.value > 0 else found
 
     @property
     def above(self) -> str:
-        """The condition, in SQL, that a row is at or above the point; empty if every row is."""
+        """The SQL condition that a row is at or above the point. Empty if every row is."""
         return "" if self.literal is None else f"{identifier(self.column)} >= {self.literal}"
 
     @property
@@ -85,31 +86,31 @@ class OutputColumn:
     name: str
     type: ColumnType
     lake_name: str | None
-    """What the lake's snapshot calls it; None if it does not have it."""
+    """The column's name in the lake's snapshot. None if the snapshot does not have the column."""
     raw: bool
-    """A sidecar."""
+    """Whether it is a raw text column."""
 
 
 @dataclass(frozen=True)
 class LakeSide:
     location: str
-    """A metadata file."""
+    """The path of a metadata file."""
     snapshot_id: int | None
-    """None: the metadata file's current one."""
+    """The Iceberg snapshot to read. None: the current snapshot of the metadata file."""
     below: Point | None
-    """Only rows below it; None: all rows."""
+    """Only rows below this point are read. None: all rows."""
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """Rows that stand in place of others."""
+    """Rows that replace rows of the lake's or of the heap's side."""
 
     keys: pa.Table
-    """The key columns, by name: rows with these are hidden."""
+    """The keys of the rows to hide, in the key columns."""
     rows: pa.Table
-    """The result's columns: rows to add."""
+    """The rows to add, in the result's columns."""
     of_lake: bool
-    """Whether rows of the lake's side are hidden, or of the heap's."""
+    """True if rows of the lake's side are hidden, False if rows of the heap's side are."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,13 @@ class TableRead:
     heap: HeapSide | None
     corrections: Corrections | None
     initial: pa.Table | None
-    """One row: what the lake's rows have in columns that its snapshot lacks; in those that are not here, NULL."""
+    """One row with the values that lake rows have in columns that their snapshot lacks. Other such columns are NULL."""
     frontier: Lsn | None
-    """The frontier of the lake's side, where it is a state of the whole table."""
+    """The frontier of the lake's side, if that side is a state of the whole table."""
 
 
 def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """A table with heap retention, whole, as of the moment."""
+    """Return the read of a whole table with heap retention, as of the database snapshot."""
     tier = seam.table.tier
     assert tier is not None
     edge = Point(tier.column, tier.kind, seam.cut)
@@ -140,20 +141,26 @@ def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
 
 def lake_read(seam: TableCutline, lake: LakeSide, storage: StorageOptions) -> TableRead:
-    """The lake alone."""
+    """Return a read of the lake alone."""
     return assemble(seam.table, ReadMode.LAKE, lake, None, storage, (), of_lake=True, frontier=promised(seam))
 
 
 def dropped_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """A table with heap retention that was dropped: all that was in the lake at the frontier, and the corrections of
-    old rows that are not folded yet. There is no heap any more."""
+    """Return the read of a dropped table with heap retention.
+
+    It consists of the lake's rows at the frontier and the corrections that are not folded yet. The heap no longer
+    exists.
+    """
     lake = main_head(moment, seam, storage)
     frontier = promised(seam)
     return assemble(seam.table, ReadMode.LAKE, lake, None, storage, moment.delta(seam), of_lake=True, frontier=frontier)
 
 
 def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """The heap alone. The lake's schema says which sidecars there are. TableError for a table that was dropped."""
+    """Return a read of the heap alone. The lake's schema determines the raw text columns.
+
+    Raises TableError if the table was dropped.
+    """
     if seam.dropped:
         raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     heap = heap_side(moment.connection, moment.snapshot, seam.table, "")
@@ -163,20 +170,22 @@ def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
 
 def published(seam: TableCutline) -> LakeSide:
-    """The lake's side of a plain mirror at the frontier: the published snapshot is what the last publish made readers'
-    own."""
+    """Return the lake's side of a plain mirror at the frontier: the snapshot that the last publish made visible."""
     return LakeSide(seam.location, seam.snapshot_id, None)
 
 
 def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> LakeSide:
-    """The lake's side of a table with retention at the frontier: `main`, whose head is pinned for the moment."""
+    """Return the lake's side of a table with heap retention at the frontier: the head of `main`.
+
+    The head is pinned as long as the database snapshot is held.
+    """
     head = int(read_metadata(seam.main_location, storage).get("current-snapshot-id") or -1)
     moment.pin_also(seam.table.table_id, head)
     return LakeSide(seam.main_location, head, None)
 
 
 def promised(seam: TableCutline) -> Lsn:
-    """The frontier. TableError while readers are promised nothing."""
+    """Return the table's frontier. Raises TableError if it has none yet, because the table is still being copied."""
     if seam.frontier is None:
         raise TableError(
             f"{seam.table.name} is still being copied into the lake",
@@ -186,8 +195,10 @@ def promised(seam: TableCutline) -> Lsn:
 
 
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
-    """The frontier that the tables share; None for no table. TableError if one of them was left behind by the
-    others."""
+    """Return the frontier that the tables share. None if there are no tables.
+
+    Raises TableError if the tables have different frontiers.
+    """
     found = {promised(seam): seam for seam in seams}
     if len(found) > 1:
         oldest = found[min(found)]
@@ -212,7 +223,7 @@ def assemble(
     of_lake: bool,
     frontier: Lsn | None,
 ) -> TableRead:
-    """The read of a table from its parts; `rows` are its corrections."""
+    """Assemble the read of a table from its parts. `rows` are its corrections."""
     values, raws = parse_rows(
         [row.values for row in rows], {column.name: presented(column.type) for column in table.columns}
     )
@@ -246,7 +257,7 @@ def _initial(read: TableRead) -> pa.Table | None:
 
 
 def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:
-    """The schema by which the lake's snapshot is read."""
+    """Return the schema with which the lake's snapshot is read."""
     metadata = read_metadata(lake.location, storage)
     schema_id = metadata["current-schema-id"]
     if lake.snapshot_id is not None and lake.snapshot_id != -1:
@@ -264,7 +275,7 @@ def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:
 
 
 def _sidecar_names(table: MirroredTable) -> dict[int, str]:
-    """By the field ID of their column."""
+    """Return the names of the raw text columns, by the field ID of the column that each belongs to."""
     every = with_raw_text(LakeSchema.of_table(table), (column.field_id for column in table.columns))
     return {field.field_id - SIDECAR_IDS_FROM: field.name for field in every.fields if is_raw_text(field)}
 
@@ -279,8 +290,10 @@ def _columns(table: MirroredTable, lake: LakeSchema, needed: frozenset[int]) -> 
 
 
 def narrowed(read: TableRead, wanted: frozenset[str] | None = None) -> tuple[HeapSide, list[str]]:
-    """The heap's side with the columns of the result that are `wanted`, or all, and one at least; and the names, in
-    the result, of the columns that `source.heap.read_heap` then yields."""
+    """Narrow the heap's side to the `wanted` columns of the result (None: all), but to at least one column.
+
+    Returns the narrowed side, and the names in the result of the columns that `source.heap.read_heap` then yields.
+    """
     heap = read.heap
     assert heap is not None
     names = _sidecar_names(read.table)
@@ -302,15 +315,18 @@ SPLIT_KINDS: dict[Kind, TierKind] = {
     Kind.TIMESTAMP: TierKind.TIMESTAMP,
     Kind.TIMESTAMPTZ: TierKind.TIMESTAMPTZ,
 }
-"""Column types with an axis that a table can be split on."""
+"""The column types on which a table can be split."""
 
 
 def axis(table: MirroredTable) -> Column | None:
-    """The column that the table is split on: the tier key, else the first key column if it has an axis."""
+    """Return the column on which the table is split: the tier key, else the first key column.
+
+    None if a table cannot be split on that column's type.
+    """
     name = table.tier.column if table.tier is not None else table.key_columns[0].name
     column = next(column for column in table.columns if column.name == name)
     return column if column.type.kind in SPLIT_KINDS else None
 
 
 Warn = Callable[[str], Any]
-"""Told of what a reader should know, in a sentence."""
+"""Called with a sentence that the reader should see."""

@@ -1,14 +1,16 @@
-"""Time travel: which snapshots of several tables show them as of one frontier of the past.
+"""Time travel: finds the snapshots that show several tables as of one past frontier.
 
-Each publish moves all tables to its frontier at once, and leaves a snapshot, with the frontier in its summary, of
-those that it changed and of those that go live with it. So the mirror's state at a published frontier is, for each
-table, its newest snapshot with at most that the frontier. Invariant: nothing else is ever taken for it. A snapshot
-that was thinned out of the history leaves a gap between the ones around it, seen by the next one's parent; a table
-that has such a gap right behind the snapshot in question may have been changed by then, and is refused there.
+Each publish moves all tables to its frontier at once. It writes a snapshot, with the frontier in its summary, for each
+table that it changes or that goes live with it. The state of a table at a published frontier is therefore its newest
+snapshot whose frontier is not beyond that frontier. Invariant: no other snapshot is ever returned for it. A snapshot
+that was thinned out of the history leaves a gap, which shows in the parent ID of the next snapshot. If such a gap
+directly follows the snapshot in question, the table may have changed before the requested frontier, so the read is
+refused.
 
-A table's past begins with the snapshot with which it went live (`mirror_pump.pipeline.publish.staging.Stager.stage`
-argues that it, and no earlier one, is the table at its frontier). Snapshots of a copy are marked, and are nobody's
-past. Of a table that was copied again, what was before its copy is refused too: its columns may have been others.
+A table's history begins with the snapshot with which it went live. `mirror_pump.pipeline.publish.staging.Stager.stage`
+explains why this snapshot, and no earlier one, is the table at its frontier. Snapshots of a copy are marked and are not
+part of the history. For a table that was copied again, snapshots from before the copy are refused too, because its
+columns may have been different.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
 from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 
 _NAMED = 3
-"""Readable points that a refusal names."""
+"""The number of readable frontiers that an error names."""
 
 
 @dataclass(frozen=True)
 class When:
-    """What `--at` asks for: one of the two."""
+    """The point that `--at` asks for: either a frontier or a time. The other one is None."""
 
     frontier: Lsn | None
     moment_ms: int | None
@@ -42,24 +44,27 @@ class PastSnapshot:
 
     snapshot_id: int
     frontier: Lsn
-    """The frontier of the publish that made it; of the one before where it only exchanged files."""
+    """The frontier of the publish that made it. A snapshot that only rewrites files has that of the one before it."""
     followed: bool
-    """The next snapshot is its child: nothing was thinned out in between. True of the newest."""
+    """True if the next snapshot is its child, so that none was thinned out in between. Also true of the newest one."""
     moment_ms: int
 
 
 @dataclass(frozen=True)
 class History:
-    """What is left of a table's past."""
+    """The snapshots that remain of a table's past."""
 
     snapshots: tuple[PastSnapshot, ...]
-    """Oldest first."""
+    """The snapshots, oldest first."""
     begins: bool
-    """The oldest one is that with which the table went live; else others before it are gone."""
+    """True if the table went live with the oldest of them. False if older ones may have been removed."""
 
 
 def parse_when(text: str) -> When:
-    """A WAL position (16/B374D848) or an ISO time, with an offset or else in UTC. UsageError for anything else."""
+    """Parse a WAL position (16/B374D848) or an ISO time. A time without an offset is in UTC.
+
+    Raises UsageError for any other text.
+    """
     try:
         return When(parse_lsn(text), None)
     except ValueError:
@@ -76,9 +81,9 @@ def parse_when(text: str) -> When:
 
 
 def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
-    """What is left of the past of the table's `main`.
+    """Return the history of the table's branch `main`.
 
-    `complete_from` is a position before which the table was not whole: its copy was under way.
+    Before the position `complete_from` the table was incomplete, because its copy was still running.
     """
     main = [snapshot for snapshot in metadata["snapshots"] if COLD_CUT not in snapshot.get("summary", {})]
     main.sort(key=lambda snapshot: int(snapshot.get("sequence-number", 0)))
@@ -93,8 +98,8 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
             frontier, found = None, []
         elif stated is not None:
             frontier = parse_lsn(stated)
-        # Exchanges of files by other engines do not say the frontier: it is that of the snapshot before. Where the
-        # beginning is gone, it may be any.
+        # Other engines that rewrite files do not record the frontier: it is that of the snapshot before. If the
+        # beginning of the history is gone, that frontier is unknown.
         if frontier is not None and frontier >= complete_from:
             if not found:
                 begins = before is not None and _copied(before) and _follows(snapshot, before)
@@ -106,7 +111,7 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
 
 
 def _copied(snapshot: Mapping[str, Any]) -> bool:
-    """Whether it is of a copy, or the empty one that a table is created with."""
+    """Return whether the snapshot is part of a copy, or the empty one with which a table is created."""
     return COPYING_PROPERTY in snapshot.get("summary", {}) or snapshot.get("parent-snapshot-id") is None
 
 
@@ -117,11 +122,11 @@ def _follows(snapshot: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
 def snapshots_at(
     when: When, histories: Mapping[TableName, History], present: Lsn, now_ms: int
 ) -> tuple[Lsn, dict[TableName, int]]:
-    """The newest frontier that is published and not after `when`, and each table's snapshot at it.
+    """Return the newest published frontier that is not after `when`, and the ID of each table's snapshot at it.
 
-    `present` is the tables' frontier now, `now_ms` the time now, in milliseconds since 1970 UTC. UsageError for a
-    point that is not reached yet, TableError for one before a table went live and where the history does not tell any
-    more; they name what can be read.
+    `present` is the tables' current frontier. `now_ms` is the current time in milliseconds since 1970 UTC. Raises
+    UsageError if `when` is not reached yet. Raises TableError if `when` is before a table went live, or if the history
+    there is thinned out; the error names frontiers that can be read.
     """
     _refuse_future(when, present, now_ms)
     every = [snapshot for past in histories.values() for snapshot in past.snapshots]
@@ -168,7 +173,7 @@ def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
 
 
 def _refuse_before_live(when: When, histories: Mapping[TableName, History], published: Collection[Lsn]) -> None:
-    """TableError if it is known that a table was not live yet; of several the last."""
+    """Raise TableError if a table is known not to have been live yet. It names the table that went live last."""
     first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
     late = {name: snapshot for name, snapshot in first.items() if not _not_after(snapshot, when)}
     if not late:
@@ -183,7 +188,7 @@ def _refuse_before_live(when: When, histories: Mapping[TableName, History], publ
 
 
 def time_text(moment_ms: int) -> str:
-    """As `--at` takes it: 2026-11-20T16:00:00.123Z."""
+    """Format a time as `--at` accepts it: 2026-11-20T16:00:00.123Z."""
     try:
         moment = datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC)
     except (OverflowError, ValueError):
@@ -192,7 +197,7 @@ def time_text(moment_ms: int) -> str:
 
 
 def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
-    """The snapshot that shows the table at a published frontier; None if none is left that certainly does."""
+    """Return the snapshot that shows the table at a published frontier. None if no remaining one certainly does."""
     earlier = [step for step in steps if step.frontier <= frontier]
     if not earlier:
         return None
