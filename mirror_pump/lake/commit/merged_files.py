@@ -76,8 +76,8 @@ class MergedFile:
         return None if self.file is None else self.file.path
 
     def places(self, ordinal: int, positions: Positions) -> Positions:
-        """Where rows of a source are in this file, as ascending row numbers. `positions`: their row numbers in the
-        source, ascending; rows that were not merged are left out."""
+        """Maps rows of a source to their row numbers in this file, ascending. `positions`: their row numbers in the
+        source, ascending. Rows that were not merged are left out."""
         first, end = np.searchsorted(self.source, np.array([ordinal, ordinal + 1], np.int32))
         kept = self.position[first:end]
         candidates = np.searchsorted(kept, positions)

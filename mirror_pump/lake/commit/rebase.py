@@ -18,9 +18,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.schema_evolution import properties_after
 from mirror_pump.lake.format.metadata import (
     MAIN,
-    archive_snapshot,
     current_schema,
-    is_archive_snapshot,
     log_after,
     next_location,
     snapshot_of,
@@ -81,11 +79,6 @@ def rebased(staged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
             result[name] = [entry for entry in present[name] if entry["snapshot-id"] in retained]
     return result
 
-
-def _has_s(document: Mapping[str, Any]) -> bool:
-    """Whether the branch `cold` is ours."""
-    head = archive_snapshot(document)
-    return head is not None and is_archive_snapshot(head)
 
 
 def _unknown(present: Mapping[str, Any], ref: Mapping[str, Any], known: set[int]) -> Iterator[Mapping[str, Any]]:

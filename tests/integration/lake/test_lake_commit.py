@@ -274,7 +274,7 @@ def test_wrong_files_are_refused(file_table: SmallTable) -> None:
         file_table.table.stage(RowDelta((SegmentFiles((), (data,)),)), 0)
     with pytest.raises(ValueError, match="holds equality_deletes"):
         file_table.table.stage(RowDelta((SegmentFiles((deletes,), ()),)), 0)
-    with pytest.raises(ValueError, match="cannot be born"):
+    with pytest.raises(ValueError, match="cannot have the data sequence number"):
         file_table.table.stage(RowDelta((), backdated=(BackdatedFile(data, 99),)), 0)
 
 

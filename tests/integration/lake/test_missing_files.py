@@ -263,7 +263,7 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         s3.forbidden = False
         mirror.await_frontier()
         everything = remove("lake/")
-        outage("it is not mounted, or not the one that it was")
+        outage("it is not mounted, or it is another warehouse")
         s3.objects.update(everything)
         mirror.await_frontier()
         assert {mirror.state("public.one"), mirror.state("public.two")} == {"live"}
