@@ -103,7 +103,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
             await_index(mirror, steps, table, f"UPDATE {name} SET n = n + 1 WHERE random() < 0.1")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
-        resolved = steps.count(Step.RESOLVED)
+        resolved = steps.count(Step.CONVERTED)
         for turn in range(3):
             for name, (_, key, expression) in KEYS.items():
                 database.execute(
@@ -115,7 +115,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
             mirror.await_frontier()
             assert not any(pending(mirror, table) for table in tables), "no equality delete is ever visible"
         assert_read(mirror, running, *tables)
-        assert steps.count(Step.RESOLVED) == resolved, "there was nothing to resolve"
+        assert steps.count(Step.CONVERTED) == resolved, "there was nothing to resolve"
         modes = {row[0]: row[1]["mode"] for row in database.rows("SELECT table_id, key_index FROM modak.mirror_tables")}
         assert set(modes.values()) == {"position"}
     for table in tables:

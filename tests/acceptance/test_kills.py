@@ -41,13 +41,13 @@ STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.P
 COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)
 
 
-RESOLVE_STEPS = (
-    "resolving",
+CONVERSION_STEPS = (
+    "converting",
     "positions-written",
     "positions-written/staged",
     "positions-written/published",
     "positions-written/acknowledged",
-    "resolved",
+    "converted",
 )
 
 MERGE_STEPS = (
@@ -202,13 +202,13 @@ def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> 
     """While rows change. The file that no publish names is garbage; one that a publish names is not written again."""
     mirror.register("a", "b")
     mirror.catch_up()
-    for number, step in enumerate(RESOLVE_STEPS):
+    for number, step in enumerate(CONVERSION_STEPS):
         for nth in (1, 2):
             write(mirror.database, number * 20 + nth * 10)
             die(
                 mirror,
                 step,
-                nth if step in ("resolving", "positions-written", "resolved") else 1,
+                nth if step in ("converting", "positions-written", "converted") else 1,
                 resolve_age=0,
                 index_memory=0,
             )
@@ -220,8 +220,8 @@ def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> 
         await_true(
             lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 120, "done"
         )
-    assert steps.count(Step.RESOLVED)
-    assert not steps.count(Step.RESOLVE_FAILED)
+    assert steps.count(Step.CONVERTED)
+    assert not steps.count(Step.CONVERSION_FAILED)
     mirror.assert_equal("public.a", "public.b")
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     for table in ("public.a", "public.b"):

@@ -71,8 +71,8 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
                 )
             mirror.await_frontier()
         await_resolved(mirror, *tables)
-    assert {str(table) for table in steps.details(Step.RESOLVED, "table")} == set(tables)
-    assert not steps.count(Step.RESOLVE_FAILED)
+    assert {str(table) for table in steps.details(Step.CONVERTED, "table")} == set(tables)
+    assert not steps.count(Step.CONVERSION_FAILED)
     session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
     for table in tables:
         heap = mirror.heap(table)
@@ -110,7 +110,7 @@ def test_a_truncate_while_positions_are_looked_up(mirror: Mirror) -> None:
     with mirror.pumping(steps):
         mirror.await_live("public.t")
         database.execute("UPDATE t SET n = 1 WHERE id % 3 = 0")
-        await_true(lambda: steps.count(Step.RESOLVE_REFUSED), 30, "the resolve is refused")
+        await_true(lambda: steps.count(Step.CONVERSION_REFUSED), 30, "the resolve is refused")
         mirror.assert_equal("public.t")
         database.execute("UPDATE t SET n = 8 WHERE id % 3 = 0")
         await_resolved(mirror, "public.t")
@@ -134,7 +134,7 @@ def test_another_engine_rewrites_the_files_meanwhile(mirror: Mirror, spark: Spar
     with mirror.pumping(steps):
         mirror.await_live("public.t")
         database.execute("UPDATE t SET n = 1 WHERE id % 3 = 0")
-        await_true(lambda: steps.count(Step.RESOLVE_REFUSED), 60, "the resolve is refused")
+        await_true(lambda: steps.count(Step.CONVERSION_REFUSED), 60, "the resolve is refused")
         database.execute("UPDATE t SET n = 2 WHERE id % 5 = 0", "DELETE FROM t WHERE id % 7 = 0")
         await_resolved(mirror, "public.t")
         mirror.assert_equal("public.t")
@@ -165,10 +165,10 @@ def test_nothing_is_resolved_while_a_table_is_copied(mirror: Mirror) -> None:
         for number in (1, 2):
             mirror.database.execute(f"UPDATE other SET n = {number}")
             await_resolved(mirror, "public.other")
-        assert set(steps.details(Step.RESOLVING, "table")) == {"public.other"}
+        assert set(steps.details(Step.CONVERTING, "table")) == {"public.other"}
         assert mirror.location("public.t") == location
         gate.let_go()
         mirror.await_live("public.t")
         await_resolved(mirror, "public.t")
-    assert "public.t" in steps.details(Step.RESOLVED, "table")
+    assert "public.t" in steps.details(Step.CONVERTED, "table")
     mirror.assert_equal("public.t", "public.other")

@@ -111,19 +111,19 @@ class FileRewrite:
         )
 
 
-def check(resolution: FileRewrite, manifests: Sequence[Manifest], storage: StorageOptions) -> tuple[str, ...]:
+def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageOptions) -> tuple[str, ...]:
     """Raises FileRewriteSuperseded unless the rewrite may be published on a state with these manifests. Returns the
     URIs of the position-delete files that the base did not have.
 
     Reads the manifests that the base did not have, unless their entries are in memory.
     """
-    known = frozenset(chain.from_iterable(resolution.seen.values()))
+    known = frozenset(chain.from_iterable(rewrite.seen.values()))
     live: set[str] = set()
     positions: list[str] = []
     for manifest in manifests:
         if not manifest.live_files:
             continue
-        seen = resolution.seen.get(manifest.path)
+        seen = rewrite.seen.get(manifest.path)
         if seen is not None:
             live |= seen
             continue
@@ -132,22 +132,22 @@ def check(resolution: FileRewrite, manifests: Sequence[Manifest], storage: Stora
             if entry.path in known:
                 continue
             if entry.content == FileContent.POSITION_DELETES:
-                if resolution.merged and isinstance(entry, StoredEntry) and entry.format != "PARQUET":
+                if rewrite.merged and isinstance(entry, StoredEntry) and entry.format != "PARQUET":
                     raise FileRewriteSuperseded(f"{entry.path} is a position-delete file of format {entry.format}")
                 positions.append(entry.path)
-            elif entry.sequence_number <= resolution.sequence_number:
+            elif entry.sequence_number <= rewrite.sequence_number:
                 raise FileRewriteSuperseded(
-                    f"{entry.path}, of sequence number {entry.sequence_number}, has come since snapshot"
-                    f" {resolution.sequence_number} was looked at"
+                    f"{entry.path}, with sequence number {entry.sequence_number}, is new since the rewrite was"
+                    f" computed from the snapshot with sequence number {rewrite.sequence_number}"
                 )
-    missing = (resolution.removed | resolution.relied_on) - live
+    missing = (rewrite.removed | rewrite.relied_on) - live
     if missing:
         raise FileRewriteSuperseded(f"{min(missing)} is not part of the table any more")
     return tuple(positions)
 
 
 def deletes_moved(
-    resolution: FileRewrite, manifests: Sequence[Manifest], location: str, storage: StorageOptions
+    rewrite: FileRewrite, manifests: Sequence[Manifest], location: str, storage: StorageOptions
 ) -> tuple[WrittenFile, ...]:
     """Checks the rewrite like `check`, and maps position deletes that are newer than the base to the new files. Writes
     one position-delete file, or none.
@@ -155,9 +155,9 @@ def deletes_moved(
     Also raises FileRewriteSuperseded if one of these position-delete files cannot be read: the table continues without
     the rewrite.
     """
-    since = check(resolution, manifests, storage)
+    since = check(rewrite, manifests, storage)
     try:
-        moved = followed(resolution.merged, since, storage)
+        moved = followed(rewrite.merged, since, storage)
     except (LakeError, pa.ArrowException) as error:
         raise FileRewriteSuperseded(f"a position-delete file cannot be read: {error}") from error
     return (write_position_deletes(moved, location, storage),) if moved else ()

@@ -130,8 +130,8 @@ def require_warehouse(missing: str, table: StoredTable, stored: Sequence[StoredT
             raise LakeError(
                 f"{missing} is missing, and so is every other file of the mirror that was looked for in"
                 f" {table.warehouse}: it is not mounted, or it is another warehouse",
-                "make the warehouse available; the pump goes on by itself. If its files are lost, unregister the tables"
-                " and register them again",
+                "make the warehouse available; the pump continues by itself. If its files are lost, unregister the"
+                " tables and register them again",
             )
         if exists(missing, storage):
             raise missed_once(missing)
@@ -169,8 +169,8 @@ def vanished(name: str, error: FileMissing, *, only_copy: bool = False) -> tuple
             " be read again as it was; to mirror what Postgres holds, unregister it with --keep-lake and register it"
         )
     return text, (
-        "unregister the table and register it again, which copies it anew; or restore the files from a backup first, if"
-        " its former content has to be read until then"
+        "unregister the table and register it again, which copies it again; if its former content has to be readable"
+        " until then, restore the files from a backup first"
     )
 
 

@@ -1,8 +1,9 @@
 """Applies a table's staged content on top of what other engines did to the table since the staging began.
 
-A table that is copied again is built up in metadata that nobody sees, while everybody else continues with the metadata
-that the catalog names. Only the mirror may change rows and columns; anybody may change tags, branches, properties, sort
-orders and statistics. So the result takes the former from the staged document and the latter from the present one.
+A table that is copied again is built up in metadata that only the mirror sees. All other programs continue with the
+metadata that the catalog names. Only the mirror may change rows and columns, but other engines may change tags,
+branches, properties, sort orders and statistics. So the result takes rows and columns from the staged document and the
+rest from the present one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _STATISTICS = ("statistics", "partition-statistics")
 def rebase(staged: LakeTable, present: Mapping[str, Any]) -> LakeTable:
     """The staged table on top of `present`, the metadata that readers see.
 
-    Returns `staged` itself if nobody changed anything, else a table with a new metadata file. Raises LakeError if the
-    storage fails.
+    Returns `staged` itself if no other engine changed anything, otherwise a table with a new metadata file. Raises
+    LakeError if the storage fails.
     """
     document = rebased(staged.metadata, present)
     if document == staged.metadata:
@@ -48,7 +49,7 @@ def rebase(staged: LakeTable, present: Mapping[str, Any]) -> LakeTable:
 
 
 def rebased(staged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """The combined document; equal to `staged` if nobody changed anything.
+    """The combined document, equal to `staged` if no other engine changed anything.
 
     It does not include what others committed to `main`, since the copy has the table's rows. It includes what they
     committed to their own branches.
@@ -78,7 +79,6 @@ def rebased(staged: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, 
         if name in present:
             result[name] = [entry for entry in present[name] if entry["snapshot-id"] in retained]
     return result
-
 
 
 def _unknown(present: Mapping[str, Any], ref: Mapping[str, Any], known: set[int]) -> Iterator[Mapping[str, Any]]:

@@ -200,11 +200,11 @@ class LakeTable:
         """
         if rewrite_since is not None:
             keep |= needed_snapshots(self.metadata, rewrite_since)
-        under = self
+        base = self
         if delta.schema is not None:
             metadata = with_schema(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
-            under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
-        return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
+            base = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
+        return base._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
 
     def _stage(
         self,
@@ -234,7 +234,7 @@ class LakeTable:
         sequence_number = int(self.metadata["last-sequence-number"]) + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
         replaced = self._replaced(delta, added, sequence_number, written)
-        self._place_holder(added, written)
+        self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         snapshot_id = new_snapshot_id(self.metadata)
         directory = metadata_directory(self.metadata)
@@ -267,7 +267,7 @@ class LakeTable:
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         return replaced
 
-    def _place_holder(self, added: _Added, written: StagedFiles) -> None:
+    def _add_placeholder(self, added: _Added, written: StagedFiles) -> None:
         """Adds the placeholder file that the first equality delete needs, unless the commit adds a data file that is as
         old (mirror_pump.lake.commit.concurrent_rewrites)."""
         number = placeholder_number(added.data, added.deletes)

@@ -100,7 +100,7 @@ class FileRewriteReady:
     """A rewrite of some of a table's files was computed, and its files are written. It changes no row."""
 
     table: MirroredTable
-    resolution: FileRewrite
+    rewrite: FileRewrite
     landed: Step
     """The step to report when the rewrite is published."""
     refused: Step

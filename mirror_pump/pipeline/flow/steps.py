@@ -20,35 +20,34 @@ class Level(Enum):
     """An operator has to act: the problem does not go away by itself."""
 
 
-_PASSES = "Nothing, if it passes: it is tried again after a pause. Otherwise mend what `error` says."
-
-_INDEX_PASSES = (
-    "Nothing, if it passes: the index is built again within minutes, and until then the table's deletes are "
-    "equality deletes. Otherwise mend what `error` says."
+_RETRIED = "Nothing if the error is temporary: the pump tries again after a pause. Otherwise fix what `error` says."
+_INDEX_RETRIED = (
+    "Nothing if the error is temporary: the pump builds the index again within minutes. Until then, the table's "
+    "deletes are equality deletes. Otherwise fix what `error` says."
 )
-_FOLLOW = "Nothing in the mirror. Queries of the lake that name what changed have to follow."
-_COPIES = (
-    "Nothing: readers keep the former content, if there is one, until the copy is complete. `mirror-pump status` "
-    "shows how far it is."
+_ADAPT_QUERIES = "Nothing in the mirror. Adapt queries of the lake table that name what changed."
+_COPIED = (
+    "Nothing: readers keep the former content, if there is any, until the copy is complete. `mirror-pump status` "
+    "shows its progress."
 )
-_OWNER = "Do what `reason` says: the table is then copied again by itself. Until then readers keep its last state."
+_OWNER_ACTS = "Do what `reason` says. The pump then copies the table again. Until then, readers keep its last state."
 _REGISTER_AGAIN = (
-    "Mend what `error` says; then `mirror-pump unregister` the table and `mirror-pump register` it again. Until "
-    "then readers keep its last state, and the other tables go on."
+    "Fix what `error` says, then run `mirror-pump unregister` and `mirror-pump register` for the table. Until then, "
+    "readers keep its last state, and the other tables continue."
 )
 _OTHER_PREFIX = (
-    "Find who calls pg_logical_emit_message() with the prefix of mirror-pump, and have it use another one: such "
-    "messages are not believed."
+    "Find the program that calls pg_logical_emit_message() with mirror-pump's prefix, and have it use another prefix. "
+    "The pump ignores such messages."
 )
-_REASON_PASSES = (
-    "Nothing, if `reason` passes by itself (a lock, a pin, an open transaction): it is tried again after a pause."
-    " Otherwise mend it; `mirror-pump retain` shows every partition, and why it is still there."
+_REASON_RETRIED = (
+    "Nothing if `reason` is temporary (a lock, a pin, an open transaction): the pump tries again after a pause. "
+    "Otherwise fix it. `mirror-pump retain` shows every partition, and why it is still in the heap."
 )
-_STANDS_BY = "Nothing: the other pump goes on. Look at the network of this one if it happens again."
+_OTHER_LEADS = "Nothing: the other pump continues. If it happens again, check the network of this pump."
 _MAINTAIN = "Start `mirror-pump run --maintain`, or `mirror-pump maintain` from cron."
-_MEND_AND_RETAIN = (
-    "Look at what `reason` names: the partition's rows differ from the lake's, or the table is not as retention "
-    "needs it. Mend the heap, then `mirror-pump retain` the table to go on; docs/retention.md names causes."
+_FIX_AND_RETAIN = (
+    "Look at what `reason` names: the partition's rows differ from the lake's, or retention does not support the "
+    "table as it is. Fix it, then run `mirror-pump retain` for the table. docs/retention.md lists possible causes."
 )
 
 
@@ -77,7 +76,7 @@ class Step(StrEnum):
     STANDBY = "standby", Level.INFO
     """Another pump leads. This one waits until the other one has ended."""
     LEADING = "leading", Level.INFO
-    LEAD_LOST = "lead-lost", Level.WARNING, _STANDS_BY
+    LEAD_LOST = "lead-lost", Level.WARNING, _OTHER_LEADS
     """Another pump took over the leadership while this one was not connected. This one is a standby from now on."""
     STREAMING = "streaming", Level.INFO
     RECEIVED = "received", Level.DEBUG
@@ -97,15 +96,15 @@ class Step(StrEnum):
     """A chunk's file is in storage. Nothing refers to it yet."""
     CHUNKS_PUBLISHED = "chunks-published", Level.DEBUG
     LIVE = "live", Level.INFO
-    RESOLVING = "resolving", Level.DEBUG
+    CONVERTING = "converting", Level.DEBUG
     """Tasks begin to look up the rows that a table's equality deletes hide."""
     POSITIONS_WRITTEN = "positions-written", Level.DEBUG
     """The position deletes are in storage. Nothing refers to them yet."""
-    RESOLVED = "resolved", Level.DEBUG
+    CONVERTED = "converted", Level.DEBUG
     """A publish replaced the equality deletes by the position deletes."""
-    RESOLVE_REFUSED = "resolve-refused", Level.DEBUG
+    CONVERSION_REFUSED = "conversion-refused", Level.DEBUG
     """The table changed too much in the meantime. The conversion is computed again."""
-    RESOLVE_FAILED = "resolve-failed", Level.WARNING, _PASSES
+    CONVERSION_FAILED = "conversion-failed", Level.WARNING, _RETRIED
     """A file could not be read, or a task failed. The pump tries again after a pause, and the stream continues."""
     MERGING = "merging", Level.DEBUG
     """Tasks begin to merge many small files into one."""
@@ -115,15 +114,15 @@ class Step(StrEnum):
     """A publish replaced the small files by the merged ones."""
     MERGE_REFUSED = "merge-refused", Level.DEBUG
     """The table changed too much in the meantime. The merge is computed again."""
-    MERGE_FAILED = "merge-failed", Level.WARNING, _PASSES
+    MERGE_FAILED = "merge-failed", Level.WARNING, _RETRIED
     """A file could not be read, or a task failed. The pump tries again after a pause, and the stream continues."""
     INDEX_BUILDING = "index-building", Level.DEBUG
     """The keys of a table's rows are being read for its key index."""
     INDEX_READY = "index-ready", Level.DEBUG
     """From the next commit on, the table's deletes are position deletes."""
-    INDEX_FAILED = "index-failed", Level.WARNING, _INDEX_PASSES
+    INDEX_FAILED = "index-failed", Level.WARNING, _INDEX_RETRIED
     """The table has no key index for now. Its deletes are equality deletes."""
-    TABLE_CHANGED = "table-changed", Level.WARNING, _FOLLOW
+    TABLE_CHANGED = "table-changed", Level.WARNING, _ADAPT_QUERIES
     """A table's columns, key, name or partitions changed, also in the lake. Its rows in the lake were still right."""
     TABLE_FILLING = "table-filling", Level.INFO
     """A table got a column with a constant default, or lost a partition. Its old content stays readable until its files
@@ -134,13 +133,13 @@ class Step(StrEnum):
     """A publish replaced the files without the column by the rewritten ones."""
     FILL_REFUSED = "fill-refused", Level.DEBUG
     """The table changed too much in the meantime. The fill is computed again."""
-    FILL_FAILED = "fill-failed", Level.WARNING, _PASSES
+    FILL_FAILED = "fill-failed", Level.WARNING, _RETRIED
     """A file could not be read, or a task failed. The pump tries again after a pause, and later copies the table
     again."""
-    TABLE_COPIED_AGAIN = "table-copied-again", Level.WARNING, _COPIES
+    TABLE_COPIED_AGAIN = "table-copied-again", Level.WARNING, _COPIED
     """A table changed in a way that the stream does not show. Its old content stays readable until it is copied
     again."""
-    TABLE_WAITING = "table-waiting", Level.WARNING, _OWNER
+    TABLE_WAITING = "table-waiting", Level.WARNING, _OWNER_ACTS
     """A table has to be copied again, but not before its owner has done what `reason` says."""
     TABLE_FAILED = "table-failed", Level.ERROR, _REGISTER_AGAIN
     TABLE_DROPPED = "table-dropped", Level.INFO
@@ -152,18 +151,18 @@ class Step(StrEnum):
     reported."""
     RETENTION = "retention", Level.INFO
     """A partition took a step on its way out of the heap: it was sealed, passed by the cut-line, proven, or dropped."""
-    RETENTION_REFUSED = "retention-refused", Level.WARNING, _REASON_PASSES
+    RETENTION_REFUSED = "retention-refused", Level.WARNING, _REASON_RETRIED
     """A partition could not take its next step. The pump tries again after a pause."""
-    RETENTION_STOPPED = "retention-stopped", Level.ERROR, _MEND_AND_RETAIN
+    RETENTION_STOPPED = "retention-stopped", Level.ERROR, _FIX_AND_RETAIN
     """No partition leaves the table's heap until an operator has looked at what `reason` says."""
     TIER_ADVANCED = "tier-advanced", Level.INFO
     """The cut-line of a table with heap retention has advanced. A new session continues from the frontier within a
     moment."""
     FOLDED = "folded", Level.DEBUG
     """Corrections of rows below the cut-line are in the lake."""
-    FOLD_FAILED = "fold-failed", Level.WARNING, _PASSES
+    FOLD_FAILED = "fold-failed", Level.WARNING, _RETRIED
     """Corrections could not be read or written. The pump tries again after a pause, and the stream continues."""
-    RETRYING = "retrying", Level.WARNING, _PASSES
+    RETRYING = "retrying", Level.WARNING, _RETRIED
     """The connection or a task failed. After a pause, the pump continues from what is published."""
 
 
@@ -173,7 +172,7 @@ class Observer(Protocol):
     def __call__(self, step: Step, /, **details: object) -> None: ...
 
 
-def tell_of_failure(observer: Observer, failure: Failure) -> None:
+def report_failure(observer: Observer, failure: Failure) -> None:
     """Reports a table that has ended, and why."""
     table = str(failure.table.name)
     if failure.dropped:

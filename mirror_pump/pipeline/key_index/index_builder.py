@@ -107,7 +107,7 @@ class IndexBuilder:
         row, because a delete always comes between two rows of a key."""
         data, equality, positions = _files(job.lake)
         index, numbers = KeyIndex(job.packing.words), FileNumbers()
-        born = {file.path: file.sequence_number for file in (*data, *equality)}
+        sequence = {file.path: file.sequence_number for file in (*data, *equality)}
         for read in self._read(job, sorted(data, key=lambda file: file.sequence_number), positions):
             # Files come in the order of their sequence numbers, so a later row of a key replaces an earlier one.
             keys = PackedKeys.concatenated([file.keys for file in read], job.packing.words)
@@ -117,11 +117,11 @@ class IndexBuilder:
             if index.nbytes > job.budget:
                 raise LakeError(f"its key index would need more than {job.budget} bytes", "raise --index-memory")
         if equality:
-            numbered = np.array([born[numbers.path(number)] for number in range(len(numbers.known()))], np.int64)
+            by_number = np.array([sequence[numbers.path(number)] for number in range(len(numbers.known()))], np.int64)
             for read in self._read(job, equality, ()):
                 for file in read:
                     places = index.find(file.keys)
-                    hidden = (places >= 0) & (numbered[files_of(np.maximum(places, 0))] < born[file.path])
+                    hidden = (places >= 0) & (by_number[files_of(np.maximum(places, 0))] < sequence[file.path])
                     index.put(file.keys.take(hidden), np.full(int(hidden.sum()), NOWHERE, np.int64))
         return BuiltIndex(index, numbers)
 

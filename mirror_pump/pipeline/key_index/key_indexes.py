@@ -110,14 +110,14 @@ class KeyIndexes:
         self._seen: dict[TableId, _Seen] = {}
         self._jobs = 0
         self._looked_at = 0.0
-        self._told: dict[TableId, IndexPhase] = {}
+        self._reported: dict[TableId, IndexPhase] = {}
         self._builder: IndexBuilder | None = None
         self._observer: Observer | None = None
 
     def attach(self, builder: IndexBuilder, observer: Observer) -> None:
-        """Begin a session. `news` then reports every index again."""
+        """Begin a session. `changed_reports` then returns every index again."""
         self._builder, self._observer = builder, observer
-        self._told = {}
+        self._reported = {}
         for tracked in self._tracked.values():
             if tracked.phase is not IndexPhase.READY:
                 tracked.restart(self._next_job())
@@ -183,7 +183,7 @@ class KeyIndexes:
         tracked = self._tracked.get(table.table_id)
         return None if tracked is None or tracked.start_lsn != table.start_lsn else tracked.phase
 
-    def want(self, table: MirroredTable, lake: LakeTable, deletes: int) -> bool:
+    def request(self, table: MirroredTable, lake: LakeTable, deletes: int) -> bool:
         """Request an index because this many deletes are about to be committed. `lake` is the table's current state.
         Returns whether the table has an index or one is being built."""
         tracked = self._of(table)
@@ -244,7 +244,7 @@ class KeyIndexes:
         else:
             tracked.restart(self._next_job())
 
-    def read(self, answer: IndexRead) -> None:
+    def take_answer(self, answer: IndexRead) -> None:
         """Take the builder's answer to a job."""
         tracked = self._tracked.get(answer.table_id)
         if tracked is None or tracked.job != answer.job:
@@ -257,11 +257,11 @@ class KeyIndexes:
                 if tracked.followed(answer.result):
                     self._ready(answer.table_id, tracked)
                 else:
-                    said = "rows of rewritten files are not in the files that came"
-                    self._say(Step.INDEX_FAILED, answer.table_id, error=said)
+                    error = "rows of rewritten files are missing from the new files"
+                    self._observe(Step.INDEX_FAILED, answer.table_id, error=error)
                     tracked.restart(self._next_job())
             case _:
-                self._say(Step.INDEX_FAILED, answer.table_id, error=answer.error)
+                self._observe(Step.INDEX_FAILED, answer.table_id, error=answer.error)
                 self.forget(answer.table_id)
                 if answer.table_id in self._seen:
                     self._seen[answer.table_id].not_before = time.monotonic() + _FAILED_PAUSE
@@ -270,7 +270,7 @@ class KeyIndexes:
         """Drop the table's index: the table is not live, or other indexes help more."""
         self._tracked.pop(table_id, None)
 
-    def retain(self, tables: Collection[tuple[TableId, Lsn]]) -> None:
+    def keep_only(self, tables: Collection[tuple[TableId, Lsn]]) -> None:
         """Drop everything about tables other than these live registrations (table, start LSN)."""
         starts = dict(tables)
         for table_id in [
@@ -288,13 +288,15 @@ class KeyIndexes:
         size = tracked.index.nbytes if tracked.known else 0
         return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size}
 
-    def news(self) -> Mapping[TableId, Mapping[str, Any]]:
+    def changed_reports(self) -> Mapping[TableId, Mapping[str, Any]]:
         """The reports of all tables whose index appeared, disappeared or changed its phase since the last call."""
         phases = {table_id: tracked.phase for table_id, tracked in self._tracked.items()}
         changed = [
-            phase for phase in phases.keys() | self._told.keys() if phases.get(phase) is not self._told.get(phase)
+            table_id
+            for table_id in phases.keys() | self._reported.keys()
+            if phases.get(table_id) is not self._reported.get(table_id)
         ]
-        self._told = phases
+        self._reported = phases
         return {table_id: self.report(table_id) for table_id in changed}
 
     def _of(self, table: MirroredTable) -> TableIndex | None:
@@ -335,7 +337,7 @@ class KeyIndexes:
         """Have an index built from this state. Later commits are logged until it is built."""
         tracked.phase = IndexPhase.BUILDING
         self._submit(table_id, tracked, lake, None)
-        self._say(Step.INDEX_BUILDING, table_id, rows=lake.records)
+        self._observe(Step.INDEX_BUILDING, table_id, rows=lake.records)
 
     def _note(self, tracked: TableIndex, keyed: tuple[KeyedSegment, ...]) -> None:
         tracked.note(keyed)
@@ -344,7 +346,7 @@ class KeyIndexes:
             tracked.restart(self._next_job())
 
     def _ready(self, table_id: TableId, tracked: TableIndex) -> None:
-        self._say(Step.INDEX_READY, table_id, rows=tracked.index.alive, bytes=tracked.index.nbytes)
+        self._observe(Step.INDEX_READY, table_id, rows=tracked.index.alive, bytes=tracked.index.nbytes)
 
     def _next_job(self) -> int:
         self._jobs += 1
@@ -384,7 +386,7 @@ class KeyIndexes:
             tracked.restart(self._next_job())
             self._tracked[table_id] = tracked
 
-    def _say(self, step: Step, table_id: TableId, **details: object) -> None:
+    def _observe(self, step: Step, table_id: TableId, **details: object) -> None:
         if self._observer is not None:
             name = self._seen[table_id].candidate.table.name if table_id in self._seen else table_id
             self._observer(step, table=str(name), **details)

@@ -30,7 +30,7 @@ class CopiedChunk:
     rows: int
     file: WrittenFile | None
     """None if the chunk held no row."""
-    sidecars: frozenset[int] = frozenset()
+    raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the file."""
 
 
@@ -52,7 +52,7 @@ class AddChunks(Operation):
         return replace(
             plan,
             backdated=(*plan.backdated, *files),
-            raw_text_columns=plan.raw_text_columns.union(*(chunk.sidecars for chunk in self.chunks)),
+            raw_text_columns=plan.raw_text_columns.union(*(chunk.raw_text_columns for chunk in self.chunks)),
         )
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:

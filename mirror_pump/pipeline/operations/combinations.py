@@ -58,9 +58,7 @@ ORDER: tuple[type[Operation], ...] = (
 """The order in which operations are staged and recorded, regardless of the order in which they are given."""
 
 COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
-    frozenset(
-        {Truncate, ApplyStream}
-    ): "A batch may hold a TRUNCATE and later changes; earlier changes are left out.",
+    frozenset({Truncate, ApplyStream}): "A batch may hold a TRUNCATE and later changes; earlier changes are left out.",
     frozenset(
         {ChangeColumns, ApplyStream}
     ): "A batch may span a schema change. No segment does, and its files stay readable by field ID.",

@@ -37,7 +37,7 @@ class FoldCorrections(Operation):
     """(pk, version) of each correction."""
     cut: int
     """The cut-line when they were read."""
-    sidecars: frozenset[int] = frozenset()
+    raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the segment's file."""
 
     @property
@@ -55,7 +55,7 @@ class FoldCorrections(Operation):
         return replace(
             plan,
             segments=(*plan.segments, self.segment),
-            raw_text_columns=plan.raw_text_columns | self.sidecars,
+            raw_text_columns=plan.raw_text_columns | self.raw_text_columns,
             archive_due=True,
         )
 

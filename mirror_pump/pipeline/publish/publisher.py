@@ -78,10 +78,11 @@ class LandedPublish:
     """The tables that it committed to, in their new state."""
     snapshots: int = 0
     """Number of Iceberg snapshots committed."""
-    seal: object = field(default=None, repr=False)
+    token: object = field(default=None, repr=False)
+    """Only this module has the right token."""
 
     def __post_init__(self) -> None:
-        if self.seal is not _MADE_HERE:
+        if self.token is not _MADE_HERE:
             raise TypeError("a LandedPublish comes from Publisher.publish() and from nowhere else")
 
 
@@ -191,7 +192,7 @@ class Publisher:
             # A table that goes live has a delta of its own, which is not the one that was left out.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
             snapshots=len(committed),
-            seal=_MADE_HERE,
+            token=_MADE_HERE,
         )
 
     def _land(self, request: PublishRequest, staged: Staged) -> _Landed:
@@ -200,7 +201,7 @@ class Publisher:
             return self._transaction(request, staged)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
-                return self._resolve(error, request)
+                return self._read_outcome(error, request)
             except ConnectionLost:
                 self._stager.discard(staged)
                 raise
@@ -242,7 +243,7 @@ class Publisher:
             for accepted in staged.accepted:
                 self._apply(cursor, accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if _fail(cursor, failure))
-            self._advance_frontier(cursor, request.commit_time_us)
+            self._move_frontier(cursor, request.commit_time_us)
             rename(cursor, staged.names)
             filling = self._fill_next(cursor)
             self._swap_in(cursor, staged)
@@ -266,9 +267,9 @@ class Publisher:
             )
         return Lsn(slot[1])
 
-    def _advance_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
+    def _move_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
         cursor.execute(
-            _SQL["advance"],
+            _SQL["move_frontier"],
             {
                 "slot": self._slot,
                 "frontier": self._applied,
@@ -409,7 +410,7 @@ class Publisher:
             {"table_id": table.table_id, "snapshot_id": snapshot_id, "props": Jsonb(dict(props))},
         )
 
-    def _resolve(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
+    def _read_outcome(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
         """Determines the outcome after the connection broke. Before COMMIT was sent, the publish failed; after that,
         ask the database.
 

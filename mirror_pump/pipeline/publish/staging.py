@@ -331,10 +331,10 @@ class Stager:
         schema = _schema_of(delta.table, plan, known)
         commits = plan.writes_snapshot or schema is not None or live is not None
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
-        shown = row.readers_see_commits and plan.state is TableState.LIVE
-        renewing = shown and archive_refresh_due(row.tier, row.snapshot_id, known, asked=plan.archive_due)
+        visible = row.readers_see_commits and plan.state is TableState.LIVE
+        refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, known, required=plan.archive_due)
         accepted = StagedDelta(delta, plan, row, int(known.metadata["last-sequence-number"]))
-        if not (commits or renewing):
+        if not (commits or refreshes):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
         # rows are removed.
@@ -348,9 +348,9 @@ class Stager:
                 staged = _committed(known, _row_delta(plan, encoded, schema, summary), row)
                 written.own(*staged.files)
             base = staged.table if staged is not None else known
-            converted = staged is not None and shown and deletes_converted_meanwhile(row.tier, base)
+            converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
             archive = None
-            if renewing or converted or completes_fill(row, goes_live=live is not None):
+            if refreshes or converted or completes_fill(row, goes_live=live is not None):
                 archive = self._stage_archive(delta.table, plan, row, base, summary)
         number = SequenceNumber(accepted.base_sequence + 1) if plan.keeps_below else None
         return replace(
@@ -409,8 +409,8 @@ def planned(delta: TableDelta, row: Registration) -> TablePlan:
 
 
 def fitted(delta: TableDelta, row: Registration) -> tuple[TableDelta, list[TableId]]:
-    """Returns the delta without operations that no longer apply to the registration. Also returns the table if somebody
-    waits for one of the operations that were left out."""
+    """Returns the delta without operations that no longer apply to the registration. Also returns the table if a
+    thread waits for one of the operations that were left out."""
     superseded = tuple(kind for operation in delta.operations for kind in operation.supersedes)
     kept: list[TableOperation] = []
     refused = []
@@ -456,7 +456,7 @@ def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedC
 
 
 def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None) -> dict[str, str]:
-    """Returns what the snapshot's summary says of the frontier (see the module's invariant)."""
+    """Returns the summary entries about the snapshot's frontier (see the module's invariant)."""
     if live is not None:
         return {FRONTIER_PROPERTY: format_lsn(live)}
     if plan.state in (TableState.WAITING, TableState.COPYING):
@@ -474,8 +474,8 @@ def _refuse_swept(delta: TableDelta, row: Registration, request: PublishRequest)
     """Raises LakeError if files of the delta may have been removed by a sweep."""
     if row.swept_before is not None and row.swept_before >= request.written_since:
         raise LakeError(
-            f"files of {delta.table.name} waited so long that a sweep may have taken them",
-            "the pump receives the batch again by itself; a longer orphan_grace_hours spares it that",
+            f"files of {delta.table.name} waited so long that a sweep may have removed them",
+            "the pump receives the batch again by itself; a longer orphan_grace_hours avoids this",
         )
 
 

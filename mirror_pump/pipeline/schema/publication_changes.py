@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mirror_pump.model import Lsn, TableState
-from mirror_pump.pipeline.flow.steps import Observer, Step, tell_of_failure
+from mirror_pump.pipeline.flow.steps import Observer, Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
@@ -65,11 +65,11 @@ def copy_altered(
     check_publication(connection, publication)
     for failure in landed.failures:
         indexes.forget(failure.table.table_id)
-        tell_of_failure(observer, failure)
+        report_failure(observer, failure)
     failed = {failure.table.table_id for failure in landed.failures}
     former = {table.table_id: table for table in altered if table is not None}
     for delta in deltas:
-        table_id, told = delta.table.table_id, delta.change
-        if told is not None and not former[table_id].awaiting_description and table_id not in failed:
-            step = Step.TABLE_WAITING if told.waits_for_owner else Step.TABLE_COPIED_AGAIN
-            observer(step, table=str(delta.table.name), reason=told.reason)
+        table_id, published = delta.table.table_id, delta.change
+        if published is not None and not former[table_id].awaiting_description and table_id not in failed:
+            step = Step.TABLE_WAITING if published.waits_for_owner else Step.TABLE_COPIED_AGAIN
+            observer(step, table=str(delta.table.name), reason=published.reason)

@@ -41,7 +41,7 @@ from mirror_pump.pipeline.flow.events import (
     ThreadFailed,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.steps import Step, tell_of_failure
+from mirror_pump.pipeline.flow.steps import Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
@@ -54,7 +54,7 @@ from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
-from mirror_pump.pipeline.session.services import retain_live, start_services
+from mirror_pump.pipeline.session.services import drop_stale_indexes, start_services
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles, files_of
 from mirror_pump.source.catalog.pump_error import clear_error
 from mirror_pump.source.catalog.tables import load_table
@@ -84,9 +84,9 @@ def _step_of(change: TableChange) -> Step:
     return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
 
 
-_DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
+_DESCRIBED = "an earlier change of it made this necessary, and its new definition is known now"
 """Why a table is copied again, if only an earlier session knew the exact reason."""
-_REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
+_REWRITTEN = "its heap was rewritten while it was copied: the copy restarts"
 
 
 def _cause(reason: str) -> str:
@@ -136,7 +136,7 @@ class PumpSession:
         """By table that awaits its description, the reason why it will be copied again."""
         self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
         """Table, start LSN and generation of copies that were restarted. Each chunk of such a copy may report it, but
-        the observer is told once."""
+        it is reported to the observer only once."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -149,9 +149,9 @@ class PumpSession:
         # The stack closes in reverse order: the threads end before the files that they left are removed.
         self._closing = ExitStack()
         self._closing.callback(self._release_lead)
-        self._closing.callback(self._remove_leftovers)
+        self._closing.callback(self._remove_unpublished_files)
         try:
-            parts = start_services(
+            services = start_services(
                 self._closing,
                 context,
                 indexes,
@@ -163,15 +163,15 @@ class PumpSession:
         except BaseException:
             self.close()
             raise
-        self._services = parts
+        self._services = services
         # Earlier sessions have reported these tables and stored the reasons.
-        waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
+        waiting = services.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
         self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
-        self._frontier = totals.frontier = parts.applied
+        self._frontier = totals.frontier = services.applied
         self._scheduler = FrontierScheduler(
-            goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval
+            goal, services.applied, settings.idle_publish_bytes, settings.idle_publish_interval
         )
-        self._began = self._retained_at = time.monotonic()
+        self._began = self._checked_at = time.monotonic()
         self._caught_up = self._recovered = False
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class PumpSession:
         if not self._lead_kept:
             self._leader.release()
 
-    def _remove_leftovers(self) -> None:
+    def _remove_unpublished_files(self) -> None:
         self._unpublished_files.remove()
         self._empty_inbox()
         chunks = [chunk for copied in self._chunks.values() for _, chunk in copied]
@@ -210,8 +210,8 @@ class PumpSession:
                         self._left += fold.files
                     case ChunkCopied(chunk=chunk) if chunk.file is not None:
                         self._left.append(chunk.file.path)
-                    case FileRewriteReady(resolution=resolution):
-                        self._left += [file.path for file in resolution.written]
+                    case FileRewriteReady(rewrite=rewrite):
+                        self._left += [file.path for file in rewrite.written]
 
     def run(self) -> bool:
         """Take work until the goal is reached or the stop is requested. Returns True if a new session has to start at
@@ -274,7 +274,7 @@ class PumpSession:
             case LakeFileMissing():
                 self._fail_if_missing(work)
             case IndexRead():
-                self._indexes.read(work)
+                self._indexes.take_answer(work)
             case IndexWanted():
                 self._want_index(work)
             case FileRewriteReady():
@@ -343,7 +343,7 @@ class PumpSession:
             # A table that is locked stays published until the next check. The loop notices a lost connection by itself.
             with suppress(SourceError), self._services.connection.transaction() as transaction:
                 self._services.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
-                with source_errors("having the server send no more of a table"):
+                with source_errors("removing a failed table from the publication"):
                     remove_from_publication(self._services.connection, publication, table_id)
                 # This transaction now holds a lock that registering needs. If the table was registered again before
                 # that, it has to stay published.
@@ -358,7 +358,7 @@ class PumpSession:
 
     def _publish_rewrite(self, work: FileRewriteReady) -> None:
         table_id = work.table.table_id
-        delta = TableDelta(work.table, (RewriteFiles(work.resolution),))
+        delta = TableDelta(work.table, (RewriteFiles(work.rewrite),))
         landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
@@ -382,7 +382,7 @@ class PumpSession:
             work.answer.set_exception(error)
             raise
         if work.table.table_id not in landed.tables:
-            work.answer.set_result("the table is not what it was: it was registered anew, or set aside")
+            work.answer.set_result("the table has failed, was registered again, or is being copied")
             return
         self._begin_again = True
         self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
@@ -393,7 +393,7 @@ class PumpSession:
             return
         try:
             lake = self._services.publisher.load(work.table)
-            work.answer.set_result(self._indexes.want(work.table, lake, work.deletes))
+            work.answer.set_result(self._indexes.request(work.table, lake, work.deletes))
         except TableError:
             # The table has changed. Its fold will find that out.
             work.answer.set_result(False)
@@ -433,7 +433,7 @@ class PumpSession:
         if failure is not None:
             self._publish(PublishRequest(failures=(failure,)))
         elif work.copying and work.location.startswith(f"{table.location}/"):
-            raise LakeError(f"{work.location} could not be written for a moment", "the copy goes on by itself")
+            raise LakeError(f"{work.location} could not be written for a moment", "the copy continues by itself")
 
     def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
         """The deltas, together with the chunks that were copied in the meantime."""
@@ -467,14 +467,14 @@ class PumpSession:
         for failure in landed.failures:
             self._services.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
-            tell_of_failure(self._observer, failure)
+            report_failure(self._observer, failure)
         if landed.failures:
             failed = {failure.table.table_id for failure in landed.failures}.difference(landed.tables)
             left_out = tuple(delta for delta in request.deltas if delta.table.table_id in failed)
             discard(files_of(PublishRequest(deltas=left_out)), self._storage)
             self._unpublish_failed()
         if landed.dropped:
-            self._retain_indexes()
+            self._drop_stale_indexes()
         if landed.live or landed.filling:
             tables = [load_table(self._services.connection, table_id) for table_id in (*landed.live, *landed.filling)]
             self._services.receiver.refresh(tuple(table for table in tables if table is not None))
@@ -504,13 +504,13 @@ class PumpSession:
         self._services.receiver.want_position()
         return False
 
-    def _retain_indexes(self) -> None:
-        self._retained_at = time.monotonic()
-        retain_live(self._indexes, self._services.connection, self._slot)
+    def _drop_stale_indexes(self) -> None:
+        self._checked_at = time.monotonic()
+        drop_stale_indexes(self._indexes, self._services.connection, self._slot)
 
     def _report_indexes(self) -> None:
         """Store for `status` that an index is ready or was evicted for another one, even if its table is idle."""
-        for table_id, report in self._indexes.news().items():
+        for table_id, report in self._indexes.changed_reports().items():
             self._services.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
     def _handle_idle(self) -> None:
@@ -522,8 +522,8 @@ class PumpSession:
         self._publish_idle()
         if self._scheduler.caught_up <= self._frontier:
             self._copy_due(self._frontier)
-        if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
-            self._retain_indexes()
+        if time.monotonic() - self._checked_at >= _RETAIN_INTERVAL:
+            self._drop_stale_indexes()
             self._unpublish_failed()
 
     def _recover(self) -> None:

@@ -1,6 +1,7 @@
-"""Cuts the stream into segments and batches. Protocol logic without I/O: it is fed messages and emits work.
+"""Divides the stream into segments and batches. Protocol logic without I/O: it is fed messages and emits work.
 
-A batch holds whole transactions. Its segments are consecutive slices of the stream, cut anywhere, even inside a
+A batch holds whole transactions. Its segments are consecutive slices of the stream. They may end anywhere, even inside
+a
 transaction. A segment is emitted as soon as it is full, long before its batch closes. pgoutput sends a transaction only
 after it has committed, so nothing that was emitted can be rolled back, and memory use stays constant however large a
 transaction is.
@@ -78,7 +79,7 @@ class Assembler:
     at every Relation message. Postgres sends one before the first change after a publication or schema change, so a
     registration that was added, removed or replaced is seen before the first change that it concerns.
 
-    `judge(table, note)` decides what to do about a table that one of the pump's notes describes
+    `decide(table, note)` decides what to do about a table that one of the pump's notes describes
     (mirror_pump.source.relations.change_notes). The notes of a transaction are combined. They are handled at the
     table's next Relation message, which comes before its next change, or at the commit. So a key that is dropped and
     created again in between was never missing. From then on the table as decided counts, not the catalog's row, because
@@ -98,7 +99,7 @@ class Assembler:
         lookup: Callable[[int], MirroredTable | None],
         emit: Callable[[Segment], None],
         barrier: Lsn | None = None,
-        judge: Callable[[MirroredTable, Note], SchemaChangeDecision] = lambda table, _: SchemaChangeDecision(
+        decide: Callable[[MirroredTable, Note], SchemaChangeDecision] = lambda table, _: SchemaChangeDecision(
             Action.WAIT, table, "it was altered"
         ),
         isolated_transaction: Lsn | None = None,
@@ -109,7 +110,7 @@ class Assembler:
         self._limits = limits
         self._lookup = lookup
         self._emit = emit
-        self._judge = judge
+        self._decide = decide
         self._wanted = wanted
         self._read_note = read_note
         self._barrier = barrier
@@ -122,13 +123,13 @@ class Assembler:
         self._sent: dict[int, Relation] = {}
         """The last Relation message of each relation. The server sends it again only after a change of the relation
         itself, not after a table that was awaiting its description has been described."""
-        self._set_aside: dict[int, Lsn] = {}
+        self._failed: dict[int, Lsn] = {}
         """The start LSN of failed registrations. They must not become active again."""
-        self._before_apart = self._active, self._followed, self._set_aside
+        self._before_isolated = self._active, self._followed, self._failed
         """The three values above as of the start of `isolated_transaction`."""
         self._notes: dict[int, Note] = {}
         """Notes of the current transaction that are not decided yet."""
-        self._emptied: dict[int, tuple[int, int]] = {}
+        self._truncated: dict[int, tuple[int, int]] = {}
         """Tables that the current transaction truncated, with the numbers of segments and changes before the
         truncation."""
         self._messages: list[bytes] = []
@@ -181,7 +182,7 @@ class Assembler:
                     if self._size >= limit:
                         if len(message) > self._limits.row_bytes:
                             self._refuse_row()
-                        self._cut()
+                        self._emit_segment()
                         append = self._messages.append
                 continue
             if (
@@ -209,7 +210,7 @@ class Assembler:
             # A table that changed before the server described it is in `_followed`, but not active yet.
             known = self._active.get(table.table_id) or self._followed.get(table.table_id)
             if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
-                self._cut()
+                self._emit_segment()
                 # Keep the known columns: they may be newer than the published ones.
                 self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
 
@@ -225,14 +226,14 @@ class Assembler:
 
     def _ignore(self, relation_id: int) -> None:
         if relation_id in self._active:
-            self._cut()
+            self._emit_segment()
             self._set_active({known: table for known, table in self._active.items() if known != relation_id})
 
     def close(self) -> BatchEnd:
         """End the batch. Must not be called inside a transaction."""
         if self._in_transaction:
             raise AssertionError("a batch holds whole transactions: it cannot close inside one")
-        self._cut()
+        self._emit_segment()
         batch, self._batch = self._batch, _Batch()
         return BatchEnd(
             end_lsn=self.position,
@@ -259,11 +260,11 @@ class Assembler:
         copied again from there.
         """
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
-            raise AssertionError("only a transaction in a batch of its own can be passed over")
+            raise AssertionError("only a transaction in a batch of its own can be skipped")
         self._messages, self._size, self._changes = [], 0, 0
         self._batch = _Batch(transactions=1)
-        self._notes, self._emptied = {}, {}
-        active, self._followed, self._set_aside = self._before_apart
+        self._notes, self._truncated = {}, {}
+        active, self._followed, self._failed = self._before_isolated
         self._set_active(active)
         self._in_transaction = False
         # The server skips transactions whose commit record begins before the position that streaming starts at.
@@ -271,7 +272,7 @@ class Assembler:
         for table_id in tables:
             table = self._present(table_id)
             if table is not None and not table.awaiting_description:
-                self._stall(table, reason)
+                self._await_description(table, reason)
         return self.close()
 
     def _refuse_row(self) -> None:
@@ -291,7 +292,7 @@ class Assembler:
                 " register it",
             )
 
-    def _cut(self) -> None:
+    def _emit_segment(self) -> None:
         """Emit the collected messages as a segment, if they hold changes of any active table."""
         if not self._messages:
             return
@@ -311,9 +312,9 @@ class Assembler:
             self._final_lsn, self._xid = begin.final_lsn, begin.xid
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
-            self._notes, self._emptied = {}, {}
+            self._notes, self._truncated = {}, {}
             if self._final_lsn == self._isolated_transaction:
-                self._before_apart = dict(self._active), dict(self._followed), dict(self._set_aside)
+                self._before_isolated = dict(self._active), dict(self._followed), dict(self._failed)
         elif tag == _COMMIT:
             commit = parse_commit(bytes(message[HEADER:]))
             for relation_id in list(self._notes):
@@ -331,19 +332,19 @@ class Assembler:
             for relation_id in parse_truncate(bytes(message[HEADER:])).relation_ids:
                 table = self._active.get(relation_id)
                 if table is not None:
-                    self._cut()
+                    self._emit_segment()
                     self._batch.truncations.append(Truncation(table, self._batch.segments))
-                    self._emptied[relation_id] = self._batch.segments, self._changes
+                    self._truncated[relation_id] = self._batch.segments, self._changes
         elif tag == _MESSAGE:
-            told = parse_logical_message(bytes(message[HEADER:]))
-            if told.prefix == WAIT_PREFIX:
+            logical = parse_logical_message(bytes(message[HEADER:]))
+            if logical.prefix == WAIT_PREFIX:
                 # Any client that may write to the database can send such a message, with any content. A position beyond
                 # the server's end of WAL must not make other clients wait, so it is capped. The client asks again.
                 with suppress(ValueError):
                     (reached,) = _WAL_END.unpack_from(message, 9)
-                    self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))
-            elif told.prefix == PREFIX and told.transactional and not self._skipping:
-                note = self._read_note(told.content, self._xid)
+                    self._wanted(Lsn(min(int(logical.content[:_LSN_DIGITS], 16), reached)))
+            elif logical.prefix == PREFIX and logical.transactional and not self._skipping:
+                note = self._read_note(logical.content, self._xid)
                 if note is not None:
                     self._note(note)
 
@@ -351,7 +352,7 @@ class Assembler:
         """Keep a note until the table's next change or the commit, combined with the transaction's earlier notes."""
         if note.truncated:
             # A TRUNCATE of the whole table is in the stream itself. A note for each partition follows it.
-            if self._emptied.get(note.table_id) == (self._batch.segments, self._changes):
+            if self._truncated.get(note.table_id) == (self._batch.segments, self._changes):
                 return
             table = self._present(note.table_id)
             if table is not None and not table.awaiting_description:
@@ -373,24 +374,24 @@ class Assembler:
         table = self._present(relation_id) if note is not None else None
         if note is None or table is None:
             return
-        verdict = self._judge(table, note)
-        course = verdict.course
-        if table.awaiting_description and course not in (Action.SET_ASIDE, Action.DROPPED):
-            course = Action.COPY_AGAIN if note.settled and course is not Action.WAIT else Action.WAIT
-        if course is Action.FOLLOW:
-            self._change(verdict.table, table, verdict.reason)
-        elif course is Action.FILL:
-            self._change(verdict.table, table, verdict.reason, fills=True, dropped=verdict.dropped)
-        elif course is Action.COPY_AGAIN:
-            again = self._copied_again(verdict.table)
-            self._change(again, table, verdict.reason)
+        decision = self._decide(table, note)
+        action = decision.action
+        if table.awaiting_description and action not in (Action.FAIL, Action.DROPPED):
+            action = Action.COPY_AGAIN if note.settled and action is not Action.WAIT else Action.WAIT
+        if action is Action.FOLLOW:
+            self._change(decision.table, table, decision.reason)
+        elif action is Action.FILL:
+            self._change(decision.table, table, decision.reason, fills=True, dropped=decision.dropped)
+        elif action is Action.COPY_AGAIN:
+            again = self._copied_again(decision.table)
+            self._change(again, table, decision.reason)
             sent = self._sent.get(relation_id)
             if sent is not None and relation_id not in self._active and not difference_from(again, sent):
                 self._set_active({**self._active, relation_id: again})
-        elif course is Action.WAIT and not table.awaiting_description:
-            self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
-        elif course in (Action.SET_ASIDE, Action.DROPPED):
-            self._fail(table, verdict.reason, dropped=course is Action.DROPPED)
+        elif action is Action.WAIT and not table.awaiting_description:
+            self._await_description(table, decision.reason, waits_for_owner=decision.waits_for_owner)
+        elif action in (Action.FAIL, Action.DROPPED):
+            self._fail(table, decision.reason, dropped=action is Action.DROPPED)
 
     def _change(
         self,
@@ -402,7 +403,7 @@ class Assembler:
         dropped: Sequence[PartitionBounds] = (),
         waits_for_owner: bool = False,
     ) -> None:
-        self._cut()
+        self._emit_segment()
         before = self._batch.segments
         change = TableChange(
             table,
@@ -416,14 +417,14 @@ class Assembler:
         self._batch.changed_tables.append(change)
         self._replace(table)
 
-    def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
+    def _await_description(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
         waiting = replace(self._copied_again(table), state=TableState.WAITING)
         self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:
         self._ignore(table.table_id)
-        self._set_aside[table.table_id] = table.start_lsn
+        self._failed[table.table_id] = table.start_lsn
         self._batch.failures.append(Failure(table, about(str(table.name), reason), dropped))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
@@ -443,7 +444,7 @@ class Assembler:
     def _present(self, relation_id: int) -> MirroredTable | None:
         """The registration to which changes at this position of the stream belong."""
         table = self._lookup(relation_id)
-        if table is None or table.start_lsn <= self._set_aside.get(relation_id, -1):
+        if table is None or table.start_lsn <= self._failed.get(relation_id, -1):
             return None
         followed = self._followed.get(relation_id)
         if followed is not None and followed.start_lsn >= table.start_lsn:
@@ -463,9 +464,9 @@ class Assembler:
             return
         difference = difference_from(table, relation)
         if difference:
-            self._stall(table, f"it was altered, and no note said how: {difference}")
+            self._await_description(table, f"it was altered, and no note described it: {difference}")
         elif known is None or known.start_lsn != table.start_lsn:
-            self._cut()
+            self._emit_segment()
             self._set_active({**self._active, table.table_id: table})
 
     def _set_active(self, active: dict[int, MirroredTable]) -> None:

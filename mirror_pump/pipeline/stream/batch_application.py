@@ -25,7 +25,7 @@ from mirror_pump.pipeline.operations.requests import TableDelta
 from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.operations.truncate import Truncate
-from mirror_pump.pipeline.stream.schema_projection import adapted
+from mirror_pump.pipeline.stream.schema_projection import project_rows
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import VersionedFile
 from mirror_pump.source.connect import PgConnection
@@ -133,7 +133,7 @@ class BatchApplier:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}
-        beside: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
+        raw_text_columns: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
@@ -143,9 +143,9 @@ class BatchApplier:
                 heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
                 for number, rows in completed.rows.items():
                     changes[number], more = self._with_rows(table, changes[number], rows)
-                    beside |= more
+                    raw_text_columns |= more
         segments = tuple(changes[number] for number in sorted(changes) if not changes[number].empty)
-        operations: list[TableOperation] = [ApplyStream(segments, beside, heap_read_at)]
+        operations: list[TableOperation] = [ApplyStream(segments, raw_text_columns, heap_read_at)]
         if truncated_before is not None:
             operations.append(Truncate())
         if change is not None:
@@ -250,4 +250,4 @@ def _under(result: TableResult, segment: Sequence[MirroredTable], table: Mirrore
     former = next(candidate for candidate in segment if candidate.table_id == table.table_id)
     if result.incomplete is None or former.columns == table.columns:
         return result
-    return replace(result, incomplete=adapted(result.incomplete, former, table))
+    return replace(result, incomplete=project_rows(result.incomplete, former, table))

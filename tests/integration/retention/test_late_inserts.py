@@ -114,7 +114,7 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(database: Database, tm
                     delete(connection, 10 + 2 * batch, turn)
                 folds.await_folded()
             _assert_read_by_all(divided)
-            assert running.steps.count(Step.RESOLVED) == 0, "there was nothing to convert"
+            assert running.steps.count(Step.CONVERTED) == 0, "there was nothing to convert"
             assert check_indexes(running.pump, mirror.runner, database) == 1
     assert len(folds.seen) >= 10
 

@@ -196,7 +196,7 @@ def test_rows_below_the_cut_line_stay(operation: Operation) -> None:
 
 
 def test_chunks_take_their_place_at_the_start_snapshot() -> None:
-    operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, file=None, sidecars=frozenset())))
+    operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, file=None, raw_text_columns=frozenset())))
     staged = plan(COPYING, operation)
     assert CHUNK.file is not None
     assert staged.backdated == (BackdatedFile(CHUNK.file, COPYING.data_sequence_number),)
