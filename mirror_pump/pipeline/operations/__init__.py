@@ -3,8 +3,8 @@
 Data flow:
 
     stream, copier, upkeep, folder ...      build operations without reading the catalog
-      -> TableDelta(table, operations)      checks that they may be combined (combinations.py), and sorts them
-      -> PublishRequest(deltas)
+      -> TableRequest(table, operations)    checks that they may be combined (combinations.py), and sorts them
+      -> PublishRequest(tables)
     Stager    reads each table's registration, then calls for each operation
                 fitting()   which leaves out what no longer applies to the registration
                 stage()     which adds to the TablePlan, without I/O

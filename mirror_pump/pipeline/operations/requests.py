@@ -15,7 +15,7 @@ _Kind = TypeVar("_Kind", bound=Operation)
 
 
 @dataclass(frozen=True)
-class TableDelta:
+class TableRequest:
     """What one publish does to one table. Without operations, it only lets the table go live if that is due.
 
     Raises ValueError for operations that may not be combined (mirror_pump.pipeline.operations.combinations).
@@ -33,11 +33,11 @@ class TableDelta:
         """The operation of this type, or None. There is at most one."""
         return next((operation for operation in self.operations if isinstance(operation, kind)), None)
 
-    def adding(self, operation: TableOperation) -> TableDelta:
+    def adding(self, operation: TableOperation) -> TableRequest:
         """A copy with one more operation."""
         return replace(self, operations=(*self.operations, operation))
 
-    def without(self, kind: type[Operation]) -> TableDelta:
+    def without(self, kind: type[Operation]) -> TableRequest:
         """A copy without the operation of this type."""
         kept = tuple(operation for operation in self.operations if not isinstance(operation, kind))
         return replace(self, operations=kept)
@@ -57,7 +57,8 @@ class PublishRequest:
     commit_time_us: int = 0
     """Commit time of the last transaction at or below `frontier`, in microseconds since the Unix epoch. 0 if
     unknown."""
-    deltas: tuple[TableDelta, ...] = ()
+    tables: tuple[TableRequest, ...] = ()
     failures: tuple[Failure, ...] = ()
     written_since: float = field(default_factory=time.time)
-    """Time before the first file was written, in seconds since the Unix epoch. A sweep may have removed older files."""
+    """Time before the first file of the operations was written, in seconds since the Unix epoch. A sweep may have
+    removed older files."""

@@ -1,10 +1,10 @@
-"""Proves that the lake holds a heap partition: its rows at the published snapshot, corrected by the delta, equal the
-heap's. No partition is dropped without this proof.
+"""Proves that the lake holds a heap partition: its rows at the published snapshot, with corrections, equal the heap's.
+No partition is dropped without this proof.
 
-Heap, delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database. A fold
-moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers write
-corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
-without the keys of the delta) + delta`, or the proof fails. Rows whose keys are in the delta are compared in the
+The heap, modak.delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database.
+A fold moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers
+write corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
+without the corrected keys) + corrections`, or the proof fails. Rows whose keys are corrected are compared in the
 database. All other rows are compared by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers
 that copies use.
 """
@@ -174,7 +174,7 @@ class Prover:
     def _corrections(
         self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
     ) -> tuple[list[str], PackedKeys]:
-        """Returns the differences between the delta and the heap, and the packed keys of all corrections."""
+        """Returns the differences between the corrections and the heap, and the packed keys of all corrections."""
         where: dict[str, Any] = {
             "table_id": table.table_id,
             "relation_id": partition.relation_id,

@@ -47,7 +47,7 @@ from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
-from mirror_pump.pipeline.operations.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
@@ -263,7 +263,7 @@ class PumpSession:
                 # An empty table has no chunks to publish, but the frontier has to move before the table can go live.
                 self._handle_idle()
             case CopyInvalid(table):
-                landed = self._publish(PublishRequest(deltas=(TableDelta(table, (RestartCopy(),)),)))
+                landed = self._publish(PublishRequest(tables=(TableRequest(table, (RestartCopy(),)),)))
                 copy = table.table_id, table.start_lsn, table.generation
                 if table.table_id in landed.tables and copy not in self._invalid_copies:
                     self._invalid_copies.add(copy)
@@ -284,7 +284,7 @@ class PumpSession:
             case FoldReady():
                 self._fold(work)
             case ArchiveBranchOutdated(table):
-                self._publish(PublishRequest(deltas=(TableDelta(table, (RefreshArchive(),)),)))
+                self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._totals.isolated_transaction = Lsn(error.transaction)
@@ -303,19 +303,19 @@ class PumpSession:
             PublishRequest(
                 frontier=batch.end.end_lsn,
                 commit_time_us=batch.end.commit_time_us,
-                deltas=self._with_chunks(applied.deltas),
+                tables=self._with_chunks(applied.tables),
                 failures=applied.failures,
                 written_since=batch.written_since,
             )
         )
         self._services.receiver.batch_done()
         self._totals.changes += batch.end.changes
-        changes = [delta.change for delta in applied.deltas if delta.change is not None]
+        changes = [table_request.change for table_request in applied.tables if table_request.change is not None]
         for change in changes:
             self._report_change(change)
         if changes:
             self._services.watcher.wake()
-        if changes or any(delta.get(Truncate) is not None for delta in applied.deltas):
+        if changes or any(table_request.get(Truncate) is not None for table_request in applied.tables):
             self._services.copier.wake()
         self._scheduler.reached(landed.frontier)
         self._publish_idle()
@@ -351,15 +351,15 @@ class PumpSession:
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
-        self._publish(PublishRequest(deltas=self._with_chunks(())))
+        self._publish(PublishRequest(tables=self._with_chunks(())))
         self._observer(Step.CHUNKS_PUBLISHED)
         # After the last chunk the frontier has to move before the table can go live, and perhaps no change moves it.
         self._handle_idle()
 
     def _publish_rewrite(self, work: FileRewriteReady) -> None:
         table_id = work.table.table_id
-        delta = TableDelta(work.table, (RewriteFiles(work.rewrite),))
-        landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
+        table_request = TableRequest(work.table, (RewriteFiles(work.rewrite),))
+        landed = self._publish(PublishRequest(tables=(table_request,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
         self._services.upkeep.finished(table_id, landed=accepted)
@@ -374,7 +374,7 @@ class PumpSession:
         if not work.answer.set_running_or_notify_cancel():
             return
         try:
-            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, (work.advance,)),)))
+            landed = self._publish(PublishRequest(tables=(TableRequest(work.table, (work.advance,)),)))
         except AdvanceRefused as refusal:
             work.answer.set_result(str(refusal))
             return
@@ -405,9 +405,9 @@ class PumpSession:
         """Publish a fold: corrections of rows below the cut-line."""
         if not work.answer.set_running_or_notify_cancel():
             return
-        delta = TableDelta(work.table, (work.fold,))
+        table_request = TableRequest(work.table, (work.fold,))
         try:
-            landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
+            landed = self._publish(PublishRequest(tables=(table_request,), written_since=work.written_since))
         except BaseException as error:
             work.answer.set_exception(error)
             raise
@@ -435,18 +435,18 @@ class PumpSession:
         elif work.copying and work.location.startswith(f"{table.location}/"):
             raise LakeError(f"{work.location} could not be written for a moment", "the copy continues by itself")
 
-    def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
-        """The deltas, together with the chunks that were copied in the meantime."""
-        by_table = {delta.table.table_id: delta for delta in deltas}
+    def _with_chunks(self, table_requests: Iterable[TableRequest]) -> tuple[TableRequest, ...]:
+        """The requests, together with the chunks that were copied in the meantime."""
+        by_table = {table_request.table.table_id: table_request for table_request in table_requests}
         waiting, self._chunks = self._chunks, {}
         for table_id, copied in waiting.items():
             newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
-            delta = by_table.get(table_id, TableDelta(newest))
-            if delta.table.start_lsn < newest.start_lsn:
-                # The table was registered again in the meantime: the delta of the earlier registration is obsolete.
-                delta = TableDelta(newest)
-            chunks = tuple(chunk for table, chunk in copied if table.start_lsn == delta.table.start_lsn)
-            by_table[table_id] = delta.adding(AddChunks(chunks)) if chunks else delta
+            table_request = by_table.get(table_id, TableRequest(newest))
+            if table_request.table.start_lsn < newest.start_lsn:
+                # The table was registered again in the meantime. The request for its earlier registration is obsolete.
+                table_request = TableRequest(newest)
+            chunks = tuple(chunk for table, chunk in copied if table.start_lsn == table_request.table.start_lsn)
+            by_table[table_id] = table_request.adding(AddChunks(chunks)) if chunks else table_request
         return tuple(by_table.values())
 
     def _publish(self, request: PublishRequest) -> LandedPublish:
@@ -470,8 +470,10 @@ class PumpSession:
             report_failure(self._observer, failure)
         if landed.failures:
             failed = {failure.table.table_id for failure in landed.failures}.difference(landed.tables)
-            left_out = tuple(delta for delta in request.deltas if delta.table.table_id in failed)
-            discard(files_of(PublishRequest(deltas=left_out)), self._storage)
+            left_out = tuple(
+                table_request for table_request in request.tables if table_request.table.table_id in failed
+            )
+            discard(files_of(PublishRequest(tables=left_out)), self._storage)
             self._unpublish_failed()
         if landed.dropped:
             self._drop_stale_indexes()
@@ -491,7 +493,7 @@ class PumpSession:
             return
         if self._scheduler.due(self._frontier) or self._copy_due(position):
             self._scheduler.served()
-            self._publish(PublishRequest(frontier=position, deltas=self._with_chunks(())))
+            self._publish(PublishRequest(frontier=position, tables=self._with_chunks(())))
 
     def _copy_due(self, position: Lsn) -> bool:
         """Whether a copied table may go live at `position`. If it needs a later position, ask for that one."""

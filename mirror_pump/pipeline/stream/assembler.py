@@ -1,10 +1,9 @@
 """Divides the stream into segments and batches. Protocol logic without I/O: it is fed messages and emits work.
 
 A batch holds whole transactions. Its segments are consecutive slices of the stream. They may end anywhere, even inside
-a
-transaction. A segment is emitted as soon as it is full, long before its batch closes. pgoutput sends a transaction only
-after it has committed, so nothing that was emitted can be rolled back, and memory use stays constant however large a
-transaction is.
+a transaction. A segment is emitted as soon as it is full, long before its batch closes. pgoutput sends a transaction
+only after it has committed, so nothing that was emitted can be rolled back, and memory use stays constant however large
+a transaction is.
 """
 
 from __future__ import annotations
