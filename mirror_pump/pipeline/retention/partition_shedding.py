@@ -6,8 +6,8 @@ back to hot. Each step is one transaction. Everything that the next step needs i
 continues where a killed one stopped. The oldest partition goes first, and the cut-line never moves back.
 
 Invariant: no partition is dropped unless it was compared with the lake, row by row, after the last moment at which a
-change of it could bypass modak.delta. A refused step is tried again later and delays only the steps that must follow it:
-the cut-line does not wait for drops. A failed proof stops the table's retention until somebody requests another
+change of it could bypass modak.delta. A refused step is tried again later and delays only the steps that must follow
+it: the cut-line does not wait for drops. A failed proof stops the table's retention until an operator requests another
 attempt.
 """
 
