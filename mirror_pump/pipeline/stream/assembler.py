@@ -29,6 +29,8 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Truncation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, rows_of
+from mirror_pump.pipeline.stream.relation_difference import difference_from
+from mirror_pump.pipeline.stream.stream_tables import StreamTables
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
 
 HEADER = 25
@@ -107,7 +109,7 @@ class Assembler:
         read_note: NoteReader,
     ) -> None:
         self._limits = limits
-        self._lookup = lookup
+        self._tables = StreamTables(lookup)
         self._emit = emit
         self._decide = decide
         self._wanted = wanted
@@ -115,17 +117,6 @@ class Assembler:
         self._barrier = barrier
         self._isolated_transaction = isolated_transaction
         self._applied = applied
-        self._active: dict[int, MirroredTable] = {}
-        self._tables: tuple[MirroredTable, ...] = ()
-        self._followed: dict[int, MirroredTable] = {}
-        """The current state of tables that changed in the stream."""
-        self._sent: dict[int, Relation] = {}
-        """The last Relation message of each relation. The server sends it again only after a change of the relation
-        itself, not after a table that was awaiting its description has been described."""
-        self._failed: dict[int, Lsn] = {}
-        """The start LSN of failed registrations. They must not become active again."""
-        self._before_isolated = self._active, self._followed, self._failed
-        """The three values above as of the start of `isolated_transaction`."""
         self._notes: dict[int, Note] = {}
         """Notes of the current transaction that are not decided yet."""
         self._truncated: dict[int, tuple[int, int]] = {}
@@ -169,12 +160,13 @@ class Assembler:
         """
         limit = min(self._limits.segment_bytes, self._limits.row_bytes)
         append = self._messages.append
+        tables = self._tables
         taken = 0
         for message in messages:
             taken += 1
             tag = message[HEADER]
             if tag in _CHANGES:
-                if not self._skipping and self._tables:
+                if not self._skipping and tables.active:
                     append(message)
                     self._size += len(message)
                     self._changes += 1
@@ -206,12 +198,11 @@ class Assembler:
     def refresh(self, tables: Sequence[MirroredTable]) -> None:
         """Use new descriptions of known tables. After a table went live, for example, its inserts need no deletes."""
         for table in tables:
-            # A table that changed before the server described it is in `_followed`, but not active yet.
-            known = self._active.get(table.table_id) or self._followed.get(table.table_id)
+            known = self._tables.known(table.table_id)
             if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
                 self._emit_segment()
                 # Keep the known columns: they may be newer than the published ones.
-                self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
+                self._tables.replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
 
     def drop(self, table: MirroredTable) -> None:
         """Ignore the table's changes from here on, until a Relation message finds it registered again.
@@ -219,14 +210,14 @@ class Assembler:
         Does nothing if the table is already registered again: then the earlier registration failed, whose files were in
         another location.
         """
-        active = self._active.get(table.table_id)
+        active = self._tables.active.get(table.table_id)
         if active is not None and active.location == table.location:
             self._ignore(table.table_id)
 
     def _ignore(self, relation_id: int) -> None:
-        if relation_id in self._active:
+        if relation_id in self._tables.active:
             self._emit_segment()
-            self._set_active({known: table for known, table in self._active.items() if known != relation_id})
+            self._tables.ignore(relation_id)
 
     def close(self) -> BatchEnd:
         """End the batch. Must not be called inside a transaction."""
@@ -263,13 +254,12 @@ class Assembler:
         self._messages, self._size, self._changes = [], 0, 0
         self._batch = _Batch(transactions=1)
         self._notes, self._truncated = {}, {}
-        active, self._followed, self._failed = self._before_isolated
-        self._set_active(active)
+        self._tables.restore()
         self._in_transaction = False
         # The server skips transactions whose commit record begins before the position that streaming starts at.
         self.position = Lsn(max(self.position, self._final_lsn + 1))
         for table_id in tables:
-            table = self._present(table_id)
+            table = self._registered(table_id)
             if table is not None and not table.awaiting_description:
                 self._await_description(table, reason)
         return self.close()
@@ -280,7 +270,7 @@ class Assembler:
         self._size -= len(message)
         self._changes -= 1
         (relation_id,) = _RELATION_ID.unpack_from(message, HEADER + 1)
-        table = self._active.get(relation_id)
+        table = self._tables.active.get(relation_id)
         if table is not None:
             limit = self._limits.row_bytes
             self._fail(
@@ -298,9 +288,9 @@ class Assembler:
         messages, size = self._messages, self._size
         batch = self._batch
         batch.size += size
-        if self._tables:
+        if self._tables.active:
             batch.changes += self._changes
-            segment = Segment(batch.segments, messages, size, self._tables)
+            segment = Segment(batch.segments, messages, size, tuple(self._tables.active.values()))
             batch.segments += 1
             self._emit(segment)
         self._messages, self._size, self._changes = [], 0, 0
@@ -313,7 +303,7 @@ class Assembler:
             self._skipping = self._final_lsn < self._applied
             self._notes, self._truncated = {}, {}
             if self._final_lsn == self._isolated_transaction:
-                self._before_isolated = dict(self._active), dict(self._followed), dict(self._failed)
+                self._tables.save()
         elif tag == _COMMIT:
             commit = parse_commit(bytes(message[HEADER:]))
             for relation_id in list(self._notes):
@@ -329,7 +319,7 @@ class Assembler:
             self._relation(parse_relation(bytes(message[HEADER:])))
         elif tag == _TRUNCATE and not self._skipping:
             for relation_id in parse_truncate(bytes(message[HEADER:])).relation_ids:
-                table = self._active.get(relation_id)
+                table = self._tables.active.get(relation_id)
                 if table is not None:
                     self._emit_segment()
                     self._batch.truncations.append(Truncation(table, self._batch.segments))
@@ -353,7 +343,7 @@ class Assembler:
             # A TRUNCATE of the whole table is in the stream itself. A note for each partition follows it.
             if self._truncated.get(note.table_id) == (self._batch.segments, self._changes):
                 return
-            table = self._present(note.table_id)
+            table = self._registered(note.table_id)
             if table is not None and not table.awaiting_description:
                 reason = "one of its partitions was truncated"
                 bounds = rows_of(note.truncated_leaf, table)
@@ -370,7 +360,7 @@ class Assembler:
     def _take_notes(self, relation_id: int) -> None:
         """Handle the current transaction's notes about the table so far."""
         note = self._notes.pop(relation_id, None)
-        table = self._present(relation_id) if note is not None else None
+        table = self._registered(relation_id) if note is not None else None
         if note is None or table is None:
             return
         decision = self._decide(table, note)
@@ -384,9 +374,8 @@ class Assembler:
         elif action is Action.COPY_AGAIN:
             again = self._copied_again(decision.table)
             self._change(again, table, decision.reason)
-            sent = self._sent.get(relation_id)
-            if sent is not None and relation_id not in self._active and not difference_from(again, sent):
-                self._set_active({**self._active, relation_id: again})
+            if relation_id not in self._tables.active and self._tables.was_sent_as(again):
+                self._tables.activate(again)
         elif action is Action.WAIT and not table.awaiting_description:
             self._await_description(table, decision.reason, waits_for_owner=decision.waits_for_owner)
         elif action in (Action.FAIL, Action.DROPPED):
@@ -414,7 +403,7 @@ class Assembler:
             waits_for_owner=waits_for_owner,
         )
         self._batch.changed_tables.append(change)
-        self._replace(table)
+        self._tables.replace(table)
 
     def _await_description(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
         waiting = replace(self._copied_again(table), state=TableState.WAITING)
@@ -423,7 +412,7 @@ class Assembler:
 
     def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:
         self._ignore(table.table_id)
-        self._failed[table.table_id] = table.start_lsn
+        self._tables.fail(table)
         self._batch.failures.append(Failure(table, about(str(table.name), reason), dropped))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
@@ -435,29 +424,16 @@ class Assembler:
             live_after_lsn=None,
         )
 
-    def _replace(self, table: MirroredTable) -> None:
-        self._followed[table.table_id] = table
-        if table.table_id in self._active:
-            self._set_active({**self._active, table.table_id: table})
-
-    def _present(self, relation_id: int) -> MirroredTable | None:
+    def _registered(self, relation_id: int) -> MirroredTable | None:
         """The registration to which changes at this position of the stream belong."""
-        table = self._lookup(relation_id)
-        if table is None or table.start_lsn <= self._failed.get(relation_id, -1):
-            return None
-        followed = self._followed.get(relation_id)
-        if followed is not None and followed.start_lsn >= table.start_lsn:
-            return followed
-        # A change from before the current registration is ignored. Registering changes the publication, so the server
-        # sends the relation again before the first change that counts.
-        return None if self._final_lsn < table.start_lsn else table
+        return self._tables.registered(relation_id, self._final_lsn)
 
     def _relation(self, relation: Relation) -> None:
-        self._sent.pop(relation.relation_id, None)
+        self._tables.forget_sent(relation.relation_id)
         self._take_notes(relation.relation_id)
-        self._sent[relation.relation_id] = relation
-        table = self._present(relation.relation_id)
-        known = self._active.get(relation.relation_id)
+        self._tables.set_sent(relation)
+        table = self._registered(relation.relation_id)
+        known = self._tables.active.get(relation.relation_id)
         if table is None or table.awaiting_description:
             self._ignore(relation.relation_id)
             return
@@ -466,11 +442,7 @@ class Assembler:
             self._await_description(table, f"it was altered, and no note described it: {difference}")
         elif known is None or known.start_lsn != table.start_lsn:
             self._emit_segment()
-            self._set_active({**self._active, table.table_id: table})
-
-    def _set_active(self, active: dict[int, MirroredTable]) -> None:
-        self._active = active
-        self._tables = tuple(active.values())
+            self._tables.activate(table)
 
 
 def _begin(message: bytes) -> Begin:
@@ -480,34 +452,3 @@ def _begin(message: bytes) -> Begin:
 _LSN_DIGITS = 16
 _WAL_END = struct.Struct(">Q")
 """The server's end of WAL, which follows the tag and the message's own position (protocol docs, XLogData)."""
-
-_FULL = "f"
-"""The pg_class.relreplident with which the server sends the whole old row, whatever the key."""
-
-
-def difference_from(table: MirroredTable, relation: Relation) -> str:
-    """What differs between the table as registered and as the server now sends it. Empty if nothing differs.
-
-    The replica identity matters as much as the columns: the server sends an old row only when columns of the identity
-    change, so a key that is no longer the identity could change unnoticed.
-    """
-    registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
-    left_out = {column.name for column in table.excluded}
-    sent = [
-        (column.name, column.type_oid, column.type_modifier)
-        for column in relation.columns
-        if column.name not in left_out
-    ]
-    names, now = {name for name, *_ in registered}, {column.name for column in relation.columns}
-    # Excluded columns are identified by their position in the rows, so they have to be present.
-    if registered == sent and left_out <= now:
-        identity = {column.name for column in relation.columns if column.is_key}
-        # Without any identity the server refuses updates and deletes. Inserts look the same as before.
-        if relation.replica_identity == _FULL or not identity or identity == set(table.key):
-            return ""
-        return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"
-    expected = [*(name for name, *_ in registered), *sorted(left_out)]
-    parts = [f"column {name} is gone" for name in expected if name not in now]
-    parts += [f"column {name} is new" for name, *_ in sent if name not in names]
-    parts += [f"column {item[0]} has another type" for item in sent if item[0] in names and item not in registered]
-    return ", ".join(parts) or "their order changed"
