@@ -118,7 +118,7 @@ class PumpSession:
         self,
         context: SessionContext,
         goal: Goal,
-        totals: RunState,
+        run_state: RunState,
         indexes: KeyIndexes,
         stop_requested: Callable[[], bool],
         leader: Leader | None = None,
@@ -128,7 +128,7 @@ class PumpSession:
         self._slot = context.slot
         self._storage = context.storage
         self._observer = context.observer
-        self._totals = totals
+        self._run_state = run_state
         self._inbox = context.inbox
         self._indexes = indexes
         self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
@@ -142,9 +142,9 @@ class PumpSession:
         self._begin_again = False
         """The cut-line has moved: segments that were decoded under the old cut-line must not be published."""
         self._stop_requested = stop_requested
-        self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
+        self._leader = Leader.acquire(context.dsn, context.slot, run_state.epoch) if leader is None else leader
         self._lead_kept = False
-        totals.epoch = self._leader.epoch
+        run_state.epoch = self._leader.epoch
         self._unpublished_files = UnpublishedFiles(context.storage)
         # The stack closes in reverse order: the threads end before the files that they left are removed.
         self._closing = ExitStack()
@@ -158,7 +158,7 @@ class PumpSession:
                 self._unpublished_files,
                 self._leader.epoch,
                 goal.until,
-                totals.isolated_transaction,
+                run_state.isolated_transaction,
             )
         except BaseException:
             self.close()
@@ -167,7 +167,7 @@ class PumpSession:
         # Earlier sessions have reported these tables and stored the reasons.
         waiting = services.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
         self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
-        self._frontier = totals.frontier = services.applied
+        self._frontier = run_state.frontier = services.applied
         self._scheduler = FrontierScheduler(
             goal, services.applied, settings.idle_publish_bytes, settings.idle_publish_interval
         )
@@ -287,7 +287,7 @@ class PumpSession:
                 self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
-                    self._totals.isolated_transaction = Lsn(error.transaction)
+                    self._run_state.isolated_transaction = Lsn(error.transaction)
                     self._unpublish_failed()
                 raise error
             case StopRequested():
@@ -309,7 +309,7 @@ class PumpSession:
             )
         )
         self._services.receiver.batch_done()
-        self._totals.changes += batch.end.changes
+        self._run_state.changes += batch.end.changes
         changes = [table_request.change for table_request in applied.tables if table_request.change is not None]
         for change in changes:
             self._report_change(change)
@@ -457,8 +457,8 @@ class PumpSession:
                 # The publish certainly did not happen, and these files are not published later either.
                 discard(files_of(request), self._storage)
             raise
-        self._frontier = self._totals.frontier = landed.frontier
-        self._totals.commits += 1
+        self._frontier = self._run_state.frontier = landed.frontier
+        self._run_state.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
         self._services.upkeep.published(landed.tables)
         self._services.retention.published()

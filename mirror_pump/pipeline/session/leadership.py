@@ -25,8 +25,8 @@ _ASK_INTERVAL = 2.0
 """Seconds between two requests to the leader to publish the frontier of this pump's goal. Each request writes WAL."""
 
 
-def take_lead(
-    settings: Settings, goal: Goal, observer: Observer, stop: threading.Event, totals: RunState, *, standby: bool
+def acquire_leadership(
+    settings: Settings, goal: Goal, observer: Observer, stop: threading.Event, run_state: RunState, *, standby: bool
 ) -> Leader | None:
     """Acquire the leadership. A `standby` waits until no other pump leads.
 
@@ -35,22 +35,22 @@ def take_lead(
     """
     dsn, slot = settings.require_dsn(), settings.slot
     try:
-        leader = Leader.acquire(dsn, slot, totals.epoch)
+        leader = Leader.acquire(dsn, slot, run_state.epoch)
     except NotLeader:
         if not standby:
             raise
         with Standby(dsn, slot) as waiting:
-            waited = _wait(waiting, slot, goal, observer, stop, totals)
+            waited = _wait(waiting, slot, goal, observer, stop, run_state)
         if waited is None:
             return None
         leader = waited
-    totals.epoch = leader.epoch
+    run_state.epoch = leader.epoch
     observer(Step.LEADING, epoch=leader.epoch)
     return leader
 
 
 def _wait(
-    standby: Standby, slot: str, goal: Goal, observer: Observer, stop: threading.Event, totals: RunState
+    standby: Standby, slot: str, goal: Goal, observer: Observer, stop: threading.Event, run_state: RunState
 ) -> Leader | None:
     reported_epoch: int | None = None
     ask_at = time.monotonic()
@@ -58,7 +58,7 @@ def _wait(
         answer = standby.ask()
         if isinstance(answer, Leader):
             return answer
-        totals.frontier = answer.frontier
+        run_state.frontier = answer.frontier
         if answer.epoch != reported_epoch:
             reported_epoch = answer.epoch
             observer(Step.STANDBY, leader=answer.leader, frontier=answer.frontier)
