@@ -44,7 +44,8 @@ from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration, registration_of
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.pipeline.publish.staging import StagedPublish, StagedTable, Stager, lake_table_gone, with_due_tables
+from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
+from mirror_pump.pipeline.publish.staging import Stager, lake_table_gone, with_due_tables
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
