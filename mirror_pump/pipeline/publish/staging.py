@@ -252,29 +252,27 @@ class Stager:
         left = self._left_to_the_lake(table_request.table.table_id)
         return None if left is None else would_lose(table_request.table, table_request.change, left)
 
-    def _stage(
-        self, table_request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None
-    ) -> StagedTable:
+    def _stage(self, request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedTable:
         """Writes one table's part. Leaves nothing behind if it raises."""
-        known = self._base(table_request.table.table_id, row)
-        plan = planned(table_request, row)
+        known = self._base(request.table.table_id, row)
+        plan = planned(request, row)
         if live is not None and plan.waits_longer(live):
             live = None
-        schema = _schema_of(table_request.table, plan, known)
+        schema = _schema_of(request.table, plan, known)
         commits = plan.writes_snapshot or schema is not None or live is not None
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         visible = row.readers_see_commits and plan.state is TableState.LIVE
         refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, known, required=plan.archive_due)
-        accepted = StagedTable(table_request, plan, row, int(known.metadata["last-sequence-number"]))
+        accepted = StagedTable(request, plan, row, int(known.metadata["last-sequence-number"]))
         if not (commits or refreshes):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
-            self._indexes.forget(table_request.table.table_id)
+            self._indexes.forget(request.table.table_id)
         summary = _frontier_summary(plan, known, frontier, live)
         with StagedFiles(self._storage) as written:
-            encoded = self._encoded(table_request.table, plan, known, row, written)
+            encoded = self._encoded(request.table, plan, known, row, written)
             staged = None
             if commits:
                 staged = _committed(known, _row_delta(plan, encoded, schema, summary), row)
@@ -283,7 +281,7 @@ class Stager:
             converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
             archive = None
             if refreshes or converted or completes_fill(row, goes_live=live is not None):
-                archive = self._stage_archive(table_request.table, plan, row, base, summary)
+                archive = self._stage_archive(request.table, plan, row, base, summary)
         number = SequenceNumber(accepted.base_sequence + 1) if plan.keeps_below else None
         return replace(
             accepted,
