@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.engine.segment_tasks import SegmentResult
 from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, TableId, TableState
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
     ArchiveBranchOutdated,
@@ -44,17 +44,18 @@ from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
-from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
-from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
+from mirror_pump.pipeline.session.pending_chunks import PendingChunks
 from mirror_pump.pipeline.session.services import drop_stale_indexes, start_services
+from mirror_pump.pipeline.session.table_change_reports import TableChangeReports
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles, files_of
 from mirror_pump.source.catalog.pump_error import clear_error
 from mirror_pump.source.catalog.tables import load_table
@@ -75,23 +76,7 @@ _RECOVERED_AFTER = 10.0
 _STOP_GRACE = 3.0
 """Seconds that the current batch may still take after a stop request. After that it is abandoned."""
 
-
-def _step_of(change: TableChange) -> Step:
-    if change.waits_for_owner:
-        return Step.TABLE_WAITING
-    if change.copy_again:
-        return Step.TABLE_COPIED_AGAIN
-    return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
-
-
-_DESCRIBED = "an earlier change of it made this necessary, and its new definition is known now"
-"""Why a table is copied again, if only an earlier session knew the exact reason."""
 _REWRITTEN = "its heap was rewritten while it was copied: the copy restarts"
-
-
-def _cause(reason: str) -> str:
-    """The reason without the sentences that tell the owner what to do."""
-    return reason.partition(". ")[0]
 
 
 class Abandoned(Exception):
@@ -131,9 +116,7 @@ class PumpSession:
         self._run_state = run_state
         self._inbox = context.inbox
         self._indexes = indexes
-        self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
-        self._awaiting_copy: dict[TableId, str] = {}
-        """By table that awaits its description, the reason why it will be copied again."""
+        self._chunks = PendingChunks()
         self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
         """Table, start LSN and generation of copies that were restarted. Each chunk of such a copy may report it, but
         it is reported to the observer only once."""
@@ -166,7 +149,9 @@ class PumpSession:
         self._services = services
         # Earlier sessions have reported these tables and stored the reasons.
         waiting = services.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
-        self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
+        self._change_reports = TableChangeReports(
+            self._observer, {TableId(table_id): error for table_id, error in waiting}
+        )
         self._frontier = run_state.frontier = services.applied
         self._scheduler = FrontierScheduler(
             goal, services.applied, settings.idle_publish_bytes, settings.idle_publish_interval
@@ -193,8 +178,7 @@ class PumpSession:
     def _remove_unpublished_files(self) -> None:
         self._unpublished_files.remove()
         self._empty_inbox()
-        chunks = [chunk for copied in self._chunks.values() for _, chunk in copied]
-        discard([*self._left, *(chunk.file.path for chunk in chunks if chunk.file is not None)], self._storage)
+        discard([*self._left, *self._chunks.files], self._storage)
 
     def _empty_inbox(self) -> None:
         """Cancel the answers that threads wait for, and remember the files named in the inbox for removal."""
@@ -236,7 +220,7 @@ class PumpSession:
             if self._begin_again:
                 return True
             # This also covers a last chunk that came with other work behind it: nothing else might ever publish it.
-            if self._chunks and self._inbox.empty():
+            if self._chunks.waiting and self._inbox.empty():
                 self._publish_copies()
         # The key indexes live in this process's memory and end with it.
         self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
@@ -258,7 +242,7 @@ class PumpSession:
                 if self._scheduler.has_waiters(self._frontier):
                     self._services.receiver.want_position()
             case ChunkCopied(table, chunk):
-                self._chunks.setdefault(table.table_id, []).append((table, chunk))
+                self._chunks.add(table, chunk)
             case CopyPlanned():
                 # An empty table has no chunks to publish, but the frontier has to move before the table can go live.
                 self._handle_idle()
@@ -303,7 +287,7 @@ class PumpSession:
             PublishRequest(
                 frontier=batch.end.end_lsn,
                 commit_time_us=batch.end.commit_time_us,
-                tables=self._with_chunks(applied.tables),
+                tables=self._chunks.take_with(applied.tables),
                 failures=applied.failures,
                 written_since=batch.written_since,
             )
@@ -312,28 +296,13 @@ class PumpSession:
         self._run_state.changes += batch.end.changes
         changes = [table_request.change for table_request in applied.tables if table_request.change is not None]
         for change in changes:
-            self._report_change(change)
+            self._change_reports.report(change)
         if changes:
             self._services.watcher.wake()
         if changes or any(table_request.get(Truncate) is not None for table_request in applied.tables):
             self._services.copier.wake()
         self._scheduler.reached(landed.frontier)
         self._publish_idle()
-
-    def _report_change(self, change: TableChange) -> None:
-        """Report to the observer what happens to a changed table.
-
-        A table that awaits its description before it is copied again is reported twice with the same reason: when the
-        need for the copy is known, and when the copy begins.
-        """
-        table = change.table
-        reason = change.reason
-        if change.copy_again:
-            former = self._awaiting_copy.pop(table.table_id, "")
-            reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
-            if table.awaiting_description:
-                self._awaiting_copy[table.table_id] = _cause(reason)
-        self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
         """Remove failed tables from the publication. The server may be unable to send one of their rows, or may refuse
@@ -351,7 +320,7 @@ class PumpSession:
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
-        self._publish(PublishRequest(tables=self._with_chunks(())))
+        self._publish(PublishRequest(tables=self._chunks.take_with(())))
         self._observer(Step.CHUNKS_PUBLISHED)
         # After the last chunk the frontier has to move before the table can go live, and perhaps no change moves it.
         self._handle_idle()
@@ -435,20 +404,6 @@ class PumpSession:
         elif work.copying and work.location.startswith(f"{table.location}/"):
             raise LakeError(f"{work.location} could not be written for a moment", "the copy continues by itself")
 
-    def _with_chunks(self, table_requests: Iterable[TableRequest]) -> tuple[TableRequest, ...]:
-        """The requests, together with the chunks that were copied in the meantime."""
-        by_table = {table_request.table.table_id: table_request for table_request in table_requests}
-        waiting, self._chunks = self._chunks, {}
-        for table_id, copied in waiting.items():
-            newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
-            table_request = by_table.get(table_id, TableRequest(newest))
-            if table_request.table.start_lsn < newest.start_lsn:
-                # The table was registered again in the meantime. The request for its earlier registration is obsolete.
-                table_request = TableRequest(newest)
-            chunks = tuple(chunk for table, chunk in copied if table.start_lsn == table_request.table.start_lsn)
-            by_table[table_id] = table_request.adding(AddChunks(chunks)) if chunks else table_request
-        return tuple(by_table.values())
-
     def _publish(self, request: PublishRequest) -> LandedPublish:
         try:
             landed = self._services.publisher.publish(request)
@@ -493,7 +448,7 @@ class PumpSession:
             return
         if self._scheduler.due(self._frontier) or self._copy_due(position):
             self._scheduler.served()
-            self._publish(PublishRequest(frontier=position, tables=self._with_chunks(())))
+            self._publish(PublishRequest(frontier=position, tables=self._chunks.take_with(())))
 
     def _copy_due(self, position: Lsn) -> bool:
         """Whether a copied table may go live at `position`. If it needs a later position, ask for that one."""
