@@ -137,8 +137,8 @@ def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageO
                 positions.append(entry.path)
             elif entry.sequence_number <= rewrite.sequence_number:
                 raise FileRewriteSuperseded(
-                    f"{entry.path}, with sequence number {entry.sequence_number}, is new since the rewrite was"
-                    f" computed from the snapshot with sequence number {rewrite.sequence_number}"
+                    f"{entry.path}, with sequence number {entry.sequence_number}, has come since the rewrite was"
+                    f" computed, at sequence number {rewrite.sequence_number}"
                 )
     missing = (rewrite.removed | rewrite.relied_on) - live
     if missing:

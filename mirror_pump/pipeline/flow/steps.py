@@ -22,7 +22,7 @@ class Level(Enum):
 
 _RETRIED = "Nothing if the error is temporary: the pump tries again after a pause. Otherwise fix what `error` says."
 _INDEX_RETRIED = (
-    "Nothing if the error is temporary: the pump builds the index again within minutes. Until then, the table's "
+    "Nothing if the error is temporary: the index is built again within minutes. Until then, the table's "
     "deletes are equality deletes. Otherwise fix what `error` says."
 )
 _ADAPT_QUERIES = "Nothing in the mirror. Adapt queries of the lake table that name what changed."
