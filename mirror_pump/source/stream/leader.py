@@ -54,7 +54,7 @@ class Leader:
             raise
 
     @classmethod
-    def acquire_leadership(cls, connection: PgConnection, slot: str) -> Self:
+    def take_lead(cls, connection: PgConnection, slot: str) -> Self:
         """The leader, over a connection that holds the slot's advisory lock, which it keeps from now on."""
         return cls(connection, slot, _enter(connection, slot))
 

@@ -78,7 +78,7 @@ class Standby:
             locked, leader, epoch, frontier = row
             if not locked:
                 return Led(leader_name(leader), int(epoch), Lsn(frontier))
-            lead = Leader.acquire_leadership(self.connection, self._slot)
+            lead = Leader.take_lead(self.connection, self._slot)
             self.connection.execute("SELECT set_config('application_name', 'mirror-pump-leader', false)")
             self.connection.execute("SELECT pg_advisory_unlock_shared(%s)", (_standby_key(self._slot),))
         self._leads = True
