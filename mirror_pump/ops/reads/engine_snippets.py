@@ -48,10 +48,9 @@ def snippet(
         connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
         source_errors("reading the lake's tables"),
     ):
-        table = connection.execute(_SQL["lake_tables"]).fetchone() or _EXAMPLE
+        namespace, name = connection.execute(_SQL["lake_tables"]).fetchone() or _EXAMPLE
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
-    namespace, name = str(table[0]), str(table[1])
     warehouse = settings.require_warehouse()
     dsn = _without_password(dsn) if user is None else make_conninfo(_without_password(dsn), user=user)
     advice = _ADVICE if user is None else ""

@@ -71,6 +71,7 @@ from mirror_pump.source.retention.retention_plan import (
     plan_retention,
     sheds,
 )
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
@@ -457,8 +458,22 @@ def _shown(
 def _progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
     """Return the progress of each table's copy, mapped to the table's error text."""
     with source_errors("reading the copies' progress"):
-        rows = connection.execute(_SQL["progress"], {"table_ids": list(tables)}).fetchall()
-    return {
-        CopyProgress(str(TableName(schema, name)), state, done, total, copied, error): error
-        for _, schema, name, state, error, done, total, copied in rows
-    }
+        rows = fetch_rows(connection, _ProgressRow, _SQL["progress"], {"table_ids": list(tables)})
+    return {row.progress(): row.error for row in rows}
+
+
+@dataclass(frozen=True)
+class _ProgressRow:
+    """A row of the query `progress`; see CopyProgress."""
+
+    schema_name: str
+    table_name: str
+    state: str
+    error: str
+    chunks_done: int
+    chunks_total: int
+    rows: int
+
+    def progress(self) -> CopyProgress:
+        name = TableName(self.schema_name, self.table_name)
+        return CopyProgress(str(name), self.state, self.chunks_done, self.chunks_total, self.rows, self.error)

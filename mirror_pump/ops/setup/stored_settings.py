@@ -52,13 +52,14 @@ def complete_from(connection: PgConnection, settings: Settings) -> Settings:
         require_current(connection)
         slots = connection.execute(_SLOTS).fetchall()
         profile = connection.execute(_PROFILE).fetchone()
-    if not slots or profile is None or not profile[0]:
+    warehouse, options = profile or ("", {})
+    if not slots or not warehouse:
         raise _not_initialised(connection)
-    update: dict[str, Any] = {"warehouse": profile[0]}
+    update: dict[str, Any] = {"warehouse": warehouse}
     update |= _slot(settings, {str(slot): str(publication) for slot, publication in slots})
     for key, field in REMEMBERED_STORAGE.items():
-        if getattr(settings, field) is None and profile[1].get(key) is not None:
-            update[field] = str(profile[1][key])
+        if getattr(settings, field) is None and options.get(key) is not None:
+            update[field] = str(options[key])
     return settings.model_copy(update=update)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import SecretStr
 
@@ -15,6 +16,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.source.connect import connect
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from sql import queries
 
@@ -54,10 +56,10 @@ def reach(settings: Settings, target: Lsn) -> None:
 def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
     """Return once none of the tables is being copied, or copies do not come any further. Without a running pump, one
     runs until it has caught up. Raises SourceError if that fails."""
-    former: list[tuple[object, ...]] = []
+    former: list[_CopyRow] = []
     deadline = time.monotonic() + _COPY_PATIENCE
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        while copies := connection.execute(_SQL["copies"], {"table_ids": list(table_ids)}).fetchall():
+        while copies := fetch_rows(connection, _CopyRow, _SQL["copies"], {"table_ids": list(table_ids)}):
             if copies != former:
                 former, deadline = copies, time.monotonic() + _COPY_PATIENCE
             elif time.monotonic() > deadline:
@@ -70,6 +72,19 @@ def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
             except SourceError:
                 if not is_led(connection, settings.slot):
                     raise
+
+
+@dataclass(frozen=True)
+class _CopyRow:
+    """A row of the query `copies`: a change of any field is progress."""
+
+    table_id: TableId
+    start_lsn: Lsn
+    generation: int
+    state: str
+    live_after_lsn: Lsn | None
+    """None until the last chunk is copied."""
+    chunks_done: int
 
 
 def _pump(settings: Settings, *until: str) -> None:

@@ -43,6 +43,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from mirror_pump.telemetry import get_logger
 from sql import queries
@@ -169,7 +170,7 @@ def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) 
         ids = [resolve_name(connection, name)[1] for name in names]
     else:
         with source_errors("reading the mirrored tables"):
-            ids = [TableId(row[0]) for row in connection.execute(_SQL["live"], {"slot": settings.slot})]
+            ids = [TableId(table_id) for (table_id,) in connection.execute(_SQL["live"], {"slot": settings.slot})]
     chosen = [load_table(connection, table_id) for table_id in ids]
     for table, name in zip(chosen, names, strict=False):
         if table is None:
@@ -352,18 +353,34 @@ class _Verification:
         """The frontier, and of each table the metadata file that has it at that the frontier, and the cut-line;
         nothing of tables that are not live any more, or were registered or copied again since `tables` were read."""
         with source_errors("reading the frontier"):
-            rows = self._connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
+            pins = fetch_rows(self._connection, _PinnedTable, _SQL["pin"], {"table_ids": list(tables)})
         try:
-            same = [row for row in rows if row[5] and row[6] == tables[TableId(row[1])].start_lsn]
+            same = [pin for pin in pins if pin.live and pin.start_lsn == tables[pin.table_id].start_lsn]
             # Of tables that are copied again it is a former one.
-            frontiers = {row[2] for row in same} or {0}
-            if len(frontiers) != 1 or None in frontiers:
+            frontiers = {pin.frontier for pin in same} or {Lsn(0)}
+            frontier = frontiers.pop()
+            if frontiers or frontier is None:
                 raise SourceError("live tables of one mirror have different frontiers", "Run verify again.")
-            locations = {TableId(row[1]): str(row[3]) for row in same}
-            yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in same}
+            locations = {pin.table_id: pin.location for pin in same}
+            yield frontier, locations, {pin.table_id: pin.cut for pin in same}
         finally:
             with source_errors("releasing the pins"):
-                self._connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})
+                self._connection.execute(_SQL["release"], {"pins": [pin.pin_id for pin in pins]})
+
+
+@dataclass(frozen=True)
+class _PinnedTable:
+    """A row of the query `pin`."""
+
+    pin_id: int
+    table_id: TableId
+    frontier: Lsn | None
+    """None until the initial copy is complete."""
+    location: str
+    """The metadata file that has the table at the frontier."""
+    cut: int
+    live: bool
+    start_lsn: Lsn
 
 
 def _given_up(reason: Disturbed) -> str:

@@ -45,6 +45,7 @@ from mirror_pump.pipeline.upkeep.jobs import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
@@ -97,6 +98,30 @@ class _Pin:
             self.renewed_at = time.monotonic()
 
 
+@dataclass(frozen=True)
+class _Seam:
+    """A row of the query `seam`."""
+
+    cut: int
+    snapshot_id: int
+    location: str
+    """The metadata file of the published snapshot."""
+    exported: str
+    """The name of the exported snapshot of the database."""
+    watched_as: str | None
+    """None for a partition that is detached, or without its trigger."""
+
+
+@dataclass(frozen=True)
+class _ComparedCorrection:
+    """A row of the query `corrections`."""
+
+    key: list[str]
+    """The texts of the key columns in attribute order."""
+    difference: str | None
+    """A key of _WORDS; None if the heap has the corrected row."""
+
+
 class Prover:
     """Compares partitions with the lake, one at a time."""
 
@@ -114,27 +139,32 @@ class Prover:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             bounded(reader)
             where = {"table_id": table.table_id, "relation_id": partition.relation_id}
-            row = reader.execute(_SQL["seam"], where).fetchone()
-            assert row is not None
-            cut, snapshot_id, location, exported, watched_as = row
-            if watched_as is None:
+            seam = fetch_row(reader, _Seam, _SQL["seam"], where)
+            assert seam is not None
+            if seam.watched_as is None:
                 raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
-            with self._pinned(table, snapshot_id, cut) as pin:
-                rows, differing = self._compare(table, partition, reader, pin, snapshot_id, location, exported)
-            return Proof(rows, snapshot_id, watched_as, tuple(differing[:_SHOWN]))
+            with self._pinned(table, seam) as pin:
+                rows, differing = self._compare(table, partition, reader, pin, seam)
+            return Proof(rows, seam.snapshot_id, seam.watched_as, tuple(differing[:_SHOWN]))
 
     @contextmanager
-    def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
+    def _pinned(self, table: MirroredTable, seam: _Seam) -> Iterator[_Pin]:
         """Pins the published snapshot for the duration of the block, in a transaction that other sessions see."""
         with self._connect() as connection:
-            where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
+            where = {
+                "table_id": table.table_id,
+                "snapshot_id": seam.snapshot_id,
+                "cut": seam.cut,
+                "seconds": _PIN_SECONDS,
+            }
             row = connection.execute(_SQL["pin"], where).fetchone()
             assert row is not None
+            (pin_id,) = row
             try:
-                yield _Pin(connection, row[0], time.monotonic())
+                yield _Pin(connection, pin_id, time.monotonic())
             finally:
                 if not connection.broken:
-                    connection.execute("SELECT modak.release(%s)", (row[0],))
+                    connection.execute("SELECT modak.release(%s)", (pin_id,))
 
     def _compare(
         self,
@@ -142,20 +172,20 @@ class Prover:
         partition: Partition,
         reader: PgConnection,
         pin: _Pin,
-        snapshot_id: int,
-        location: str,
-        exported: str,
+        seam: _Seam,
     ) -> tuple[int, list[str]]:
         """Returns the number of rows in the heap and the differences."""
-        lake = LakeTable.load(location, self._storage)
-        if lake.snapshot_id != snapshot_id:
-            raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
+        lake = LakeTable.load(seam.location, self._storage)
+        if lake.snapshot_id != seam.snapshot_id:
+            raise LakeError(
+                f"{seam.location} is not the metadata of snapshot {seam.snapshot_id}", "report this: it is a bug"
+            )
         packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
         chunks = plan_chunks(reader, _relation(partition), _TASK_BYTES)
-        heap_tasks = [HeapTask(self._dsn, chunk, exported, comparing) for chunk in chunks]
+        heap_tasks = [HeapTask(self._dsn, chunk, seam.exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
         def heap(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
@@ -180,14 +210,15 @@ class Prover:
             "lo": partition.lo,
             "hi": partition.hi,
         }
-        rows = reader.execute(_SQL["corrections"], where).fetchall()
+        corrections = fetch_rows(reader, _ComparedCorrection, _SQL["corrections"], where)
         differing = [
-            f"{', '.join(key)}: {_WORDS[difference]}"
-            for _, key, difference in rows
-            if difference is not None and not (partition.truncated and difference == "missing")
+            f"{', '.join(correction.key)}: {_WORDS[correction.difference]}"
+            for correction in corrections
+            if correction.difference is not None and not (partition.truncated and correction.difference == "missing")
         ]
         # The catalog lists both the key and the columns in attribute order.
-        keys, _ = parse_rows([key for _, key, _ in rows], {column.name: column.type for column in table.key_columns})
+        types = {column.name: column.type for column in table.key_columns}
+        keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
         return differing, packing.pack(list(keys.values()))
 
     def _files(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -22,6 +22,7 @@ from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
 from mirror_pump.source.relations.tier_keys import END, NEVER, literal, name_token, now_value
 from mirror_pump.source.relations.widths import Width
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
@@ -126,12 +127,10 @@ class RetentionChoices:
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
     """The table's choices. None for a table without heap retention, and for one that is gone."""
-    row = connection.execute(_SQL["choices"], {"table_id": table_id}).fetchone()
-    if row is None:
+    row = fetch_row(connection, _ChoicesRow, _SQL["choices"], {"table_id": table_id})
+    if row is None or row.retention is None:
         return None
-    stored, live, lag, cut, applied = row
-    if stored is None:
-        return None
+    stored = row.retention
     return RetentionChoices(
         int(stored.get("premake", 0)),
         Width.from_json(stored.get("width")),
@@ -139,11 +138,30 @@ def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoice
         bool(stored.get("detach", False)),
         stored.get("stopped"),
         stored.get("not_made"),
-        bool(live),
-        NEVER if lag is None else lag,
-        cut,
-        Lsn(applied),
+        row.live,
+        NEVER if row.lag is None else row.lag,
+        row.cut,
+        row.applied,
     )
+
+
+@dataclass(frozen=True)
+class _ChoicesRow:
+    """A row of the query `choices`."""
+
+    retention: dict[str, Any] | None
+    """The user's choices; None for a table without heap retention."""
+    live: bool
+    lag: int | None
+    """None: no partition leaves the heap."""
+    cut: int
+    applied: Lsn
+
+
+def made_default(connection: PgConnection, table_id: TableId) -> bool:
+    """Whether the mirror created the table's DEFAULT partition."""
+    row = fetch_row(connection, _ChoicesRow, _SQL["choices"], {"table_id": table_id})
+    return row is not None and row.retention is not None and bool(row.retention.get("own_default"))
 
 
 def retained_tables(
@@ -154,15 +172,16 @@ def retained_tables(
     return tuple(TableId(table_id) for (table_id,) in rows.fetchall())
 
 
-class _PartitionRow(NamedTuple):
-    """A row of the query `partitions`, in the order of its columns."""
+@dataclass(frozen=True)
+class _PartitionRow:
+    """A row of the query `partitions`. Names and present bounds are None for a partition that is not attached."""
 
     partition_id: str
     relation_id: int | None
     lo: int
     hi: int
     state: str
-    sealed_lsn: int | None
+    sealed_lsn: Lsn | None
     truncated: bool
     reason: str | None
     attempts: int
@@ -183,7 +202,7 @@ class _PartitionRow(NamedTuple):
             lo=self.lo,
             hi=self.hi,
             state=self.state,
-            sealed_lsn=None if self.sealed_lsn is None else Lsn(self.sealed_lsn),
+            sealed_lsn=self.sealed_lsn,
             truncated=self.truncated,
             reason=self.reason,
             attempts=self.attempts,
@@ -198,17 +217,32 @@ class _PartitionRow(NamedTuple):
 
 def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partition, ...]:
     """The partitions that are not dropped yet, the oldest first."""
-    rows = connection.execute(_SQL["partitions"], {"table_id": table_id}).fetchall()
-    return tuple(_PartitionRow(*row).partition() for row in rows)
+    rows = fetch_rows(connection, _PartitionRow, _SQL["partitions"], {"table_id": table_id})
+    return tuple(row.partition() for row in rows)
+
+
+@dataclass(frozen=True)
+class _AttachedRow:
+    """A row of the query `attached`."""
+
+    relation_id: int
+    schema_name: str
+    relation_name: str
+    lo: int
+    hi: int
+    is_default: bool
+    is_table: bool
+    routes: bool
+
+    def attached(self) -> Attached:
+        name = TableName(self.schema_name, self.relation_name)
+        return Attached(self.relation_id, name, self.lo, self.hi, self.is_default, self.is_table, self.routes)
 
 
 def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached, ...]:
     """The partitions in the heap, ordered by their bounds."""
-    rows = connection.execute(_SQL["attached"], {"table_id": table_id}).fetchall()
-    return tuple(
-        Attached(relation_id, TableName(schema, name), lo, hi, is_default, is_table, routes)
-        for relation_id, schema, name, lo, hi, is_default, is_table, routes in rows
-    )
+    rows = fetch_rows(connection, _AttachedRow, _SQL["attached"], {"table_id": table_id})
+    return tuple(row.attached() for row in rows)
 
 
 @contextmanager
