@@ -54,7 +54,7 @@ INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, 
 SELECT %(table_id)s,
        %(name)s || CASE WHEN EXISTS (SELECT FROM modak.partitions
                                       WHERE table_id = %(table_id)s AND partition_id = %(name)s)
-                        THEN ' #' || %(relation_id)s ELSE '' END,
+                        THEN ' #' || %(relation_id)s::bigint ELSE '' END,
        %(lo)s, %(hi)s, %(state)s, %(relation_id)s, %(reason)s,
        CASE WHEN %(state)s = 'tiering' THEN pg_current_xact_id()::text::bigint END
 ON CONFLICT (table_id, partition_id) DO UPDATE
