@@ -1,8 +1,9 @@
-"""The rows of queries are read by name (mirror_pump/source/rows.py): nobody counts columns."""
+"""The rows of queries are read by name (mirror_pump/source/rows.py), and long statements are in sql/."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,23 @@ def test_rows_of_queries_are_read_by_name() -> None:
     assert found == [], (
         "give the columns names, and read them with fetch_row or fetch_rows (mirror_pump/source/rows.py)"
     )
+
+
+def test_sql_longer_than_a_line_is_in_files() -> None:
+    found = [
+        f"{path.relative_to(_ROOT)}:{line}"
+        for path in sorted((_ROOT / "mirror_pump").rglob("*.py"))
+        if "testing" not in path.parts
+        for line in _long_statements(path.read_text(encoding="utf-8"))
+    ]
+    assert found == [], "move the statement to sql/queries"
+
+
+def test_a_long_statement_is_found_unless_it_is_composed() -> None:
+    assert list(_long_statements('x = (\n "SELECT 1"\n " FROM t"\n)')) == [2]
+    assert list(_long_statements('x = "SELECT 1 FROM t"')) == []
+    assert list(_long_statements('x = (\n f"SELECT {x}"\n " FROM t"\n)')) == []
+    assert list(_long_statements('x = sql.SQL(\n "SELECT {x}"\n " FROM t"\n).format(x=x)')) == []
 
 
 @pytest.mark.parametrize(
@@ -77,6 +95,17 @@ def _read_by_place(text: str) -> Iterator[int]:
             case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value) if _has_rows(value):
                 if _counts(target):
                     yield target.lineno
+
+
+def _long_statements(text: str) -> Iterator[int]:
+    """First lines of the statements in a module that take several lines and are always the same."""
+    tree = ast.parse(text)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            statement = re.match(r"\s*(SELECT|WITH|INSERT INTO|UPDATE|DELETE FROM|CREATE) [^{]*$", node.value)
+            if statement and node.end_lineno != node.lineno:
+                yield node.lineno
 
 
 def _is_row(node: ast.expr) -> bool:
