@@ -19,7 +19,7 @@ import pytest
 from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolation
 from psycopg.types.json import Jsonb
 
-from mirror_pump.lake.format.metadata import COLD_CUT, current_snapshot, read_metadata
+from mirror_pump.lake.metadata.table_metadata import COLD_CUT, current_snapshot, read_metadata
 from mirror_pump.ops.retain.retention import look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step

@@ -25,8 +25,8 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.manifests import ManifestWriter
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.table_metadata import (
     DEFAULT_RETENTION,
     metadata_directory,
     new_snapshot_id,
@@ -35,7 +35,7 @@ from mirror_pump.lake.format.metadata import (
 )
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.format.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.testing.lake import read_duckdb, read_spark
 

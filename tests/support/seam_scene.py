@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.table_metadata import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database

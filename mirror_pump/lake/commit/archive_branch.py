@@ -37,9 +37,9 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import ManifestWriter
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.table_metadata import (
     COLD_CUT,
     SEAM_METADATA,
     archive_snapshot,
@@ -52,7 +52,7 @@ from mirror_pump.lake.format.metadata import (
     with_archive_snapshot,
 )
 from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
-from mirror_pump.lake.format.snapshot_summary import FileTally, totals
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, totals
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifest_list import Manifest
 
 _PLANNING = 100
 """Commits that may land between the announcement of a rewrite and the snapshot that it begins from."""

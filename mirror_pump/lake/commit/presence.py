@@ -28,8 +28,8 @@ from typing import Any
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.format.manifest_list import read_list
-from mirror_pump.lake.format.metadata import SEAM_METADATA, archive_snapshot, current_snapshot
+from mirror_pump.lake.metadata.manifest_list import read_list
+from mirror_pump.lake.metadata.table_metadata import SEAM_METADATA, archive_snapshot, current_snapshot
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,

@@ -16,7 +16,7 @@ import orjson
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.schema_evolution import properties_after
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.table_metadata import (
     MAIN,
     archive_snapshot,
     current_schema,

@@ -21,9 +21,9 @@ from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbo
 from mirror_pump.lake.commit.schema_evolution import with_schema
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
-from mirror_pump.lake.format.manifest_list import Manifest, read_list
-from mirror_pump.lake.format.manifests import ManifestWriter, Removal
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifests import ManifestWriter, Removal
+from mirror_pump.lake.metadata.table_metadata import (
     COLD,
     DEFAULT_RETENTION,
     HistoryRetention,
@@ -39,7 +39,7 @@ from mirror_pump.lake.format.metadata import (
     with_snapshot,
 )
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.format.snapshot_summary import (
+from mirror_pump.lake.metadata.snapshot_summary import (
     REPLACE,
     FileTally,
     live_rows,
@@ -380,7 +380,7 @@ class LakeTable:
 
     @property
     def live_rows(self) -> int:
-        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.format.snapshot_summary)."""
+        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.metadata.snapshot_summary)."""
         return live_rows(self.metadata, self._current.get("summary", {}))
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mirror_pump.lake.format.metadata import is_archive_snapshot, snapshot_of
-from mirror_pump.lake.format.snapshot_summary import REPLACE
+from mirror_pump.lake.metadata.table_metadata import is_archive_snapshot, snapshot_of
+from mirror_pump.lake.metadata.snapshot_summary import REPLACE
 
 
 def referenced(metadata: Mapping[str, Any]) -> frozenset[int]:
@@ -24,7 +24,7 @@ def expirable(
     retention, even if it had not changed for long before. The `newest` snapshots, those in `protected`, and those that
     a branch or tag names always stay. The order is by sequence number, since snapshot IDs are random. Snapshots of the
     branch `cold` replace each other and are not part of the table's history in time; commits thin them out
-    (mirror_pump.lake.format.metadata).
+    (mirror_pump.lake.metadata.table_metadata).
     """
     ordered = sorted(
         (snapshot for snapshot in metadata["snapshots"] if not is_archive_snapshot(snapshot)),

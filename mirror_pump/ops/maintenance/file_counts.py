@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import stored_of
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import metadata_directory, seam_directory, seam_locations, snapshot_of
+from mirror_pump.lake.metadata.table_metadata import metadata_directory, seam_directory, seam_locations, snapshot_of
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
 from mirror_pump.policy import Policy

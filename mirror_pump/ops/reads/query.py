@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import FileMissing, TableError, UsageError
-from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
+from mirror_pump.lake.metadata.table_metadata import read_metadata, snapshot_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage

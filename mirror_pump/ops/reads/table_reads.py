@@ -32,7 +32,7 @@ import pyarrow as pa
 from decoders.columns import ColumnType, Kind
 from decoders.text import parse_rows
 from mirror_pump.errors import SourceError, TableError
-from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
+from mirror_pump.lake.metadata.table_metadata import read_metadata, snapshot_of
 from mirror_pump.lake.format.raw_text_columns import SIDECAR_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.lake.metadata.table_metadata import COLD_CUT
 from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
 from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 

@@ -40,7 +40,7 @@ from mirror_pump.lake.commit.catalog import (
 from mirror_pump.lake.commit.presence import require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import archive_snapshot, read_document
+from mirror_pump.lake.metadata.table_metadata import archive_snapshot, read_document
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from mirror_pump.lake.contents.table_stats import TableStats
-from mirror_pump.lake.format.metadata import COLD_CUT, is_archive_snapshot
-from mirror_pump.lake.format.snapshot_summary import live_rows, pending_since, snapshot_stats
+from mirror_pump.lake.metadata.table_metadata import COLD_CUT, is_archive_snapshot
+from mirror_pump.lake.metadata.snapshot_summary import live_rows, pending_since, snapshot_stats
 
 
 @dataclass(frozen=True)

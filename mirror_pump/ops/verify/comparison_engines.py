@@ -17,7 +17,7 @@ from mirror_pump.engine.local_runner import LocalTaskRunner
 from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import current_snapshot, read_metadata
+from mirror_pump.lake.metadata.table_metadata import current_snapshot, read_metadata
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage

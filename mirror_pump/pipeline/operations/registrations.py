@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.format.metadata import DEFAULT_RETENTION, HistoryRetention, is_archive_snapshot
+from mirror_pump.lake.metadata.table_metadata import DEFAULT_RETENTION, HistoryRetention, is_archive_snapshot
 from mirror_pump.model import Lsn, SequenceNumber, TableState, Tier
 from mirror_pump.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of

@@ -9,7 +9,7 @@ from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.concurrent_rewrites import needed_snapshots
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import archive_snapshot
+from mirror_pump.lake.metadata.table_metadata import archive_snapshot
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState, Tier
 from mirror_pump.pipeline.operations.registrations import Registration

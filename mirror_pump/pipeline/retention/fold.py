@@ -28,8 +28,8 @@ from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.manifest_list import read_list
-from mirror_pump.lake.format.metadata import archive_snapshot, read_metadata
+from mirror_pump.lake.metadata.manifest_list import read_list
+from mirror_pump.lake.metadata.table_metadata import archive_snapshot, read_metadata
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys

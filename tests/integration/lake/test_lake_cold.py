@@ -17,7 +17,7 @@ from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import FilesAbove
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import COLD, archive_snapshot, seam_locations
+from mirror_pump.lake.metadata.table_metadata import COLD, archive_snapshot, seam_locations
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database

@@ -14,7 +14,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.format.snapshot_summary import live_rows
+from mirror_pump.lake.metadata.snapshot_summary import live_rows
 from mirror_pump.lake.storage import write_bytes
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database

@@ -11,8 +11,8 @@ import pytest
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES, swap_pointer
 from mirror_pump.lake.commit.concurrent_rewrites import needed_snapshots
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifests import stored_of
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.manifests import stored_of
+from mirror_pump.lake.metadata.table_metadata import (
     COLD_CUT,
     current_snapshot,
     new_snapshot_id,

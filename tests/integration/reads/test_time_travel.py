@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from mirror_pump.cli.terminal.output import one_line
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.table_metadata import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database

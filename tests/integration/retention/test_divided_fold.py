@@ -9,7 +9,7 @@ from typing import Any, LiteralString
 
 import pytest
 
-from mirror_pump.lake.format import metadata
+from mirror_pump.lake.metadata import table_metadata as metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections

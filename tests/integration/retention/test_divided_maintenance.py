@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import COLD_CUT, archive_snapshot
+from mirror_pump.lake.metadata.table_metadata import COLD_CUT, archive_snapshot
 from mirror_pump.ops.verify.compare_spark import compare
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify

@@ -11,7 +11,7 @@ import pytest
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file, write_equality_deletes
-from mirror_pump.lake.format.metadata import HistoryRetention
+from mirror_pump.lake.metadata.table_metadata import HistoryRetention
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 

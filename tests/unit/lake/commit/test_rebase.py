@@ -9,7 +9,7 @@ import pytest
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.rebase import rebased
 from mirror_pump.lake.commit.schema_evolution import with_schema
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.table_metadata import (
     COLD,
     DEFAULT_RETENTION,
     HistoryRetention,

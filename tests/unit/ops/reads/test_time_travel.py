@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.lake.metadata.table_metadata import COLD_CUT
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.ops.reads.time_travel import When, history, parse_when, snapshots_at
 

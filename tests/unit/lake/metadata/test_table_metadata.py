@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.format.metadata import (
+from mirror_pump.lake.metadata.table_metadata import (
     COLD_CUT,
     HistoryRetention,
     current_snapshot,

@@ -16,9 +16,9 @@ import orjson
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
-from mirror_pump.lake.format.avro import container_of_block, raw_records
+from mirror_pump.lake.metadata.avro import container_of_block, raw_records
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_entries import (
+from mirror_pump.lake.metadata.manifest_entries import (
     NO_PARTITION,
     ManifestEntry,
     Status,
@@ -28,9 +28,9 @@ from mirror_pump.lake.format.manifest_entries import (
     formats_of,
     stored_entries,
 )
-from mirror_pump.lake.format.manifest_list import Manifest, encoded_list, with_line
-from mirror_pump.lake.format.metadata import current_schema
-from mirror_pump.lake.format.snapshot_summary import FileTally
+from mirror_pump.lake.metadata.manifest_list import Manifest, encoded_list, with_line
+from mirror_pump.lake.metadata.table_metadata import current_schema
+from mirror_pump.lake.metadata.snapshot_summary import FileTally
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
 FANOUT = 10

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pyiceberg.manifest import ManifestContent
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.lake.format import manifests as module
+from mirror_pump.lake.metadata import manifests as module
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_entries import stored_entries
-from mirror_pump.lake.format.manifest_list import Manifest, read_list
-from mirror_pump.lake.format.manifests import HELD, ManifestWriter
-from mirror_pump.lake.format.metadata import new_metadata
+from mirror_pump.lake.metadata.manifest_entries import stored_entries
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifests import HELD, ManifestWriter
+from mirror_pump.lake.metadata.table_metadata import new_metadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all
 
