@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.metadata.manifest_entries import StoredEntry
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.manifests import stored_of
-from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.storage import StorageOptions
 
 

@@ -12,8 +12,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
 
-from mirror_pump.lake.metadata.avro import Encoder, read_records, schema_json
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.metadata.avro import Encoder, read_records, schema_json
 
 NO_PARTITION = StructType()
 

@@ -1,25 +1,83 @@
-"""Snapshot summaries: what a commit added and removed, and the totals derived from the parent's."""
+"""Snapshot summaries: what a commit added and removed, the totals derived from the parent's, and entries of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from enum import StrEnum
 
 from mirror_pump.lake.format.data_files import FileContent
 
+ARCHIVE_CUT_LINE = "mirror-pump.cold-cut"
+"""Entry of archive snapshots: their cut-line, a tier value."""
+SEAM_METADATA = "mirror-pump.seam-metadata"
+"""Entry of archive snapshots: the metadata file in which the snapshot is the current one."""
 PENDING_SINCE = "mirror-pump.equality-deletes-since"
-"""Summary key: commit time of the oldest pending equality delete, in milliseconds since 1970 UTC."""
+"""Entry: commit time of the oldest pending equality delete, in milliseconds since 1970 UTC."""
 
+OPERATION = "operation"
 REPLACE = "replace"
 """The operation of snapshots that replace files without changing rows (Iceberg spec, snapshots)."""
 
-_LEDGER = {
-    "written": "mirror-pump.written-bytes",
-    "rewritten": "mirror-pump.rewritten-bytes",
-    "dangling": "mirror-pump.dangling-position-deletes",
-}
-"""Summary keys of the fields of `SnapshotStats`."""
+
+class Total(StrEnum):
+    """The entries with totals of the snapshot's live files (Iceberg spec, optional snapshot summary fields)."""
+
+    DATA_FILES = "total-data-files"
+    DELETE_FILES = "total-delete-files"
+    RECORDS = "total-records"
+    """Rows in data files, including those that deletes hide."""
+    FILES_SIZE = "total-files-size"
+    """Bytes."""
+    POSITION_DELETES = "total-position-deletes"
+    """Rows in position-delete files."""
+    EQUALITY_DELETES = "total-equality-deletes"
+    """Rows in equality-delete files."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSummary:
+    """A view of a snapshot's summary. Not to be changed."""
+
+    entries: Mapping[str, str]
+
+    @property
+    def operation(self) -> str | None:
+        """Iceberg's name of what the commit did; None if another engine left it out."""
+        return self.entries.get(OPERATION)
+
+    @property
+    def only_rewrites(self) -> bool:
+        """Whether the commit replaced files without changing rows."""
+        return self.operation == REPLACE
+
+    @property
+    def archive_cut_line(self) -> str | None:
+        """The cut-line of an archive snapshot, a tier value; None for a snapshot of `main`."""
+        return self.entries.get(ARCHIVE_CUT_LINE)
+
+    @property
+    def seam_metadata(self) -> str | None:
+        """The metadata file in which an archive snapshot is the current one; None for a snapshot of `main`."""
+        return self.entries.get(SEAM_METADATA)
+
+    @property
+    def equality_deletes_since(self) -> int | None:
+        """Commit time of the oldest pending equality delete, in milliseconds since 1970 UTC, if it is recorded."""
+        since = self.entries.get(PENDING_SINCE)
+        return None if since is None else int(since)
+
+    def total(self, name: Total) -> int | None:
+        """A total of the snapshot's live files; None if another engine left it out."""
+        stated = self.entries.get(name)
+        return None if stated is None else int(stated)
+
+    def get(self, name: str) -> str | None:
+        """Any entry; None without it."""
+        return self.entries.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
 
 
 @dataclass
@@ -57,33 +115,40 @@ class FileTally:
 
 
 _TOTALS = (
-    ("total-data-files", "data_files"),
-    ("total-delete-files", "delete_files"),
-    ("total-records", "records"),
-    ("total-files-size", "size"),
-    ("total-position-deletes", "position_deletes"),
-    ("total-equality-deletes", "equality_deletes"),
+    (Total.DATA_FILES, "data_files"),
+    (Total.DELETE_FILES, "delete_files"),
+    (Total.RECORDS, "records"),
+    (Total.FILES_SIZE, "size"),
+    (Total.POSITION_DELETES, "position_deletes"),
+    (Total.EQUALITY_DELETES, "equality_deletes"),
 )
 
 
-def operation(added: FileTally, removed: FileTally) -> str:
-    """Iceberg's name of a commit's operation (spec, snapshots).
+def operation(added: FileTally, removed: FileTally, *, only_rewrites: bool) -> str:
+    """Iceberg's name of a commit's operation (spec, snapshots). `only_rewrites`: the commit changes no row.
 
     Readers of appends may rely on `append`. Engines look for conflicting deletes in `overwrite` and `delete` snapshots
-    only, so nothing that adds a delete file may be a `replace`. Only the caller knows whether a commit is a replace.
+    only, so nothing that adds a delete file may be a `replace`.
     """
+    if only_rewrites and not added.delete_files:
+        return REPLACE
     if not removed and not added.delete_files:
         return "append"
     return "overwrite" if added.data_files else "delete"
 
 
 def summarise(
-    added: FileTally, removed: FileTally, parent: Mapping[str, str] | None, extra: Mapping[str, str]
+    added: FileTally,
+    removed: FileTally,
+    parent: SnapshotSummary | None,
+    extra: Mapping[str, str],
+    *,
+    only_rewrites: bool = False,
 ) -> dict[str, str]:
-    """The snapshot's summary: operation, nonzero changes, totals, and `extra`.
+    """The entries of a snapshot's summary: operation, nonzero changes, totals, and `extra`.
 
     A total that the parent does not have, because another engine left it out, stays unknown. `parent` is None for a
-    table's first snapshot.
+    table's first snapshot. `only_rewrites` tells that the commit changes no row.
     """
     changes = {
         "added-data-files": added.data_files,
@@ -105,114 +170,24 @@ def summarise(
     }
     totals = {}
     for name, attribute in _TOTALS:
-        before = "0" if parent is None else parent.get(name)
+        before = 0 if parent is None else parent.total(name)
         if before is not None:
-            totals[name] = int(before) + getattr(added, attribute) - getattr(removed, attribute)
+            totals[name.value] = before + getattr(added, attribute) - getattr(removed, attribute)
     numbers = {name: value for name, value in changes.items() if value} | totals
     if added or removed:
         numbers["changed-partition-count"] = 1
-    return {"operation": operation(added, removed), **_text(numbers.items()), **extra}
+    return {OPERATION: operation(added, removed, only_rewrites=only_rewrites), **_text(numbers.items()), **extra}
 
 
-def totals(tally: FileTally) -> dict[str, str]:
-    """The totals in the summary of a snapshot whose live files are counted in `tally`."""
-    return _text((name, getattr(tally, attribute)) for name, attribute in _TOTALS)
+def archive_summary(tally: FileTally, cut_line: int, seam_at: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """The entries of an archive snapshot's summary.
+
+    `tally` counts the snapshot's live files, `cut_line` is a tier value, `seam_at` the location of the metadata file in
+    which the snapshot is the current one.
+    """
+    totals = _text((name.value, getattr(tally, attribute)) for name, attribute in _TOTALS)
+    return {OPERATION: "overwrite", **totals, **extra, ARCHIVE_CUT_LINE: str(cut_line), SEAM_METADATA: seam_at}
 
 
 def _text(numbers: Iterable[tuple[str, int]]) -> dict[str, str]:
     return {name: str(value) for name, value in numbers}
-
-
-def pending_since(metadata: Mapping[str, Any]) -> int | None:
-    """Commit time of the oldest equality delete of the current snapshot, as far as the history tells, in milliseconds.
-
-    Other engines' snapshots do not record it. Then the oldest snapshot with pending deletes in an unbroken sequence
-    counts. None if no delete is pending.
-    """
-    snapshots = metadata.get("snapshots", ())
-    wanted, found = metadata.get("current-snapshot-id"), None
-    # Newest first: the current snapshot nearly always records it.
-    for snapshot in sorted(snapshots, key=lambda candidate: candidate.get("sequence-number", 0), reverse=True):
-        if snapshot["snapshot-id"] != wanted:
-            continue
-        summary = snapshot.get("summary", {})
-        if not int(summary.get("total-equality-deletes", 0)):
-            break
-        if PENDING_SINCE in summary:
-            return int(summary[PENDING_SINCE])
-        found = int(snapshot["timestamp-ms"])
-        wanted = snapshot.get("parent-snapshot-id")
-    return found
-
-
-def pending_after(
-    metadata: Mapping[str, Any], summary: Mapping[str, str], resolved: int | None, timestamp: int
-) -> dict[str, str]:
-    """The summary entry with the commit time of the oldest equality delete that is pending after a commit.
-
-    `summary` has the commit's totals, `timestamp` is its time in milliseconds. The commit converts all equality deletes
-    up to the sequence number `resolved` (None: it converts none).
-    """
-    if not int(summary.get("total-equality-deletes", 0)):
-        return {}
-    since = pending_since(metadata) or timestamp
-    if resolved is not None:
-        later = [snapshot for snapshot in metadata["snapshots"] if snapshot["sequence-number"] > resolved]
-        since = min((int(snapshot["timestamp-ms"]) for snapshot in later), default=timestamp)
-    return {PENDING_SINCE: str(since)}
-
-
-@dataclass(frozen=True)
-class SnapshotStats:
-    """Figures that each snapshot of this project carries on from its predecessor, in addition to Iceberg's totals."""
-
-    written: int = 0
-    """Total bytes of files of commits that added rows or deletes."""
-    rewritten: int = 0
-    """Total bytes of files of merges and conversions of deletes, which change no row."""
-    dangling: int = 0
-    """Rows of live position-delete files that refer to data files replaced by merges: they no longer hide anything."""
-
-    @property
-    def amplification(self) -> float | None:
-        """Bytes written in total per byte that had to be written; None before the first."""
-        return (self.written + self.rewritten) / self.written if self.written else None
-
-    def after(self, added: FileTally, removed: FileTally, again: int | None) -> SnapshotStats:
-        """The figures after one more commit. `again`: bytes of files from a file rewrite, None if it was none."""
-        if again is None:
-            return SnapshotStats(self.written + added.size, self.rewritten, self.dangling)
-        dangling = self.dangling
-        if removed.data_files or removed.position_files:
-            # A merge changes no row, so this balances the row count that the totals imply. A conversion of equality
-            # deletes is left out: the rows that it hides were hidden before, but the totals did not count that.
-            dangling += removed.records - added.records + added.position_deletes - removed.position_deletes
-        return SnapshotStats(self.written + added.size - again, self.rewritten + again, dangling)
-
-    def to_summary(self) -> dict[str, str]:
-        """The figures as entries of a snapshot summary."""
-        return {key: str(getattr(self, name)) for name, key in _LEDGER.items()}
-
-
-def snapshot_stats(metadata: Mapping[str, Any]) -> SnapshotStats:
-    """The figures as of the current snapshot.
-
-    Snapshots of other engines do not carry them on, so those of the newest snapshot that has them count. If no retained
-    snapshot has them, they start again from zero.
-    """
-    snapshots = metadata.get("snapshots", ())
-    for snapshot in sorted(snapshots, key=lambda candidate: candidate.get("sequence-number", 0), reverse=True):
-        summary = snapshot.get("summary", {})
-        if _LEDGER["written"] in summary:
-            return SnapshotStats(**{name: int(summary.get(key, 0)) for name, key in _LEDGER.items()})
-    return SnapshotStats()
-
-
-def live_rows(metadata: Mapping[str, Any], summary: Mapping[str, str]) -> int:
-    """Rows that a reader of the snapshot with this summary finds.
-
-    An upper bound while equality deletes are pending. Inexact after another engine's rewrite, which may leave position
-    deletes that no longer hide anything.
-    """
-    rows = int(summary.get("total-records", 0)) - int(summary.get("total-position-deletes", 0))
-    return rows + snapshot_stats(metadata).dangling

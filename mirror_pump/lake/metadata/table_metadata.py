@@ -1,336 +1,266 @@
-"""Table metadata as the spec's JSON document: that of a new table, and the next one after a commit, with old snapshots
-thinned out.
+"""A view of the table metadata document: that of a new table, and what a document of any engine says.
 
-The document stays a plain dict, so that anything unknown that another engine put in is preserved.
+The view keeps the parsed JSON as it is, so that anything unknown that another engine put in is preserved, and copies
+none of its lists to read them: every commit writes the whole document. The next document after a commit is in
+mirror_pump.lake.metadata.next_metadata.
 """
 
 from __future__ import annotations
 
-import gzip
-import re
 import secrets
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from mirror_pump.errors import ForeignTable, LakeError
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+from mirror_pump.lake.metadata.snapshot import (
+    Snapshot,
+    SnapshotList,
+    SnapshotRef,
+    is_archive_entry,
+    sequence_number_of,
+)
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
+from mirror_pump.model import SequenceNumber, SnapshotId
 
 MAIN = "main"
 """The branch that `current-snapshot-id` follows."""
-COLD = "cold"
+ARCHIVE_BRANCH = "cold"
 """The archive branch of a table with heap retention: only the rows below the cut-line
 (mirror_pump.lake.commit.archive_branch)."""
-COLD_CUT = "mirror-pump.cold-cut"
-"""Summary key of archive snapshots: their cut-line, a tier value."""
-SEAM_METADATA = "mirror-pump.seam-metadata"
-"""Summary key of archive snapshots: the metadata file in which the snapshot is the current one."""
 
-_COLD_KEPT = 10
-"""Newest archive snapshots that are kept even if neither published nor pinned, so that readers who have been given one
-and did not pin it still find it after a few folds."""
-
-_MINUTE_MS = 60_000
-_HOUR_MS = 60 * _MINUTE_MS
-_PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
-_PREVIOUS_VERSIONS_DEFAULT = 100
-_GZIP = b"\x1f\x8b"
 _UNPARTITIONED = {"spec-id": 0, "fields": []}
 _UNSORTED = {"order-id": 0, "fields": []}
 _LAST_PARTITION_ID = 999
 """Partition field IDs begin at 1000 (Iceberg spec)."""
 
 
-@dataclass(frozen=True)
-class HistoryRetention:
-    """Which snapshots a commit keeps in the metadata. Pinned and referenced ones are always kept.
+@dataclass(frozen=True, slots=True)
+class PartitionSpec:
+    """A view of a partition spec."""
 
-    Every commit writes the whole document, so its length determines the commit's cost: by default at most 330
-    snapshots, some 200 kB.
-    """
+    document: Mapping[str, Any]
 
-    newest: int = 100
-    minutes_for_ms: int = _HOUR_MS
-    """Of older snapshots up to this age, one a minute is kept."""
-    hours_for_ms: int = 7 * 24 * _HOUR_MS
-    """Of older snapshots up to this age, one an hour is kept; beyond it none."""
+    @property
+    def spec_id(self) -> int:
+        """Manifests name their spec by it."""
+        return int(self.document["spec-id"])
 
-
-DEFAULT_RETENTION = HistoryRetention()
-
-
-def new_metadata(schema: LakeSchema, location: str, properties: Mapping[str, str], now_ms: int) -> dict[str, Any]:
-    """Metadata of an unpartitioned table without snapshots (Iceberg spec, table metadata, v2)."""
-    return {
-        "format-version": FORMAT_VERSION,
-        "table-uuid": str(uuid.uuid4()),
-        "location": location,
-        "last-sequence-number": 0,
-        "last-updated-ms": now_ms,
-        "last-column-id": schema.last_column_id,
-        "schemas": [schema.to_iceberg_json()],
-        "current-schema-id": schema.schema_id,
-        "partition-specs": [_UNPARTITIONED],
-        "default-spec-id": 0,
-        "last-partition-id": _LAST_PARTITION_ID,
-        "sort-orders": [_UNSORTED],
-        "default-sort-order-id": 0,
-        "properties": {**schema.engine_properties, **properties},
-        "current-snapshot-id": -1,
-        "refs": {},
-        "snapshots": [],
-        "snapshot-log": [],
-        "metadata-log": [],
-        "statistics": [],
-        "partition-statistics": [],
-    }
+    @property
+    def fields(self) -> Sequence[Mapping[str, Any]]:
+        """As in the document; none in the spec of an unpartitioned table."""
+        fields: Sequence[Mapping[str, Any]] = self.document["fields"]
+        return fields
 
 
-def read_metadata(location: str, storage: StorageOptions) -> dict[str, Any]:
-    """The metadata document of any engine's table.
+@dataclass(frozen=True, slots=True)
+class TableMetadata:
+    """A view of a table metadata document, of any engine. Immutable. Views of equal documents are equal."""
 
-    Raises LakeError if it is missing or damaged, ForeignTable if it does not have format version 2.
-    """
-    document = read_document(location, storage)
-    version = document["format-version"]
-    if version != FORMAT_VERSION:
-        raise ForeignTable(
-            f"{location} has Iceberg format version {version}; mirrored tables have version {FORMAT_VERSION}",
-            "unregister and register the table; no other engine may upgrade its lake table",
+    document: Mapping[str, Any]
+    """As parsed JSON. Not to be changed."""
+
+    @classmethod
+    def new(cls, schema: LakeSchema, location: str, properties: Mapping[str, str], now_ms: int) -> TableMetadata:
+        """Metadata of an unpartitioned table without snapshots (Iceberg spec, table metadata, v2)."""
+        return cls(
+            {
+                "format-version": FORMAT_VERSION,
+                "table-uuid": str(uuid.uuid4()),
+                "location": location,
+                "last-sequence-number": 0,
+                "last-updated-ms": now_ms,
+                "last-column-id": schema.last_column_id,
+                "schemas": [schema.to_iceberg_json()],
+                "current-schema-id": schema.schema_id,
+                "partition-specs": [_UNPARTITIONED],
+                "default-spec-id": 0,
+                "last-partition-id": _LAST_PARTITION_ID,
+                "sort-orders": [_UNSORTED],
+                "default-sort-order-id": 0,
+                "properties": {**schema.engine_properties, **properties},
+                "current-snapshot-id": -1,
+                "refs": {},
+                "snapshots": [],
+                "snapshot-log": [],
+                "metadata-log": [],
+                "statistics": [],
+                "partition-statistics": [],
+            }
         )
-    return document
 
+    @classmethod
+    def from_json(cls, content: bytes) -> TableMetadata:
+        """The content of a metadata file. ValueError or TypeError for anything but a JSON object."""
+        return cls(dict(orjson.loads(content)))
 
-def read_document(location: str, storage: StorageOptions) -> dict[str, Any]:
-    """Like read_metadata, for any format version: all versions have the same snapshots and branches."""
-    content = read_bytes(location, storage)
-    try:
-        document = dict(orjson.loads(gzip.decompress(content) if content.startswith(_GZIP) else content))
-        _ = document["format-version"]
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-        raise LakeError(
-            f"{location} is not valid Iceberg table metadata: {error}", "restore the file, or copy the table again"
-        ) from error
-    return document
+    def to_json(self) -> bytes:
+        """The content of a metadata file."""
+        return orjson.dumps(self.document)
 
+    @property
+    def format_version(self) -> int:
+        """KeyError if the document is no table metadata."""
+        return int(self.document["format-version"])
 
-def current_schema(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of the current schema."""
-    current = metadata["current-schema-id"]
-    return dict(next(schema for schema in metadata["schemas"] if schema["schema-id"] == current))
+    @property
+    def table_uuid(self) -> str:
+        """Stays the same for the table's life."""
+        return str(self.document["table-uuid"])
 
+    @property
+    def location(self) -> str:
+        """Root URI of the table's files."""
+        return str(self.document["location"])
 
-def snapshot_of(metadata: Mapping[str, Any], snapshot_id: int) -> dict[str, Any] | None:
-    """The retained snapshot with this ID; None if there is none."""
-    # Newest first, since nearly every caller asks for a recent snapshot.
-    newest_first = reversed(metadata["snapshots"])
-    return next((snapshot for snapshot in newest_first if snapshot["snapshot-id"] == snapshot_id), None)
+    @property
+    def last_sequence_number(self) -> SequenceNumber:
+        """That of the newest commit to any branch; 0 in a table from format version 1."""
+        return SequenceNumber(int(self.document.get("last-sequence-number", 0)))
 
+    @property
+    def last_updated_ms(self) -> int:
+        """When the document was written, milliseconds since 1970 UTC."""
+        return int(self.document["last-updated-ms"])
 
-def current_snapshot(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The snapshot that readers get by default; None in a table without snapshots."""
-    snapshot_id = metadata.get("current-snapshot-id")
-    return None if snapshot_id in (None, -1) else snapshot_of(metadata, int(snapshot_id))
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table properties."""
+        properties: Mapping[str, str] = self.document.get("properties") or {}
+        return properties
 
+    @property
+    def metadata_log_length(self) -> int:
+        """Number of former metadata files that the document names."""
+        return len(self.document.get("metadata-log", ()))
 
-def new_snapshot_id(metadata: Mapping[str, Any]) -> int:
-    """A random positive 63-bit ID that no retained snapshot has."""
-    while True:
-        candidate = secrets.randbits(63)
-        if candidate and snapshot_of(metadata, candidate) is None:
-            return candidate
+    # Schemas and partition specs
 
+    @property
+    def current_schema_id(self) -> int:
+        """The schema of new files."""
+        return int(self.document["current-schema-id"])
 
-def metadata_directory(metadata: Mapping[str, Any]) -> str:
-    """Directory of the table's metadata files."""
-    chosen = metadata["properties"].get("write.metadata.path")
-    return str(chosen) if chosen else join(metadata["location"], "metadata")
+    def schema(self, schema_id: int) -> LakeSchema:
+        """A schema of the table. ForeignTable if it has a type that the mirror does not write."""
+        return LakeSchema.from_iceberg_json(self.schema_document(schema_id))
 
+    @property
+    def current_schema(self) -> LakeSchema:
+        """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
+        return self.schema(self.current_schema_id)
 
-def seam_directory(metadata: Mapping[str, Any]) -> str:
-    """Directory of the metadata files in which an archive snapshot is the current one. It is beside `metadata`: engines
-    that search for a table's newest metadata file (ClickHouse, in all directories below it) must not find them."""
-    return join(metadata["location"], "seam")
+    @property
+    def readable_schemas(self) -> list[LakeSchema]:
+        """All schemas, but those with a type that the mirror does not write: another engine may have added, and
+        dropped, such a column."""
+        found = []
+        for document in self.document["schemas"]:
+            try:
+                found.append(LakeSchema.from_iceberg_json(document))
+            except LakeError:
+                continue
+        return found
 
+    def schema_document(self, schema_id: int) -> Mapping[str, Any]:
+        """A schema in the form of table metadata, as manifests hold it too."""
+        for document in self.document["schemas"]:
+            if document["schema-id"] == schema_id:
+                found: Mapping[str, Any] = document
+                return found
+        raise LakeError(f"the metadata of {self.location} has no schema {schema_id}", "copy the table again")
 
-def seam_location(metadata: Mapping[str, Any], sequence_number: int) -> str:
-    """A new location for such a metadata file. ClickHouse only opens files named like Iceberg's own: N-uuid, vN or
-    vN-uuid."""
-    return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
+    def shares_schema(self, schema_id: int | None, other: TableMetadata) -> bool:
+        """Whether `other` has what this document has under the ID. Also true if this one has nothing there."""
+        documents = (document for document in self.document["schemas"] if document["schema-id"] == schema_id)
+        return all(document in other.document["schemas"] for document in documents)
 
+    @property
+    def partition_specs(self) -> list[PartitionSpec]:
+        """The current one and former ones."""
+        return list(map(PartitionSpec, self.document["partition-specs"]))
 
-def next_location(metadata: Mapping[str, Any], old_location: str | None) -> str:
-    """A new location for the next metadata file, numbered after the old one as other engines expect."""
-    found = re.match(r"v?(\d+)", old_location.rsplit("/", 1)[-1]) if old_location else None
-    version = 0
-    if old_location is not None:
-        version = int(found[1]) + 1 if found else len(metadata.get("metadata-log", ())) + 1
-    return join(metadata_directory(metadata), f"{version:05d}-{uuid.uuid4()}.metadata.json")
+    @property
+    def default_spec_id(self) -> int:
+        """The partition spec of new files."""
+        return int(self.document["default-spec-id"])
 
+    # Snapshots and branches
 
-def with_snapshot(
-    metadata: Mapping[str, Any],
-    snapshot: Mapping[str, Any],
-    old_location: str | None,
-    keep: Collection[int],
-    retention: HistoryRetention,
-) -> dict[str, Any]:
-    """A new document with `snapshot` as the head of `main`; the old document is not modified.
+    @property
+    def snapshots(self) -> SnapshotList:
+        """The retained snapshots, in the order of the document: usually that of commits."""
+        return SnapshotList(self.document.get("snapshots", ()))
 
-    Snapshots that `retention` does not keep are removed together with their statistics. Those in `keep` and those that
-    refs name always stay.
-    """
-    timestamp = snapshot["timestamp-ms"]
-    result = _grown(metadata, snapshot, MAIN, old_location, keep, retention)
-    result["current-snapshot-id"] = snapshot["snapshot-id"]
-    retained = {retained_snapshot["snapshot-id"] for retained_snapshot in result["snapshots"]}
-    log = [*metadata.get("snapshot-log", ()), {"timestamp-ms": timestamp, "snapshot-id": snapshot["snapshot-id"]}]
-    result["snapshot-log"] = _unbroken(log, retained)
-    return result
+    def snapshot(self, snapshot_id: int) -> Snapshot | None:
+        """The retained snapshot with this ID; None if there is none."""
+        # Newest first, since nearly every caller asks for a recent snapshot.
+        for document in reversed(self.document.get("snapshots", ())):
+            if document["snapshot-id"] == snapshot_id:
+                return Snapshot(document)
+        return None
 
+    @property
+    def current_snapshot_id(self) -> SnapshotId | None:
+        """The snapshot that readers get by default; None in a table without snapshots."""
+        snapshot_id = self.document.get("current-snapshot-id")
+        return None if snapshot_id in (None, -1) else SnapshotId(int(snapshot_id))
 
-def with_branch(metadata: Mapping[str, Any], name: str, snapshot_id: int) -> dict[str, Any]:
-    """The document with a branch that points to one of its snapshots."""
-    return {**metadata, "refs": {**metadata["refs"], name: {"type": "branch", "snapshot-id": snapshot_id}}}
+    @property
+    def current_snapshot(self) -> Snapshot | None:
+        """The snapshot that readers get by default; None in a table without snapshots."""
+        snapshot_id = self.current_snapshot_id
+        return None if snapshot_id is None else self.snapshot(snapshot_id)
 
+    @property
+    def refs(self) -> dict[str, SnapshotRef]:
+        """Branches and tags by name."""
+        return {name: SnapshotRef(document) for name, document in self.document.get("refs", {}).items()}
 
-def with_archive_snapshot(
-    metadata: Mapping[str, Any],
-    snapshot: Mapping[str, Any],
-    old_location: str,
-    keep: Collection[int],
-    retention: HistoryRetention,
-) -> dict[str, Any]:
-    """A new document with `snapshot` as the head of the archive branch `cold`; the current snapshot stays the same."""
-    result = _grown(metadata, snapshot, COLD, old_location, keep, retention)
-    retained = {retained_snapshot["snapshot-id"] for retained_snapshot in result["snapshots"]}
-    result["snapshot-log"] = _unbroken(list(metadata.get("snapshot-log", ())), retained)
-    return result
+    def branch(self, name: str) -> Snapshot | None:
+        """The head of a branch; None in a table without the branch."""
+        ref = self.refs.get(name)
+        return None if ref is None else self.snapshot(ref.snapshot_id)
 
+    @property
+    def archive_snapshot(self) -> Snapshot | None:
+        """The head of the archive branch; None in a table without one."""
+        return self.branch(ARCHIVE_BRANCH)
 
-def seam_metadata(metadata: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of the same table in which `snapshot` is the current and only snapshot."""
-    return {
-        **metadata,
-        "current-snapshot-id": snapshot["snapshot-id"],
-        "refs": {MAIN: {"type": "branch", "snapshot-id": snapshot["snapshot-id"]}},
-        "snapshots": [snapshot],
-        "snapshot-log": [{"timestamp-ms": snapshot["timestamp-ms"], "snapshot-id": snapshot["snapshot-id"]}],
-        "metadata-log": [],
-        "statistics": [],
-        "partition-statistics": [],
-    }
+    @property
+    def seam_locations(self) -> frozenset[str]:
+        """Metadata files of archive snapshots, beside the table's own, that readers of retained snapshots may know."""
+        return frozenset(location for snapshot in self.snapshots if (location := snapshot.summary.seam_metadata))
 
+    def new_snapshot_id(self) -> SnapshotId:
+        """A random positive 63-bit ID that no retained snapshot has."""
+        while True:
+            candidate = secrets.randbits(63)
+            if candidate and self.snapshot(candidate) is None:
+                return SnapshotId(candidate)
 
-def archive_snapshot(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The head of the archive branch `cold`; None in a table without one."""
-    ref = metadata.get("refs", {}).get(COLD)
-    return None if ref is None else snapshot_of(metadata, int(ref["snapshot-id"]))
+    def expiry_view(self) -> TableMetadata:
+        """What decides which snapshots expire, and no more: to be kept in memory for many tables.
 
-
-def is_archive_snapshot(snapshot: Mapping[str, Any]) -> bool:
-    """Whether the snapshot was made for the archive branch `cold`."""
-    return COLD_CUT in snapshot.get("summary", {})
-
-
-def seam_locations(metadata: Mapping[str, Any]) -> frozenset[str]:
-    """Metadata files of archive snapshots, beside the table's own, that readers of retained snapshots may know."""
-    locations = (snapshot.get("summary", {}).get(SEAM_METADATA) for snapshot in metadata["snapshots"])
-    return frozenset(location for location in locations if location)
-
-
-def _grown(
-    metadata: Mapping[str, Any],
-    snapshot: Mapping[str, Any],
-    branch: str,
-    old_location: str | None,
-    keep: Collection[int],
-    retention: HistoryRetention,
-) -> dict[str, Any]:
-    """The document with one more snapshot, as the head of a branch, and the history thinned out."""
-    timestamp = snapshot["timestamp-ms"]
-    refs = dict(metadata.get("refs", {}))
-    refs[branch] = {**refs.get(branch, {"type": "branch"}), "snapshot-id": snapshot["snapshot-id"]}
-    held = {ref["snapshot-id"] for ref in refs.values()} | set(keep)
-    snapshots = thin([*metadata["snapshots"], snapshot], held, timestamp, retention)
-    result = {
-        **metadata,
-        "last-sequence-number": snapshot["sequence-number"],
-        "last-updated-ms": timestamp,
-        "refs": refs,
-        "snapshots": snapshots,
-    }
-    retained = {retained_snapshot["snapshot-id"] for retained_snapshot in snapshots}
-    if len(snapshots) <= len(metadata["snapshots"]):
-        for statistics in ("statistics", "partition-statistics"):
-            if metadata.get(statistics):
-                result[statistics] = [entry for entry in metadata[statistics] if entry["snapshot-id"] in retained]
-    if old_location is not None:
-        result["metadata-log"] = log_after(metadata, old_location)
-    return result
-
-
-def log_after(metadata: Mapping[str, Any], location: str) -> list[Mapping[str, Any]]:
-    """The metadata log of the successor of `metadata`, which is stored at `location`."""
-    entry = {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": location}
-    limit = int(metadata["properties"].get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
-    return [*metadata.get("metadata-log", ()), entry][-max(limit, 1) :]
-
-
-def thin(
-    snapshots: Sequence[Mapping[str, Any]], held: Collection[int], now_ms: int, retention: HistoryRetention
-) -> list[Mapping[str, Any]]:
-    """The snapshots to keep, oldest first.
-
-    Of a minute or an hour, the oldest snapshot stays, so that all later commits make the same choice. Archive snapshots
-    (branch `cold`) do not take part, since no time travel leads to them. They stay from the oldest held one on.
-    """
-    ordered = sorted(snapshots, key=_sequence_number)
-    cold = [snapshot for snapshot in ordered if is_archive_snapshot(snapshot)]
-    if cold:
-        # The seam protocol promises that nothing at or above the oldest pinned one expires.
-        oldest = next((place for place, snapshot in enumerate(cold) if snapshot["snapshot-id"] in held), len(cold))
-        kept_cold = cold[min(oldest, max(len(cold) - _COLD_KEPT, 0)) :]
-        ordered = [snapshot for snapshot in ordered if not is_archive_snapshot(snapshot)]
-        return sorted([*_thinned(ordered, held, now_ms, retention), *kept_cold], key=_sequence_number)
-    return _thinned(ordered, held, now_ms, retention)
-
-
-def _sequence_number(snapshot: Mapping[str, Any]) -> int:
-    return int(snapshot.get("sequence-number", 0))
-
-
-def _thinned(
-    ordered: Sequence[Mapping[str, Any]], held: Collection[int], now_ms: int, retention: HistoryRetention
-) -> list[Mapping[str, Any]]:
-    split = max(len(ordered) - retention.newest, 0)
-    kept: list[Mapping[str, Any]] = []
-    taken: set[tuple[int, int]] = set()
-    for snapshot in ordered[:split]:
-        age = now_ms - snapshot["timestamp-ms"]
-        if age < retention.minutes_for_ms:
-            unit = _MINUTE_MS
-        elif age < retention.hours_for_ms:
-            unit = _HOUR_MS
-        else:
-            unit = 0
-        slot = (unit, snapshot["timestamp-ms"] // unit) if unit else None
-        if snapshot["snapshot-id"] in held or (slot is not None and slot not in taken):
-            kept.append(snapshot)
-            if slot is not None:
-                taken.add(slot)
-    return [*kept, *ordered[split:]]
-
-
-def _unbroken(log: Sequence[Mapping[str, Any]], retained: Collection[int]) -> list[Mapping[str, Any]]:
-    """The end of the snapshot log after its last expired snapshot (Iceberg spec, snapshot-log). With earlier entries,
-    a time could be answered with a snapshot older than the one that was current then."""
-    for index in range(len(log) - 1, -1, -1):
-        if log[index]["snapshot-id"] not in retained:
-            return list(log[index + 1 :])
-    return list(log)
+        Of each snapshot it has the IDs, the time, and whether it is an archive snapshot.
+        """
+        return TableMetadata(
+            {
+                "current-snapshot-id": self.document.get("current-snapshot-id"),
+                "refs": self.document.get("refs", {}),
+                "snapshots": [
+                    {
+                        "snapshot-id": snapshot["snapshot-id"],
+                        "sequence-number": sequence_number_of(snapshot),
+                        "timestamp-ms": snapshot.get("timestamp-ms", 0),
+                        "summary": {ARCHIVE_CUT_LINE: ""} if is_archive_entry(snapshot) else {},
+                    }
+                    for snapshot in self.document.get("snapshots", ())
+                ],
+            }
+        )

@@ -333,7 +333,7 @@ class Stager:
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         shown = row.readers_see_commits and plan.state is TableState.LIVE
         renewing = shown and archive_refresh_due(row.tier, row.snapshot_id, known, asked=plan.archive_due)
-        accepted = StagedDelta(delta, plan, row, int(known.metadata["last-sequence-number"]))
+        accepted = StagedDelta(delta, plan, row, known.metadata.last_sequence_number)
         if not (commits or renewing):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
