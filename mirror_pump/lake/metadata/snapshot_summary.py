@@ -7,7 +7,16 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.model import Lsn, parse_lsn
 
+FRONTIER_PROPERTY = "mirror-pump.frontier"
+"""Entry: a frontier, in Postgres's notation, at which the table's rows are the snapshot's. Each snapshot of a live
+table has it, beginning with that of the publish with which the table goes live."""
+COPYING_PROPERTY = "mirror-pump.copying"
+"""Entry that takes the place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled. The table had
+these rows at no frontier."""
+FILLING_PROPERTY = "mirror-pump.filling"
+"""Entry, `true`: rows from before a column was added may still lack its value."""
 ARCHIVE_CUT_LINE = "mirror-pump.cold-cut"
 """Entry of archive snapshots: their cut-line, a tier value."""
 SEAM_METADATA = "mirror-pump.seam-metadata"
@@ -50,6 +59,17 @@ class SnapshotSummary:
     def only_rewrites(self) -> bool:
         """Whether the commit replaced files without changing rows."""
         return self.operation == REPLACE
+
+    @property
+    def frontier(self) -> Lsn | None:
+        """The frontier at which the table's rows are the snapshot's, if it is recorded."""
+        stated = self.entries.get(FRONTIER_PROPERTY)
+        return None if stated is None else parse_lsn(stated)
+
+    @property
+    def copying(self) -> bool:
+        """Whether the snapshot is part of a copy or fill, so that the table had its rows at no frontier."""
+        return COPYING_PROPERTY in self.entries
 
     @property
     def archive_cut_line(self) -> str | None:

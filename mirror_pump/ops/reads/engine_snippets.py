@@ -15,9 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from mirror_pump.config import Settings
 from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.ops.reads.reader_roles import may_read
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
 from sql import queries

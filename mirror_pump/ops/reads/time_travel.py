@@ -23,7 +23,6 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 
 _NAMED = 3
 """The number of readable frontiers that an error names."""
@@ -92,11 +91,10 @@ def history(metadata: TableMetadata, complete_from: Lsn) -> History:
     begins = False
     for place, snapshot in enumerate(main):
         summary = snapshot.summary
-        stated = summary.get(FRONTIER_PROPERTY)
-        if COPYING_PROPERTY in summary:
+        if summary.copying:
             frontier, found = None, []
-        elif stated is not None:
-            frontier = parse_lsn(stated)
+        elif summary.frontier is not None:
+            frontier = summary.frontier
         # Other engines that rewrite files do not record the frontier: it is that of the snapshot before. If the
         # beginning of the history is gone, that frontier is unknown.
         if frontier is not None and frontier >= complete_from:
@@ -111,7 +109,7 @@ def history(metadata: TableMetadata, complete_from: Lsn) -> History:
 
 def _copied(snapshot: Snapshot) -> bool:
     """Return whether the snapshot is part of a copy, or the empty one with which a table is created."""
-    return COPYING_PROPERTY in snapshot.summary or snapshot.parent_id is None
+    return snapshot.summary.copying or snapshot.parent_id is None
 
 
 def _follows(snapshot: Snapshot, former: Snapshot) -> bool:
