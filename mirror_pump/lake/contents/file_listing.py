@@ -118,11 +118,11 @@ def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
         format=entry.format,
         records=entry.records,
         size_bytes=entry.size_bytes,
-        equality_ids=tuple(entry.file[14] or ()),
-        lower_bounds=_bounds(entry.file[10], bounds_of),
-        upper_bounds=_bounds(entry.file[11], bounds_of),
+        equality_ids=entry.equality_ids,
+        lower_bounds=_bounds(entry.lower_bounds, bounds_of),
+        upper_bounds=_bounds(entry.upper_bounds, bounds_of),
     )
 
 
-def _bounds(stored: Mapping[int, bytes] | None, wanted: Collection[int]) -> Mapping[int, bytes]:
-    return {field: value for field, value in (stored or {}).items() if field in wanted}
+def _bounds(stored: Mapping[int, bytes], wanted: Collection[int]) -> Mapping[int, bytes]:
+    return {field: value for field, value in stored.items() if field in wanted}

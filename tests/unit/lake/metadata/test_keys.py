@@ -32,7 +32,7 @@ _IN_OTHER_ENTRIES = {
     "identifier-field-ids",
 }
 """Keys of the document's entries that a new document does not have."""
-_AS_SUBSCRIPT = {"snapshots", "refs", "summary", "properties", "schemas", "statistics", "manifests"}
+_AS_SUBSCRIPT = {"snapshots", "refs", "summary", "properties", "schemas", "statistics"}
 """Keys that are ordinary words elsewhere: they count where a mapping is asked for them."""
 _SUMMARY = re.compile(r"(total|added|removed|deleted)-[a-z-]*")
 
@@ -46,12 +46,14 @@ def _keys() -> set[str]:
 
 
 def _raw_keys(tree: ast.AST) -> Iterator[str]:
-    """Each use of a raw key, with its line."""
+    """Each use of a raw key, or of a view's document, with its line."""
     keys = _keys()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value in keys or _SUMMARY.fullmatch(node.value):
                 yield f"{node.lineno}: {node.value}"
+        elif isinstance(node, ast.Attribute) and node.attr == "document":
+            yield f"{node.lineno}: document"
         elif isinstance(node, ast.Subscript):
             yield from _word(node.slice)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
@@ -85,6 +87,7 @@ def test_no_other_module_uses_raw_keys_of_iceberg_metadata() -> None:
         f"summary[{Total.RECORDS.value!r}]",
         "summary.get(f'total-{name}')",
         "document['format-version']",
+        "table.metadata.document['location']",
     ],
 )
 def test_a_raw_key_is_found(statement: str) -> None:
