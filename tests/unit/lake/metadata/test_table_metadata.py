@@ -131,6 +131,7 @@ def test_the_old_document_is_not_changed_and_unknown_fields_are_carried() -> Non
     assert metadata.to_json() == before
     assert after.document["encryption-keys"] == [{"key-id": "1"}]
     assert after.properties == {"a": "b"}
+    assert after.table_uuid == metadata.table_uuid
 
 
 def test_statistics_leave_with_their_snapshot() -> None:
