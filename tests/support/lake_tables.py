@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import orjson
 import psycopg
 import pyarrow as pa
 import pytest
@@ -25,17 +24,14 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.manifests import ManifestWriter
-from mirror_pump.lake.format.metadata import (
-    DEFAULT_RETENTION,
-    metadata_directory,
-    new_snapshot_id,
-    next_location,
-    with_snapshot,
-)
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.format.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location
+from mirror_pump.lake.metadata.next_metadata import with_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.testing.lake import read_duckdb, read_spark
 
@@ -159,7 +155,7 @@ class SmallTable:
         if gone or not positions <= {delete.path for delete in self._deletes(began)}:
             return False
         self.now_ms += 1000
-        number, snapshot_id = now.sequence_number + 1, new_snapshot_id(now.metadata)
+        number, snapshot_id = now.sequence_number + 1, now.metadata.new_snapshot_id()
         writer = ManifestWriter(now.metadata, metadata_directory(now.metadata), snapshot_id, number)
         others = [file.sequence_number for file in now.live_data_files() if file.path not in replaced]
         oldest = min(others, default=now.sequence_number)
@@ -175,18 +171,18 @@ class SmallTable:
         for file in files:
             tally.count(file.content, file.record_count, file.size_bytes)
         manifests = [*([added] if added else []), *removal.untouched, *removal.rewritten]
-        snapshot = {
-            "sequence-number": number,
-            "snapshot-id": snapshot_id,
-            "parent-snapshot-id": now.snapshot_id,
-            "timestamp-ms": self.now_ms,
-            "summary": {**summarise(tally, removal.removed, now.summary, {}), "operation": "replace"},
-            "manifest-list": writer.list(manifests, now.snapshot_id),
-            "schema-id": now.metadata["current-schema-id"],
-        }
+        snapshot = Snapshot.new(
+            snapshot_id,
+            now.metadata.current_snapshot,
+            number,
+            self.now_ms,
+            summarise(tally, removal.removed, now.summary, {}, only_rewrites=True),
+            writer.list(manifests, now.snapshot_id),
+            now.metadata.current_schema_id,
+        )
         metadata = with_snapshot(now.metadata, snapshot, now.metadata_location, (), DEFAULT_RETENTION)
         location = next_location(now.metadata, now.metadata_location)
-        write_all([*writer.files, (location, orjson.dumps(metadata))], STORAGE)
+        write_all([*writer.files, (location, metadata.to_json())], STORAGE)
         self.locations.append(location)
         self.table = LakeTable.load(location, STORAGE)
         return True

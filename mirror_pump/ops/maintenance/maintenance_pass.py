@@ -285,7 +285,7 @@ class Maintenance:
                 missing = {
                     key: value
                     for key, value in {**ENGINE_PROPERTIES, **debt.state.schema.engine_properties}.items()
-                    if key not in debt.state.metadata.get("properties", {})
+                    if key not in debt.state.metadata.properties
                 }
                 if missing:
                     with self._window(debt, at_once=True):
@@ -327,7 +327,7 @@ class Maintenance:
         # A pinned one that the history lost may need files of those that are in it.
         pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
-        present = {int(snapshot["snapshot-id"]) for snapshot in debt.state.metadata["snapshots"]}
+        present = {snapshot.snapshot_id for snapshot in debt.state.metadata.snapshots}
         ids = [
             snapshot_id
             for snapshot_id in due.snapshot_ids

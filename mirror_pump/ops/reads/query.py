@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import FileMissing, TableError, UsageError
-from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
@@ -300,7 +300,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
     # Pinned snapshots are not thinned out any more. If a pin came too late, its snapshot is already gone.
     for name, snapshot_id in found.items():
         location = moment.main_now(seams[name].table.table_id)
-        if snapshot_of(read_metadata(location, storage), snapshot_id) is None:
+        if read_metadata(location, storage).snapshot(snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out this moment", "try again")
     warn(f"read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]

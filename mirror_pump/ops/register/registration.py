@@ -40,8 +40,9 @@ from mirror_pump.lake.commit.catalog import (
 from mirror_pump.lake.commit.presence import require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import archive_snapshot, read_document
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.metadata_files import read_any_version
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
@@ -311,10 +312,10 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
     if pointer is None:
         return
     try:
-        cold = archive_snapshot(read_document(pointer, storage))
+        archive = read_any_version(pointer, storage).archive_snapshot
     except FileMissing:
         return
-    if cold is not None and int(cold["summary"].get("total-records", 0)):
+    if archive is not None and archive.summary.total(Total.RECORDS):
         raise TableError(
             f"the lake table {name} of a former registration holds rows that the heap had shed",
             "Rename the lake table with an engine that has the catalog (mirror-pump connect), or, if nobody needs them,"

@@ -17,8 +17,9 @@ from mirror_pump.engine.local_runner import LocalTaskRunner
 from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import current_snapshot, read_metadata
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify import compare_duckdb
@@ -82,15 +83,14 @@ class EnginesBySize:
         return engine if engine is not self._small or self._is_small(lake_location) else self._spark
 
     def _is_small(self, lake_location: str) -> bool:
-        snapshot = current_snapshot(read_metadata(lake_location, self._storage))
+        snapshot = read_metadata(lake_location, self._storage).current_snapshot
         if snapshot is None:
             return True
-        totals = snapshot.get("summary") or {}
-        counts = [totals.get(f"total-{name}") for name in ("records", "position-deletes", "equality-deletes")]
-        size = totals.get("total-files-size")
+        names = (Total.FILES_SIZE, Total.RECORDS, Total.POSITION_DELETES, Total.EQUALITY_DELETES)
+        totals = [snapshot.summary.total(name) for name in names]
         # Other engines may leave totals out.
-        known = [int(count) for count in (size, *counts) if count is not None]
-        return len(known) == 4 and known[0] <= SMALL_BYTES and sum(known[1:]) <= SMALL_ROWS
+        known = [total for total in totals if total is not None]
+        return len(known) == len(totals) and known[0] <= SMALL_BYTES and sum(known[1:]) <= SMALL_ROWS
 
     @cached_property
     def _small(self) -> ComparisonEngine | None:

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.format.metadata import DEFAULT_RETENTION, HistoryRetention, is_archive_snapshot
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableState, Tier
 from mirror_pump.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of
@@ -67,16 +68,14 @@ class Registration:
             return self.staged
         return self.state is TableState.LIVE and self.rewrite_since is None
 
-    def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+    def kept(self, metadata: TableMetadata) -> frozenset[int]:
         """Snapshots that commits must not thin out: pinned ones, the published snapshot, which readers pin as long as
         it is published, also after this row was read, and as long as a pin is in hand every published snapshot: it may
         be of any of them."""
         kept = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
             return kept
-        return kept | {
-            int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"] if is_archive_snapshot(snapshot)
-        }
+        return kept | {snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.is_archive}
 
     @property
     def retention(self) -> HistoryRetention:

@@ -28,12 +28,12 @@ from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.manifest_list import read_list
-from mirror_pump.lake.format.metadata import archive_snapshot, read_metadata
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.metadata.manifest_list import read_list
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.backoff import Backoff
@@ -212,10 +212,8 @@ class Folder:
 
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:
-            snapshots = read_metadata(location, self._storage)["snapshots"]
-            turn.sequence_numbers = {
-                int(snapshot["snapshot-id"]): int(snapshot["sequence-number"]) for snapshot in snapshots
-            }
+            snapshots = read_metadata(location, self._storage).snapshots
+            turn.sequence_numbers = {snapshot.snapshot_id: snapshot.sequence_number for snapshot in snapshots}
             turn.known_location = location
         return turn.sequence_numbers
 
@@ -266,13 +264,13 @@ def write_fold(
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:
     """Returns whether the published snapshot is at least `age` seconds old and names a data file or delete file that
     main no longer has."""
-    head = archive_snapshot(table.metadata)
-    if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
+    head = table.metadata.archive_snapshot
+    if head is None or time.time() * 1000 - head.timestamp_ms < age * 1000:
         return False
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}
     known = {manifest.path for manifest in table.manifests}
-    others = [manifest for manifest in read_list(head["manifest-list"], storage) if manifest.path not in known]
+    others = [manifest for manifest in read_list(head.manifest_list, storage) if manifest.path not in known]
     for files in Listing(storage).files(others).values():
         # The archive branch's own hiding deletes are in no other snapshot. All published snapshots of one cut-line name
         # them.

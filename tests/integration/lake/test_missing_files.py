@@ -85,7 +85,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
             "whole": on_disk(lakes["whole"].location),
             "files": on_disk(lakes["files"].location) / "data",
             "head": on_disk(lakes["head"].metadata_location),
-            "list": on_disk(lakes["list"].metadata["snapshots"][-1]["manifest-list"]),
+            "list": on_disk(lakes["list"].metadata.snapshots[-1].manifest_list),
             "manifest": on_disk(lakes["manifest"].manifests[-1].path),
         }
         for path in gone.values():

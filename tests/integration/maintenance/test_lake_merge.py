@@ -14,7 +14,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.format.snapshot_summary import live_rows
+from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.lake.storage import write_bytes
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
@@ -38,7 +38,7 @@ def file_table(warehouse: str) -> SmallTable:
 
 
 def summary(table: SmallTable) -> dict[str, str]:
-    return dict(table.table.metadata["snapshots"][-1]["summary"])
+    return dict(table.table.metadata.snapshots[-1].summary.entries)
 
 
 def fill(table: SmallTable) -> Rows:
@@ -106,7 +106,7 @@ def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTab
     for key in (0, 90, 30):
         del expected[key]
     assert table.duckdb() == table.spark(lake) == expected
-    counted = dict(staged.table.summary)
+    counted = dict(staged.table.summary.entries)
     assert counted["operation"] == "overwrite", "it adds a delete file, which other engines have to look at"
     assert counted["added-position-deletes"] == "5"
     merged = resolution.merged[0]

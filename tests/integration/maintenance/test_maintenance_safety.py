@@ -130,8 +130,8 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
     for name, rows in kept.items():
         assert_same(rows, maintained.read(T, f"VERSION AS OF '{name}'"), name)
     assert not maintained.lake_table(T).has_snapshot(expired_pin[0]) or expired_pin[0] == pinned[1][0]
-    for snapshot in maintained.lake_table(T).metadata["snapshots"]:
-        maintained.read(T, f"VERSION AS OF {snapshot['snapshot-id']}")
+    for retained in maintained.lake_table(T).metadata.snapshots:
+        maintained.read(T, f"VERSION AS OF {retained.snapshot_id}")
     snapshot, location = maintained.published(T)
     assert maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(mirror.heap(T), lake_rows(location), "what is published")
@@ -314,7 +314,7 @@ def test_metadata_files_go_once_they_fell_out_of_the_log(maintained: Maintained)
     _, location, rows = pin(maintained)
     write_and_publish(mirror, range(4, 10))
     metadata = {path for path in maintained.files(T) if path.name.endswith(".metadata.json")}
-    log = {entry["metadata-file"] for entry in maintained.lake_table(T).metadata["metadata-log"]}
+    log = {entry["metadata-file"] for entry in maintained.lake_table(T).metadata.document["metadata-log"]}
     assert len(log) == 3 < len(metadata) - 3
     maintained.policy(
         T,

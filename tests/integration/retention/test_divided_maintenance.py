@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import COLD_CUT, archive_snapshot
 from mirror_pump.ops.verify.compare_spark import compare
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
@@ -76,9 +75,9 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         divided.assert_exact()
         divided.advance(running)
         divided.assert_exact()
-        head = archive_snapshot(maintained.lake_table(EVENTS).metadata)
+        head = maintained.lake_table(EVENTS).metadata.archive_snapshot
         assert head is not None
-        assert head["summary"][COLD_CUT] == str(divided.cut)
+        assert head.summary.archive_cut_line == str(divided.cut)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from typing import Any, LiteralString
 import pytest
 
 from mirror_pump.engine.index_keys import read_keys
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.retention import fold
@@ -49,7 +50,7 @@ class Folds:
         if step is not Step.FOLDED:
             return
         metadata = read_metadata(self.mirror.location(EVENTS), StorageOptions())
-        unread = [snapshot for snapshot in metadata["snapshots"] if int(snapshot["summary"]["total-equality-deletes"])]
+        unread = [snapshot for snapshot in metadata.snapshots if snapshot.summary.total(Total.EQUALITY_DELETES)]
         (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
         self.seen.append((len(unread), str(phase)))
 
@@ -143,7 +144,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Databa
         assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
         divided.assert_exact()
         metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
-        assert max(int(snapshot["summary"]["total-equality-deletes"]) for snapshot in metadata["snapshots"]) == 1
+        assert max(snapshot.summary.total(Total.EQUALITY_DELETES) or 0 for snapshot in metadata.snapshots) == 1
         _announced(database, going_on=False)
         divided.assert_exact()
 

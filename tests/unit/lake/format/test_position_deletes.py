@@ -11,13 +11,13 @@ import pytest
 
 from mirror_pump.lake.format import position_deletes
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifest_entries import file_values
 from mirror_pump.lake.format.position_deletes import (
     PATH_ID,
     POSITION_ID,
     read_position_deletes,
     write_position_deletes,
 )
+from mirror_pump.lake.metadata.manifest_entries import file_values
 from mirror_pump.lake.storage import StorageOptions, local_path
 
 STORAGE = StorageOptions(fsync=False)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pyiceberg.manifest import ManifestContent
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.lake.format import manifests as module
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_entries import stored_entries
-from mirror_pump.lake.format.manifest_list import Manifest, read_list
-from mirror_pump.lake.format.manifests import HELD, ManifestWriter
-from mirror_pump.lake.format.metadata import new_metadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.metadata import manifests as module
+from mirror_pump.lake.metadata.manifest_entries import stored_entries
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifests import HELD, ManifestWriter
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
@@ -35,7 +35,7 @@ class Commits:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.as_uri()
-        self.metadata = new_metadata(SCHEMA, self.directory, {}, 0)
+        self.metadata = TableMetadata.new(SCHEMA, self.directory, {}, 0)
         self.manifests: tuple[Manifest, ...] = ()
         self.number = 0
 
