@@ -43,8 +43,8 @@ def test_a_success_or_a_long_run_begins_anew() -> None:
 
 
 def test_what_failed_is_due_after_its_pause() -> None:
+    assert Retries(Backoff(first=3600.0, longest=3600.0)).due
     retries = Retries(Backoff(first=3600.0, longest=3600.0))
-    assert retries.due
     began = time.monotonic()
     retries.failed()
     assert not retries.due
