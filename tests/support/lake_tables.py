@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
-import pytest
 from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine import file_merge as merging
-from mirror_pump.engine import merge_plan
 from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
 from mirror_pump.engine.delete_conversion import convert_deletes
 from mirror_pump.engine.file_merge import merge_files, merge_positions
-from mirror_pump.engine.merge_plan import MergePlan, merged_file_rewrite, plan_merge, plan_rewrite
+from mirror_pump.engine.merge_plan import MergePlan, MergeSizes, merged_file_rewrite, plan_merge, plan_rewrite
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, load_pointer, swap_pointer
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -54,12 +51,6 @@ TARGET = 1 << 25
 Rows = dict[int, str | None]
 
 
-def own_positions_from(rows: int, patch: pytest.MonkeyPatch) -> None:
-    """Merges of position deletes give a data file with so many of them a file of its own, in this process."""
-    for module in (merging, merge_plan):
-        patch.setattr(module, "OWN_POSITIONS", rows)
-
-
 @dataclass(frozen=True)
 class Rewrite:
     """A rewrite of all data files under way."""
@@ -78,6 +69,8 @@ class SmallTable:
     now_ms: int = START_MS
     locations: list[str] = field(default_factory=list)
     """Metadata locations of all commits."""
+    sizes: MergeSizes = field(default_factory=MergeSizes)
+    """What its merges go by."""
 
     def __post_init__(self) -> None:
         self.listing = Listing(STORAGE, (1, PATH_ID))
@@ -120,11 +113,11 @@ class SmallTable:
 
     def compute_merge(self, target_bytes: int = TARGET) -> FileRewrite | None:
         """What a merge of the present state comes to; None if nothing has piled up."""
-        return self._computed(plan_merge(self.table, self.listing, target_bytes))
+        return self._computed(plan_merge(self.table, self.listing, target_bytes, self.sizes))
 
     def compute_renewal(self) -> FileRewrite | None:
         """What writing the most worn file anew comes to; None if none is."""
-        return self._computed(plan_rewrite(self.table, self.listing))
+        return self._computed(plan_rewrite(self.table, self.listing, self.sizes))
 
     def _computed(self, plan: MergePlan | None) -> FileRewrite | None:
         if plan is None:

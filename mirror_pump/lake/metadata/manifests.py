@@ -65,9 +65,19 @@ class ManifestWriter:
     `metadata` is the table metadata that they are written under.
     """
 
-    def __init__(self, metadata: TableMetadata, directory: str, snapshot_id: int, sequence_number: int) -> None:
+    def __init__(
+        self,
+        metadata: TableMetadata,
+        directory: str,
+        snapshot_id: int,
+        sequence_number: int,
+        *,
+        full: int = FULL,
+    ) -> None:
+        """`full`: manifests with this many entries are no longer merged."""
         self._metadata = metadata
         self._directory = directory
+        self._full = full
         self.snapshot_id = snapshot_id
         self.sequence_number = sequence_number
         self.files: list[tuple[str, bytes]] = []
@@ -109,14 +119,15 @@ class ManifestWriter:
         for manifest in manifests:
             if not manifest.live_files:
                 continue
-            if manifest.spec_id in unpartitioned and manifest.live_files < FULL and manifest.key_metadata is None:
+            open_to_more = manifest.live_files < self._full and manifest.key_metadata is None
+            if manifest.spec_id in unpartitioned and open_to_more:
                 group = ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
                 groups[group][_size_class(manifest.live_files)].append(manifest)
             else:
                 carried.append(manifest)
         for group, classes in groups.items():
             pending: list[Manifest] = []
-            for size_class in range(_size_class(FULL) + 1):
+            for size_class in range(_size_class(self._full) + 1):
                 found = classes.get(size_class, [])
                 # Manifests pending from smaller classes count as one of the class that they reach together. They are
                 # written as soon as they reach none.

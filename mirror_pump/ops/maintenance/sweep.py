@@ -67,8 +67,11 @@ def sweep(
     storage: StorageOptions,
     *,
     dry_run: bool,
+    clock_skew: float = CLOCK_SKEW,
 ) -> Sweep | None:
     """Look for unreferenced files and, unless it is a dry run, delete them. The caller holds the table's lock.
+
+    `clock_skew`: seconds by which the clocks of pump, maintainer and storage may differ.
 
     None: the table is not what it was, or is being copied. Raises LakeError when the storage fails, or when a pinned
     snapshot is not in the table's history, so that what it needs cannot be told.
@@ -76,7 +79,7 @@ def sweep(
     now = time.time()
     before = now - policy.orphan_grace_hours * 3600
     metadata_before = now - policy.metadata_grace_hours * 3600
-    if not dry_run and not begin_sweep(connection, slot, table, before + CLOCK_SKEW):
+    if not dry_run and not begin_sweep(connection, slot, table, before + clock_skew):
         return None
     # Read after the declaration: every publish that did not heed it is in what is read now.
     present = read_tables(connection, slot, [table.table_id])

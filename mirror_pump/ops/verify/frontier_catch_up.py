@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import SecretStr
-
 from mirror_pump.config import ENV_PREFIX, Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
@@ -89,12 +87,7 @@ class _CopyRow:
 
 def _pump(settings: Settings, *until: str) -> None:
     """A pump in a process of its own, since a process has one Spark and ours has other work for it."""
-    environment = dict(os.environ)
-    for name in settings.model_fields_set:
-        value = getattr(settings, name)
-        if value is not None:
-            revealed = value.get_secret_value() if isinstance(value, SecretStr) else value
-            environment[ENV_PREFIX + name.upper()] = str(revealed)
+    environment = os.environ | settings.environment(settings.model_fields_set)
     # Its last lines become the error's.
     environment[f"{ENV_PREFIX}LOG_FORMAT"] = "human"
     command = [sys.executable, "-m", "mirror_pump.cli", "run", "--no-standby", *until]

@@ -18,7 +18,6 @@ with the lake and its corrections before it is dropped (mirror_pump.pipeline.ret
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -36,7 +36,7 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_ls
 from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.ops.verify.comparison_engines import SMALL_BYTES, ComparisonEngine, Engines, EnginesBySize, OneEngine
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, OneEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, laid_over, read_heap
 from mirror_pump.source.catalog.tables import load_table
@@ -56,8 +56,8 @@ _CHUNK_BYTES = 64 << 20
 """Heap bytes that one task reads."""
 TRIES = 5
 """Of comparing a table that changes while it is read."""
-FIRST_PAUSE = 0.25
-"""Seconds before the second try; doubles with each, as whoever makes partitions may be about to make some more."""
+_LONGEST_PAUSE = 60.0
+"""Seconds between two tries. Pauses double, as whoever makes partitions may be about to make some more."""
 
 _LEFT = "the table left the mirror while it was being compared"
 
@@ -203,7 +203,7 @@ class _Verification:
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
         """What came of each table, all of which were live a moment ago."""
         reports: dict[TableId, TableReport] = {}
-        pause = FIRST_PAUSE
+        retries = Retries(Backoff(self._settings.limits.verify_pause, _LONGEST_PAUSE))
         for tried in range(1, TRIES + 1):
             disturbed: dict[TableId, Disturbed] = {}
             for table_id, outcome in self._compare(tables).items():
@@ -222,8 +222,8 @@ class _Verification:
                 if tried < TRIES:
                     self._log.warning("table-compared-again", table=name, tried=tried, of=TRIES, reason=str(reason))
             if tried < TRIES:
-                time.sleep(pause)
-                pause *= 2
+                retries.failed()
+                retries.wait()
                 tables = self._live_again(list(disturbed), reports)
         return reports
 
@@ -308,7 +308,7 @@ class _Verification:
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
             ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
         engine = self._engines.for_heap(nbytes)
-        small = nbytes <= SMALL_BYTES
+        small = nbytes <= self._settings.limits.verify_small_bytes
         progress = TableProgress(str(table.name), VerifyPhase.READING, small, 0, len(chunks))
         self._observe(progress)
 
@@ -327,7 +327,8 @@ class _Verification:
     ) -> Comparison:
         if overlay.altered:
             raise Disturbed(f"it was altered: {overlay.altered}")
-        progress = TableProgress(str(overlay.table.name), VerifyPhase.COMPARING, heap.nbytes <= SMALL_BYTES)
+        small = heap.nbytes <= self._settings.limits.verify_small_bytes
+        progress = TableProgress(str(overlay.table.name), VerifyPhase.COMPARING, small)
         self._observe(progress)
         over = laid_over(heap.lake, overlay, reader, self._storage)
         schema = LakeSchema.of_table(overlay.table)

@@ -17,8 +17,8 @@ from typing import TypeVar
 import psycopg
 import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from mirror_pump.backoff import Backoff
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
@@ -55,6 +55,9 @@ from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
+
+_FIRST_PAUSE = 0.05
+"""Seconds before a publish that met a conflict is tried again, at most."""
 
 _MADE_HERE = object()
 
@@ -95,7 +98,7 @@ class RetryPolicy:
 
     attempts: int = 16
     longest_pause: float = 10.0
-    """Longest pause in seconds. Pauses grow exponentially from 50 ms, with jitter."""
+    """Longest pause in seconds. Pauses double from `_FIRST_PAUSE`, with jitter."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +182,10 @@ class Publisher:
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
         certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
-        for attempt in Retrying(
-            stop=stop_after_attempt(self._retry.attempts),
-            wait=wait_random_exponential(multiplier=0.05, max=self._retry.longest_pause),
+        for attempt in Backoff(_FIRST_PAUSE, self._retry.longest_pause, jitter=1.0).attempts(
             # A publish that landed must not be repeated, whatever error follows it.
-            retry=retry_if_exception(lambda error: isinstance(error, CommitConflict) and not self.may_have_landed),
-            reraise=True,
+            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
+            most=self._retry.attempts,
         ):
             with attempt:
                 return self._publish_once(request)

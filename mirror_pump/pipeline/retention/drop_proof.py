@@ -40,6 +40,7 @@ from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.upkeep.jobs import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -50,18 +51,13 @@ from sql import queries
 
 _SQL = queries("retention")
 
-_TASK_BYTES = 64 << 20
-"""Bytes of heap blocks, or of data files, that one task reads."""
 _IN_FLIGHT = 2
 """Concurrent tasks of a proof. The number is small because the stream's segments need the machine more urgently."""
-_PIN_SECONDS = 120.0
-"""Lifetime of a proof's pin, which a pump that is killed during the comparison leaves behind. The pin is renewed after
-half of it."""
 _SHOWN = 10
 """Differing keys that a failed proof names, at most."""
 _LOOKED_AT = 8
 """Buckets whose rows are read again to find the differing keys, at most."""
-_ROWS_AT_ONCE = 1 << 18
+ROWS_AT_ONCE = 1 << 18
 """Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
 
 Side: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
@@ -89,12 +85,15 @@ class _Pin:
 
     connection: PgConnection
     pin_id: Any
+    seconds: float
+    """How long the pin lives after it was made or renewed."""
     renewed_at: float
     """time.monotonic(), in seconds."""
 
     def renew(self) -> None:
-        if time.monotonic() - self.renewed_at > _PIN_SECONDS / 2:
-            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": _PIN_SECONDS})
+        """Renew the pin after half of its life."""
+        if time.monotonic() - self.renewed_at > self.seconds / 2:
+            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": self.seconds})
             self.renewed_at = time.monotonic()
 
 
@@ -125,11 +124,19 @@ class _ComparedCorrection:
 class Prover:
     """Compares partitions with the lake, one at a time."""
 
-    def __init__(self, connect: Callable[[], PgConnection], tasks: Tasks, storage: StorageOptions, dsn: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], PgConnection],
+        tasks: Tasks,
+        storage: StorageOptions,
+        dsn: str,
+        limits: InternalLimits,
+    ) -> None:
         self._connect = connect
         self._tasks = tasks
         self._storage = storage
         self._dsn = dsn
+        self._limits = limits
 
     def prove(self, table: MirroredTable, partition: Partition) -> Proof:
         """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
@@ -151,17 +158,18 @@ class Prover:
     def _pinned(self, table: MirroredTable, seam: _Seam) -> Iterator[_Pin]:
         """Pins the published snapshot for the duration of the block, in a transaction that other sessions see."""
         with self._connect() as connection:
+            seconds = self._limits.proof_pin_seconds
             where = {
                 "table_id": table.table_id,
                 "snapshot_id": seam.snapshot_id,
                 "cut": seam.cut,
-                "seconds": _PIN_SECONDS,
+                "seconds": seconds,
             }
             row = connection.execute(_SQL["pin"], where).fetchone()
             assert row is not None
             (pin_id,) = row
             try:
-                yield _Pin(connection, pin_id, time.monotonic())
+                yield _Pin(connection, pin_id, seconds, time.monotonic())
             finally:
                 if not connection.broken:
                     connection.execute("SELECT modak.release(%s)", (pin_id,))
@@ -184,7 +192,7 @@ class Prover:
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
-        chunks = plan_chunks(reader, _relation(partition), _TASK_BYTES)
+        chunks = plan_chunks(reader, _relation(partition), self._limits.proof_task_bytes)
         heap_tasks = [HeapTask(self._dsn, chunk, seam.exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
@@ -250,7 +258,7 @@ class Prover:
             younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
             group.append(LakeFile(file.path, younger))
             size += file.size_bytes
-            if size >= _TASK_BYTES:
+            if size >= self._limits.proof_task_bytes:
                 yield task()
                 group, size = [], 0
         if group:
@@ -267,14 +275,17 @@ class Prover:
         return Digest.total(parts + [self._tasks.result(future) for future in waiting])
 
 
-def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list[str]]:
+def compare_sides(
+    heap: Side, cold: Side, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE
+) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
-    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake."""
+    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
+    `rows_at_once` at a time."""
     mine, theirs = heap(None, None), cold(None, None)
     unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
     counts = mine.sums[:, 0].tolist()
     if truncated:
-        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}):
+        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}, rows_at_once):
             given = heap(group, None)
             assert given.rows is not None
             if differing := _differing(given, cold(group, given.rows.keys)):
@@ -287,12 +298,12 @@ def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list
     return sum(counts), differing or ["rows that occur more than once, or that a second look found equal"]
 
 
-def _groups(sizes: Mapping[int, int]) -> Iterator[frozenset[int]]:
-    """Groups buckets so that the rows of a group fit in memory. A bucket that is too large forms a group of its own."""
+def _groups(sizes: Mapping[int, int], most_rows: int) -> Iterator[frozenset[int]]:
+    """Groups buckets so that a group has at most `most_rows` rows. A bucket with more forms a group of its own."""
     group: set[int] = set()
     rows = 0
     for bucket, size in sizes.items():
-        if group and rows + size > _ROWS_AT_ONCE:
+        if group and rows + size > most_rows:
             yield frozenset(group)
             group, rows = set(), 0
         group.add(bucket)

@@ -107,7 +107,14 @@ def start_services(
     watcher = Watcher(context)
     retention = PartitionShedding(context)
     listener = Listener(context, copier.wake, retention.wake)
-    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load, publisher.missing)
+    applier = BatchApplier(
+        context.runner,
+        context.storage,
+        context.connect,
+        publisher.load,
+        publisher.missing,
+        context.settings.limits.completion_part_bytes,
+    )
     lake_watch = LakeWatch(context)
     for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()

@@ -50,12 +50,12 @@ _TRIES = 20
 """Attempts to pin. Each fails only if the published snapshot changes within the millisecond or two that it takes."""
 _LOOK_INTERVAL = 1.0
 """Seconds between two checks whether the reader still exists."""
-LOCK_SECONDS = 10
+LOCK_SECONDS = 10.0
 """How long a reader waits for a lock that somebody holds or queues for. Without this limit, a DDL statement that waits
 for this very reader would block itself, and everybody behind it, forever."""
 
-READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS}s'"
-"""For every connection that reads in the exported snapshot."""
+READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS:g}s'"
+"""For every further connection that reads in the exported snapshot."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,10 @@ class ConsistentSnapshot:
         snapshot: str | None = None,
         stopped: Callable[[], bool] = lambda: False,
         pin_seconds: float = PIN_SECONDS,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         self._dsn = dsn
+        self._lock_seconds = lock_seconds
         self._pin_seconds = pin_seconds
         self._stopped = stopped
         self._release_lock = threading.Lock()
@@ -242,7 +244,7 @@ class ConsistentSnapshot:
     def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
         execute = self.connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        execute(READER_SETTINGS.replace("SET ", "SET LOCAL ", 1).encode())
+        execute(f"SET LOCAL lock_timeout = '{round(self._lock_seconds * 1000)}ms'".encode())
         if snapshot is not None:
             # Must come before any query. So the locks come after the snapshot; `_check_columns` of a read detects
             # changes in between.

@@ -17,21 +17,21 @@ from sql import queries
 
 _SQL = queries("heap")
 
-_VISIBLE_WITHIN = 5.0
+VISIBLE_WITHIN = 5.0
 """Seconds. A commit is visible milliseconds after the stream has it, unless it waits for an unavailable standby. In
 that case the pump abandons the batch and receives it again later."""
 _POLL_INTERVAL = 0.01
 """Seconds between two checks of visibility."""
 
 
-def await_visible(connection: PgConnection, xids: Sequence[int]) -> None:
+def await_visible(connection: PgConnection, xids: Sequence[int], within: float = VISIBLE_WITHIN) -> None:
     """Returns once every new snapshot sees these committed transactions, given by their 32-bit IDs.
 
     A commit is in the WAL, and so in the stream, before snapshots see it. In between it may wait for a synchronous
-    standby. The connection must be in autocommit. Raises ConnectionLost if the wait takes too long or the connection
-    breaks.
+    standby. The connection must be in autocommit. Raises ConnectionLost if the wait takes longer than `within` seconds,
+    or if the connection breaks.
     """
-    deadline = time.monotonic() + _VISIBLE_WITHIN
+    deadline = time.monotonic() + within
     while True:
         with source_errors("waiting for a commit to be visible"):
             ((end, running),) = connection.execute(_SQL["snapshot"]).fetchall()

@@ -246,10 +246,10 @@ def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached
 
 
 @contextmanager
-def limited(connection: PgConnection) -> Iterator[None]:
-    """A transaction that waits for a lock at most LOCK_TIMEOUT."""
+def limited(connection: PgConnection, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
+    """A transaction that waits for a lock at most `lock_timeout`."""
     with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
         yield
 
 
@@ -257,24 +257,31 @@ NOT_SEEN = "its partitions cannot be examined: {}"
 """The reason that a table shows while its partitions cannot be read."""
 
 
-def refusal(error: psycopg.Error) -> str:
+def refusal(error: psycopg.Error, lock_timeout: str = LOCK_TIMEOUT) -> str:
     """Why Postgres refused a step, as text. Raises ConnectionLost if the connection broke instead."""
     if is_connection_loss(error):
         raise as_source_error(error, "changing a partition") from error
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-        return f"other sessions held the locks that it needs for longer than {LOCK_TIMEOUT}"
+        return f"other sessions held the locks that it needs for longer than {lock_timeout}"
     detail = error.diag.message_detail
     return " ".join((error.diag.message_primary or str(error)).split()) + (
         f" ({' '.join(detail.split())})" if detail else ""
     )
 
 
-def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> str | None:
+def attempt(
+    connection: PgConnection,
+    statement: str,
+    parameters: Mapping[str, Any],
+    *,
+    lock_timeout: str = LOCK_TIMEOUT,
+    drop_timeout: str = DROP_TIMEOUT,
+) -> str | None:
     """Takes one of the steps that return a text. Returns None if it was taken, else the reason."""
     try:
-        with limited(connection):
+        with limited(connection, lock_timeout):
             if statement == "drop":
-                connection.execute("SELECT set_config('statement_timeout', %s, true)", (DROP_TIMEOUT,))
+                connection.execute("SELECT set_config('statement_timeout', %s, true)", (drop_timeout,))
             row = connection.execute(_SQL[statement], parameters).fetchone()
             assert row is not None
             if row[0] is not None:
@@ -283,10 +290,10 @@ def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, A
     except psycopg.Error as error:
         if statement == "drop" and isinstance(error, psycopg.errors.QueryCanceled):
             return (
-                f"it takes longer than {DROP_TIMEOUT}, while the table is locked: a foreign key that refers to the"
+                f"it takes longer than {drop_timeout}, while the table is locked: a foreign key that refers to the"
                 " table needs an index on its columns, or has to be dropped"
             )
-        return refusal(error)
+        return refusal(error, lock_timeout)
     return None
 
 
@@ -446,7 +453,15 @@ def premade_name(table: TableName, kind: TierKind, lo: int) -> TableName:
 
 
 def make_partition(
-    connection: PgConnection, table: TableName, name: TableName, kind: TierKind, lo: int, hi: int
+    connection: PgConnection,
+    table: TableName,
+    name: TableName,
+    kind: TierKind,
+    lo: int,
+    hi: int,
+    *,
+    lock_timeout: str = LOCK_TIMEOUT,
+    make_timeout: str = MAKE_TIMEOUT,
 ) -> str | None:
     """Creates a partition (CREATE TABLE ... PARTITION OF). Returns None, or the reason if it could not be created."""
     low, high = literal(kind, lo), literal(kind, hi)
@@ -454,17 +469,17 @@ def make_partition(
         return f"its bounds {lo} and {hi} are outside of the years 1 to 9999"
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
-        with limited(connection):
+        with limited(connection, lock_timeout):
             connection.execute(f"LOCK TABLE ONLY {table.quoted} IN ACCESS EXCLUSIVE MODE".encode())
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
-                (LOCKED_TIMEOUT, MAKE_TIMEOUT),
+                (LOCKED_TIMEOUT, make_timeout),
             )
             connection.execute(statement.encode())
     except psycopg.errors.QueryCanceled:
-        return f"it takes longer than {MAKE_TIMEOUT}, while the table is locked: VACUUM the DEFAULT partition"
+        return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
-        return refusal(error)
+        return refusal(error, lock_timeout)
     return None
 
 

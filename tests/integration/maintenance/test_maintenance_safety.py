@@ -62,7 +62,9 @@ def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour")
     )
 
 
-def sweep_now(maintained: Maintained, *, dry_run: bool = False) -> Sweep | None:
+def sweep_now(
+    maintained: Maintained, *, dry_run: bool = False, clock_skew: float = sweeping.CLOCK_SKEW
+) -> Sweep | None:
     """A sweep without any grace."""
     policy = Policy.model_construct(**{**dict(Policy()), "orphan_grace_hours": 0.0, "metadata_grace_hours": 0.0})
     mirror = maintained.mirror
@@ -70,7 +72,14 @@ def sweep_now(maintained: Maintained, *, dry_run: bool = False) -> Sweep | None:
     with connect(mirror.database.dsn, autocommit=True) as connection:
         (table,) = read_tables(connection, mirror.settings.slot, [maintained.table_id(T)])
         return sweeping.sweep(
-            connection, mirror.settings.slot, table, policy, Procedures(session), STORAGE, dry_run=dry_run
+            connection,
+            mirror.settings.slot,
+            table,
+            policy,
+            Procedures(session),
+            STORAGE,
+            dry_run=dry_run,
+            clock_skew=clock_skew,
         )
 
 
@@ -352,7 +361,6 @@ def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_fi
     maintained: Maintained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader found it in the history, the pump's next publish took it out, and Spark then looked at what is named."""
-    monkeypatch.setattr(sweeping, "CLOCK_SKEW", 0.0)
     mirror = maintained.mirror
     write_and_publish(mirror, range(2))
     snapshot, location = maintained.published(T)
@@ -371,18 +379,15 @@ def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_fi
 
     monkeypatch.setattr(Procedures, "unreferenced", late)
     with pytest.raises(LakeError, match="not in its history"):
-        sweep_now(maintained)
+        sweep_now(maintained, clock_skew=0)
     assert not maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(rows, lake_rows(location), "the snapshot that was pinned")
     assert orphan.exists()
 
 
 @pytest.mark.parametrize("held_at", [Step.RECEIVED, Step.WRITTEN, Step.STAGED])
-def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(
-    maintained: Maintained, monkeypatch: pytest.MonkeyPatch, held_at: Step
-) -> None:
+def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(maintained: Maintained, held_at: Step) -> None:
     """A pump that was suspended between writing and publishing for longer than the grace: without any grace here."""
-    monkeypatch.setattr(sweeping, "CLOCK_SKEW", 0.0)
     mirror = maintained.mirror
     held, go = threading.Event(), threading.Event()
 
@@ -399,7 +404,7 @@ def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(
             root = Path(maintained.lake_table(T).location.removeprefix("file://"))
             await_true(lambda: any(root.glob("data/*-deletes.parquet")), 30, "the segment's files are written")
         files = maintained.files(T)
-        swept = sweep_now(maintained)
+        swept = sweep_now(maintained, clock_skew=0)
         assert swept is not None
         assert swept.files, "the batch's files were nobody's"
         assert maintained.files(T) < files

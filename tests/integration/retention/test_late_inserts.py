@@ -12,8 +12,8 @@ from mirror_pump.engine.index_keys import read_keys
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.retention import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -166,13 +166,11 @@ def test_without_room_for_an_index_folds_do_not_wait(database: Database, tmp_pat
 
 
 @pytest.mark.parametrize("wanted_by", ["the fold", "the stream"])
-def test_a_fold_waits_for_its_index_only_so_long(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted_by: str
-) -> None:
+def test_a_fold_waits_for_its_index_only_so_long(database: Database, tmp_path: Path, wanted_by: str) -> None:
     """Whoever made the index be built. Then it deletes by key, as without one."""
-    monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
+    limits = InternalLimits(index_patience=0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
-    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600)
+    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600, limits=limits)
     divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
