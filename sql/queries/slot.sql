@@ -5,7 +5,7 @@
 SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pubtruncate
   FROM pg_publication WHERE pubname = %(publication)s;
 
--- name: schemas
+-- name: published_schemas
 -- Whether it publishes whole schemas, which publications can from 15 on.
 SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
  WHERE p.pubname = %(publication)s LIMIT 1;

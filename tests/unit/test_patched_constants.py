@@ -55,13 +55,10 @@ def _root(target: ast.expr) -> str:
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks"])
 def test_no_constant_is_patched(folder: str) -> None:
-    # The number of kept archive snapshots becomes a parameter together with the typed metadata.
-    allowed = {"_COLD_KEPT"}
     found = [
         f"{path.relative_to(_ROOT)}:{place}"
         for path in sorted((_ROOT / folder).rglob("*.py"))
         for place in patched_constants(path.read_text(encoding="utf-8"))
-        if place.rpartition(" ")[2] not in allowed
     ]
     assert not found, "give the function a parameter, or add a field to mirror_pump.limits: " + ", ".join(found)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mirror_pump.lake.metadata.snapshot import is_archive_entry, sequence_number_of
 
-_ARCHIVE_SNAPSHOTS_KEPT = 10
+ARCHIVE_SNAPSHOTS_KEPT = 10
 """Newest archive snapshots that are kept even if neither published nor pinned, so that readers who have been given one
 and did not pin it still find it after a few folds."""
 
@@ -46,7 +46,7 @@ def thin_history(
     archive = [snapshot for snapshot in ordered if is_archive_entry(snapshot)]
     if archive:
         # The seam protocol promises that nothing at or above the oldest pinned one expires.
-        newest = max(len(archive) - _ARCHIVE_SNAPSHOTS_KEPT, 0)
+        newest = max(len(archive) - ARCHIVE_SNAPSHOTS_KEPT, 0)
         held_places = (place for place, snapshot in enumerate(archive) if snapshot["snapshot-id"] in held)
         kept_archive = archive[min(next(held_places, newest), newest) :]
         ordered = [snapshot for snapshot in ordered if not is_archive_entry(snapshot)]

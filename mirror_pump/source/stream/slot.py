@@ -77,7 +77,7 @@ def create_publication(conn: PgConnection, name: str) -> bool:
         return True
     if conn.info.server_version >= 150000:
         with source_errors(f"reading publication {name}"):
-            schemas = conn.execute(_SQL["schemas"], {"publication": name}).fetchone()
+            schemas = conn.execute(_SQL["published_schemas"], {"publication": name}).fetchone()
         if schemas is not None:
             raise _publishes_too_much(name, "whole schemas")
     return False
