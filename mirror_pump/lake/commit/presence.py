@@ -21,15 +21,15 @@ to clients that may not list the bucket. In that case the pump retries for ever,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.format.manifest_list import read_list
-from mirror_pump.lake.format.metadata import SEAM_METADATA, archive_snapshot, current_snapshot
+from mirror_pump.lake.metadata.manifest_list import read_list
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
@@ -76,12 +76,9 @@ def head_files(table: LakeTable, *, manifests: bool = True) -> list[str]:
     These are the metadata file, the manifest lists of the current and the published snapshot, the published snapshot's
     own metadata file and, with `manifests`, the manifests.
     """
-    named = [str(snapshot["manifest-list"]) for snapshot in _heads(table.metadata)]
-    named += [
-        snapshot["summary"][SEAM_METADATA]
-        for snapshot in _heads(table.metadata)
-        if SEAM_METADATA in snapshot["summary"]
-    ]
+    heads = list(_heads(table.metadata))
+    named = [head.manifest_list for head in heads]
+    named += [location for head in heads if (location := head.summary.seam_metadata) is not None]
     return [table.metadata_location, *named, *((manifest.path for manifest in table.manifests) if manifests else ())]
 
 
@@ -197,9 +194,9 @@ def _directory(location: str) -> str:
     return location.rpartition("/")[0]
 
 
-def _heads(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _heads(metadata: TableMetadata) -> Iterator[Snapshot]:
     """The snapshots that readers use: the current one, and the published one of a table with heap retention."""
-    for snapshot in (current_snapshot(metadata), archive_snapshot(metadata)):
+    for snapshot in (metadata.current_snapshot, metadata.archive_snapshot):
         if snapshot is not None:
             yield snapshot
 
@@ -209,7 +206,7 @@ def _readers_files(table: LakeTable) -> list[str]:
     not exist, and LakeError."""
     found = []
     for snapshot in _heads(table.metadata):
-        manifests = read_list(snapshot["manifest-list"], table.storage)
+        manifests = read_list(snapshot.manifest_list, table.storage)
         found += [manifest.path for manifest in manifests]
         require_files(found, table.storage)
         listed = Listing(table.storage).files(manifests)
