@@ -107,7 +107,7 @@ class Operation:
     """
 
     reports_refusal: ClassVar[bool] = False
-    """Whether a thread waits to be told if the operation is left out."""
+    """Whether the thread that requested the operation has to learn that it was left out."""
     reads_heap_again: ClassVar[bool] = False
     """Whether the operation replaces the table's rows by those of the heap. It is refused while the lake alone has some
     of them."""
