@@ -24,7 +24,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, uniqu
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, IndexRead, LakeFileMissing
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.upkeep.jobs import Tasks
+from mirror_pump.pipeline.flow.tasks import Tasks
 
 _TASK_ROWS = 2_000_000
 """Number of rows whose keys one task reads. The keys take 16 to 32 MB."""

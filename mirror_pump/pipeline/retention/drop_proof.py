@@ -42,7 +42,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.upkeep.jobs import Tasks
+from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded

@@ -41,11 +41,11 @@ from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, I
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.flow.tasks import outcome
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.pipeline.upkeep.jobs import outcome
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import (

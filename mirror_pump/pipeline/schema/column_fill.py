@@ -65,7 +65,7 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import CopyFailed, CopyPlanned, FileRewriteReady
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.upkeep.jobs import FileTasks
+from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.source.catalog.tables import columns_to_json
 from sql import queries
 

@@ -26,7 +26,8 @@ from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.upkeep.jobs import FileTasks, Job
+from mirror_pump.pipeline.flow.tasks import FileTasks
+from mirror_pump.pipeline.upkeep.jobs import Job
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from sql import queries
