@@ -179,7 +179,7 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) ->
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, code: int) -> None:
-    """While it streams: tests/integration/cli/test_cli_run.py."""
+    """While it streams: tests/integration/cli/test_run.py."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
     output = f"{number.name}: stopped before anything was received; the frontier is unchanged"
