@@ -20,6 +20,7 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests import spark_java
+from tests.support.events_table import RetentionTables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,6 +105,14 @@ def warehouse(tmp_path: Path) -> str:
     root = tmp_path / "warehouse"
     root.mkdir()
     return root.as_uri()
+
+
+@pytest.fixture
+def retention_tables(database: Database, warehouse: str) -> Iterator[RetentionTables]:
+    """Makes a mirror with a table with heap retention, which the pump or the test itself moves into the lake."""
+    tables = RetentionTables(database, warehouse)
+    yield tables
+    tables.close()
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.acceptance.test_resolve import KEYS, await_resolved, pending, scanned
+from tests.acceptance.test_delete_conversion import KEYS, await_resolved, pending, scanned
 from tests.support.key_index_checks import check_indexes
 
 REWRITE = "CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))"

@@ -15,7 +15,7 @@ from mirror_pump.source.catalog import catalog_functions, catalog_schema
 from mirror_pump.source.catalog.catalog_schema import MigrationResult, migrate, require_current
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.support.retention_heap import Heap
+from tests.support.retention_sql import SqlTable
 
 Files = Callable[..., None]
 
@@ -77,10 +77,10 @@ def test_partitions_go_on_with_new_functions_while_they_are_written_to(
             "SELECT id, key, what, tier, nextval('modak.delta_version'), image WHERE false",
         )
     )
-    heap = Heap(database)
-    heap.pass_by("ev0", 100)
+    table = SqlTable(database)
+    table.pass_by("ev0", 100)
     database.execute("UPDATE ev SET v = 'lost' WHERE id = 1")
-    assert heap.delta() == {}
+    assert table.delta() == {}
     triggers = database.rows(
         "SELECT oid, tgrelid, tgfoid, xmin::text FROM pg_trigger WHERE NOT tgisinternal ORDER BY oid"
     )
@@ -108,7 +108,7 @@ def test_partitions_go_on_with_new_functions_while_they_are_written_to(
         stop.set()
         writer.join(20)
     assert errors == []
-    (correction,) = heap.delta().values()
+    (correction,) = table.delta().values()
     assert correction[2]["v"] == str(written[0])
     assert triggers == database.rows(
         "SELECT oid, tgrelid, tgfoid, xmin::text FROM pg_trigger WHERE NOT tgisinternal ORDER BY oid"

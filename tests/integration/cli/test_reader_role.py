@@ -14,7 +14,7 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import Run
 from tests.support.readers import Reader, role_of
-from tests.support.retention import at_once
+from tests.support.retention_table import RetentionTable, at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,18 +41,16 @@ _READABLE = {
 def mirror(database: Database, warehouse: str) -> Mirror:
     """public.orders, and public.events, of which the rows below 100 are in the lake only, two of them corrected."""
     made = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=3600)
+    RetentionTable(database, 2).create_tables("at bigint, id bigint, v text, PRIMARY KEY (at, id)")
     database.execute(
         "CREATE TABLE public.orders (id bigint PRIMARY KEY, v text)",
         "INSERT INTO public.orders VALUES (1, 'a'), (2, 'b')",
-        "CREATE TABLE public.events (at bigint, id bigint, v text, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)",
-        "CREATE TABLE public.old_events PARTITION OF public.events FOR VALUES FROM (0) TO (100)",
-        "CREATE TABLE public.new_events PARTITION OF public.events FOR VALUES FROM (100) TO (200)",
         "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
     )
     made.register("public.orders")
     made.register("public.events", retention=at_once("50"))
     with made.pumping():
-        await_true(lambda: not database.rows("SELECT FROM pg_class WHERE relname = 'old_events'"), 60, "it has left")
+        await_true(lambda: not database.rows("SELECT FROM pg_class WHERE relname = 'p0'"), 60, "it has left")
     database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
     database.execute("""SELECT modak.delete('events', '{"at": 20, "id": 20}')""")
     return made

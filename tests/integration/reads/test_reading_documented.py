@@ -12,13 +12,13 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import Run
 from tests.support.readers import role_of
-from tests.support.retention import at_once
+from tests.support.retention_table import RetentionTable, at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,8 @@ _BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", _TEXT, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
-    made = Mirror.create(database, warehouse, runner)
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    made = Mirror.create(database, warehouse, tasks)
     database.execute(
         "CREATE TABLE public.products (id int PRIMARY KEY, name text)",
         "CREATE TABLE public.orders (id bigint PRIMARY KEY, product int, amount numeric(10,2), paid bigint)",
@@ -37,12 +37,8 @@ def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
         "INSERT INTO public.orders VALUES (1, 1, 1.10, NULL), (2, 2, 2.20, 9007199254740993), (3, 1, 3.30, 1)",
     )
     made.register("public.products", "public.orders")
-    database.execute(
-        "CREATE TABLE public.events (at bigint, id bigint, v text, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)",
-        "CREATE TABLE public.old_events PARTITION OF public.events FOR VALUES FROM (0) TO (100)",
-        "CREATE TABLE public.new_events PARTITION OF public.events FOR VALUES FROM (100) TO (200)",
-        "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
-    )
+    RetentionTable(database, 2).create_tables("at bigint, id bigint, v text, PRIMARY KEY (at, id)")
+    database.execute("INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g")
     made.register("public.events", retention=at_once("50"))
     made.catch_up()
     return made

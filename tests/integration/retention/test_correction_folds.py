@@ -16,11 +16,9 @@ from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
+from mirror_pump.testing.mirror import Steps, await_true
+from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
 from tests.support.pipeline import writing
-from tests.support.retention import delete, upsert
 
 
 def _delta(database: Database) -> int:
@@ -32,42 +30,38 @@ def _unfolded(database: Database) -> int:
 
 
 @pytest.mark.parametrize("index_memory", [0, 1 << 24])
-def test_folds_beside_writers_lose_nothing(database: Database, tmp_path: Path, index_memory: int) -> None:
-    mirror = Mirror.create(
-        database,
-        tmp_path.as_uri(),
-        ThreadTaskRunner(),
-        fold_age=0.05,
-        fold_rows=25,
-        resolve_age=0.5,
-        index_memory=index_memory,
-    )
-    divided = ManualRetention.create(mirror)
+def test_folds_beside_writers_lose_nothing(
+    retention_tables: RetentionTables, database: Database, index_memory: int
+) -> None:
+    events = retention_tables.manual(fold_age=0.05, fold_rows=25, resolve_age=0.5, index_memory=index_memory)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        with duckdb_connection() as duckdb, writing(database, divided.write, 11) as written:
+        with duckdb_connection() as duckdb, writing(database, events.write, 11) as written:
             for _ in range(2):
-                divided.advance(running)
+                events.advance(running)
                 before = written()
                 while written() < before + 60:
-                    divided.assert_exact(duckdb)
+                    events.assert_exact(duckdb)
         await_true(lambda: _delta(database) == 0, 30, "every correction folded and cleared")
-        divided.assert_exact()
+        events.assert_exact()
         assert running.steps.count(Step.FOLDED) > 4
         assert running.steps.count(Step.FOLD_FAILED) == 0
         assert running.steps.count(Step.RETRYING) == 0
     mirror.assert_sound()
 
 
-def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Database, tmp_path: Path) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror, partitions=2)
+def test_a_row_corrected_during_its_fold_keeps_its_newest_value(
+    retention_tables: RetentionTables, database: Database
+) -> None:
+    events = retention_tables.manual(partitions=2, fold_age=0.05)
+    mirror = events.mirror
 
     def correct(step: Step, details: dict[str, object]) -> None:
         # The fold's files are written and its metadata staged: it will land with what it read. A batch moves the
         # frontier.
         fold = step is Step.STAGED and details["frontier"] is None
-        if fold and divided.sealed and _unfolded(database) and not again:
+        if fold and events.passed and _unfolded(database) and not again:
             again.append(True)
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "second")
@@ -76,28 +70,28 @@ def test_a_row_corrected_during_its_fold_keeps_its_newest_value(database: Databa
     again: list[bool] = []
     with mirror.pumping(Steps(on=correct)) as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 1, "first")
             upsert(connection, 6, 2, "first")
         await_true(lambda: bool(again), 20, "a correction during the fold")
-        divided.assert_exact()
+        events.assert_exact()
         await_true(lambda: _delta(database) == 0, 20, "everything folded")
-        divided.assert_exact()
+        events.assert_exact()
         assert running.steps.count(Step.FOLDED) == 2
 
 
-def test_what_a_pin_needs_is_not_cleared(database: Database, tmp_path: Path) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror, partitions=2)
+def test_what_a_pin_needs_is_not_cleared(retention_tables: RetentionTables, database: Database) -> None:
+    events = retention_tables.manual(partitions=2, fold_age=0.05)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as reader, database.connect(autocommit=False) as pinned:
             # One pin is committed, the other one never is: its reader works in one transaction.
-            pin = _pin(pinned, divided)
+            pin = _pin(pinned, events)
             pinned.commit()
-            _pin(reader, divided)
+            _pin(reader, events)
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "corrected")
             await_true(lambda: _unfolded(database) == 0, 20, "the fold")
@@ -109,18 +103,20 @@ def test_what_a_pin_needs_is_not_cleared(database: Database, tmp_path: Path) -> 
             looked = running.steps.count(Step.PUBLISHED)
             mirror.await_frontier()
             await_true(lambda: running.steps.count(Step.PUBLISHED) > looked, 20, "the pump goes on")
-            divided.assert_exact()
+            events.assert_exact()
             assert _delta(database) == 1, "a reader whose pin nobody sees has lost a correction"
             reader.rollback()
             await_true(lambda: _delta(database) == 0, 20, "cleared: nobody reads")
-            divided.assert_exact()
+            events.assert_exact()
 
 
-def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: Database, tmp_path: Path) -> None:
+def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(
+    retention_tables: RetentionTables, database: Database
+) -> None:
     """By a plan of two scans: the keys that replace rows of the lake, then the rows that replace them. The snapshot
     that is pinned has the correction; a row that is cleared in between is in neither."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror, partitions=2)
+    events = retention_tables.manual(partitions=2, fold_age=0.05)
+    mirror = events.mirror
     corrections: LiteralString = "SELECT pk, op, payload, folded_sequence FROM modak.delta ORDER BY pk"
 
     def looks(seconds: float) -> None:
@@ -131,15 +127,15 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: D
 
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as before:
             # As long as nobody knows what this one pins, the correction stays.
-            _pin(before, divided)
+            _pin(before, events)
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "corrected")
             await_true(lambda: _unfolded(database) == 0, 20, "the fold")
             with database.connect() as reader:
-                pin = _pin(reader, divided)
+                pin = _pin(reader, events)
             before.rollback()
         first = database.rows(corrections)
         assert len(first) == 1
@@ -152,30 +148,30 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(database: D
         database.execute(f"DELETE FROM modak.read_pins WHERE pin_id = {ours[0]}")
         # An expired pin is a reader that died.
         with database.connect() as reader:
-            _pin(reader, divided)
+            _pin(reader, events)
             upsert(reader, 6, 2, "corrected")
         await_true(lambda: _unfolded(database) == 0, 20, "the fold")
         database.execute("UPDATE modak.read_pins SET expires_at = now()")
         await_true(lambda: _delta(database) == 0, 20, "cleared: the pin expired")
-        divided.assert_exact()
+        events.assert_exact()
 
 
-def _pin(connection: Any, divided: ManualRetention) -> int:
+def _pin(connection: Any, events: EventsTable) -> int:
     row = connection.execute(
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '15 minutes'"
         " FROM modak.cutline c WHERE c.table_id = %s RETURNING pin_id",
-        (divided.table_id,),
+        (events.table_id,),
     ).fetchone()
     return int(row[0])
 
 
 def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "_COLD_KEPT", 1)
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror, partitions=2)
+    events = retention_tables.manual(partitions=2, fold_age=0.05)
+    mirror = events.mirror
 
     def fold(value: str) -> None:
         with database.connect(autocommit=False) as connection:
@@ -188,9 +184,9 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
 
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as reader:
-            _pin(reader, divided)
+            _pin(reader, events)
             row = reader.execute("SELECT max(pinned_lake_snapshot_id) FROM modak.read_pins").fetchone()
             assert row is not None
             for number in range(3):
@@ -201,14 +197,14 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
         assert row[0] not in history()
 
 
-def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Path) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror, partitions=2)
+def test_a_pin_of_an_older_s_keeps_corrections(retention_tables: RetentionTables, database: Database) -> None:
+    events = retention_tables.manual(partitions=2, fold_age=0.05)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         with database.connect() as connection:
-            pin = _pin(connection, divided)
+            pin = _pin(connection, events)
             upsert(connection, 5, 1, "one")
             await_true(lambda: _unfolded(database) == 0, 20, "the first fold")
             upsert(connection, 7, 1, "two")
@@ -216,17 +212,17 @@ def test_a_pin_of_an_older_s_keeps_corrections(database: Database, tmp_path: Pat
             assert _delta(database) == 2
             connection.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (pin,))
         await_true(lambda: _delta(database) == 0, 20, "cleared")
-        divided.assert_exact()
+        events.assert_exact()
         journal = database.rows("SELECT details ->> 'rows' FROM modak.op_log WHERE details ->> 'kind' = 'fold'")
         assert [row[0] for row in journal] == ["1", "1"]
 
 
 def test_a_fold_that_nobody_took_leaves_no_file(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without a key index: a fold is a data file and one of deletes by key.
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, index_memory=0)
-    divided = ManualRetention.create(mirror, partitions=2)
+    events = retention_tables.manual(partitions=2, fold_age=0.05, index_memory=0)
+    mirror = events.mirror
     armed, busy, written = threading.Event(), threading.Event(), threading.Event()
     paths: list[Path] = []
 
@@ -249,7 +245,7 @@ def test_a_fold_that_nobody_took_leaves_no_file(
     monkeypatch.setattr("mirror_pump.pipeline.retention.fold.write_fold", held)
     running = mirror.start(Steps(on=on))
     mirror.await_live("public.events")
-    divided.advance(running)
+    events.advance(running)
     armed.set()
     with database.connect(autocommit=False) as connection:
         upsert(connection, 5, 1, "corrected")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,13 +17,13 @@ from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
-from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.mirror import assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.integration.schema.test_filled import DEFAULTS
-from tests.support.cutline_tables import ManualRetention
+from tests.integration.schema.test_column_defaults import DEFAULTS
+from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
 from tests.support.pipeline import writing
-from tests.support.retention import WIDTH, ServiceRetention, delete, run, upsert
+from tests.support.retention_table import WIDTH, run
 
 EVENTS = "public.events"
 
@@ -44,21 +43,21 @@ def _both(database: Database, *statements: str) -> None:
                 run(connection, statement.replace("{}", table))
 
 
-def _read(divided: ManualRetention) -> list[tuple[Any, ...]]:
+def _read(events: EventsTable) -> list[tuple[Any, ...]]:
     """The table as `mirror-pump sql` shows it."""
-    with open_query(divided.mirror.settings, Query("FROM events"), print) as duckdb:
-        listed = ", ".join(f'"{name}"' for name in divided.columns.split(", "))
+    with open_query(events.mirror.settings, Query("FROM events"), print) as duckdb:
+        listed = ", ".join(f'"{name}"' for name in events.columns.split(", "))
         table = duckdb.execute(f"SELECT {listed} FROM events").to_arrow_table()
     return normalised(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
 
-def _model(divided: ManualRetention) -> list[tuple[Any, ...]]:
-    return normalised(divided.mirror.database.rows(f"SELECT {divided.columns} FROM model"))
+def _model(events: EventsTable) -> list[tuple[Any, ...]]:
+    return normalised(events.mirror.database.rows(f"SELECT {events.columns} FROM model"))
 
 
-def _published(divided: ManualRetention) -> tuple[Any, ...]:
+def _published(events: EventsTable) -> tuple[Any, ...]:
     """The frontier, the published snapshot and where the published snapshot is."""
-    return divided.mirror.database.rows(
+    return events.mirror.database.rows(
         "SELECT replicated_lsn, lake_snapshot_id, lake_props ->> 'metadata_location' FROM modak.cutline"
     )[0]
 
@@ -71,34 +70,34 @@ def _payloads(database: Database) -> list[dict[str, Any]]:
 
 
 def test_old_rows_get_the_value_and_their_corrections_too(
-    database: Database, tmp_path: Path, gate: GatedCopies
+    retention_tables: RetentionTables, database: Database, gate: GatedCopies
 ) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=3600)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(runner=gate, fold_age=3600)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 3, 3, "before")
             upsert(connection, 7, 7, "before")
             delete(connection, 0, 0)
-        divided.seal()
+        events.seal()
         _both(database, f"UPDATE {{}} SET v = 'captured' WHERE at = {WIDTH + 2}")
         mirror.await_frontier()
-        before = _published(divided)
+        before = _published(events)
         old = lake_rows(before[2])
         (pin,) = database.rows("SELECT pin_id, metadata_location FROM modak.pin('events', in_one_snapshot => true)")
         copied = running.steps.count(Step.CHUNK_COPIED)
         gate.hold()
         # Two columns at once, one of them with a value that needs quotes.
         _both(database, "ALTER TABLE {} ADD COLUMN c int NOT NULL DEFAULT 7, ADD COLUMN d text DEFAULT 'it''s \"c\"'")
-        divided.columns += ", c, d"
+        events.columns += ", c, d"
         assert len(_payloads(database)) > 2
         assert all((payload["c"], payload["d"]) == (7, 'it\'s "c"') for payload in _payloads(database))
-        divided.assert_exact()
+        events.assert_exact()
         await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
         assert mirror.state(EVENTS) == "filling"
-        assert _published(divided)[1:] == before[1:]
+        assert _published(events)[1:] == before[1:]
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 5, "after, without the columns")
             connection.execute("INSERT INTO events (at, id, v) VALUES (6, 6, 'routed')")
@@ -106,39 +105,39 @@ def test_old_rows_get_the_value_and_their_corrections_too(
             connection.execute('SELECT modak.upsert(\'events\', \'{"at": 7, "id": 7, "c": 8, "d": null}\')')
             connection.execute("DELETE FROM model WHERE (at, id) = (7, 7)")
             connection.execute("INSERT INTO model (at, id, c, d) VALUES (7, 7, 8, NULL)")
-        divided.assert_exact()
-        assert_same(_model(divided), _read(divided), "while files are filled")
-        assert divided.ask(running) == "the table is being copied or filled"
+        events.assert_exact()
+        assert_same(_model(events), _read(events), "while files are filled")
+        assert events.try_advance(running) == "the table is being copied or filled"
         # Another column, and what the stream brings, while files are written anew.
         _both(database, "ALTER TABLE {} ADD COLUMN e int DEFAULT -1", "UPDATE {} SET c = c + 1 WHERE at > 150")
-        divided.columns += ", e"
+        events.columns += ", e"
         mirror.await_frontier()
         gate.let_go(1)
-        divided.assert_exact()
-        assert_same(_model(divided), _read(divided), "while files are filled again")
+        events.assert_exact()
+        assert_same(_model(events), _read(events), "while files are filled again")
         gate.let_go()
         mirror.await_live(EVENTS)
-        divided.assert_exact()
-        after = _published(divided)
+        events.assert_exact()
+        after = _published(events)
         assert after[1] != before[1]
         assert {"c", "d", "e"} <= set(read_duckdb(after[2]).column_names)
         s = StaticTable.from_metadata(after[2]).scan().to_arrow()
         assert set(s.column("c").to_pylist()) == {7}
         assert set(s.column("e").to_pylist()) == {-1}
-        assert_same(_model(divided), _read(divided), "filled")
+        assert_same(_model(events), _read(events), "filled")
         assert pin[1] == before[2]
         assert lake_rows(before[2]) == old, "a reader that pinned the snapshot still reads it"
         database.execute(f"SELECT modak.release({pin[0]})")
         # Main has every row; the cut-line and folds go on.
         rows = read_duckdb(mirror.location(EVENTS), "SELECT count(*) FILTER (WHERE c IS NULL OR e IS NULL) FROM lake")
         assert rows.column(0).to_pylist() == [0]
-        divided.finish_advance(running)
-        divided.assert_exact()
+        events.finish_advance(running)
+        events.assert_exact()
     with mirror.with_options(fold_age=0.1).pumping() as running:
         await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "the fold")
-        divided.assert_exact()
-        divided.advance(running)
-        divided.assert_exact()
+        events.assert_exact()
+        events.advance(running)
+        events.assert_exact()
     assert running.steps.count(Step.TABLE_COPIED_AGAIN) == 0
     assert running.steps.count(Step.CHUNK_COPIED) == 0
     assert copied
@@ -146,15 +145,15 @@ def test_old_rows_get_the_value_and_their_corrections_too(
     assert_verified(database)
 
 
-def test_a_default_of_every_type(database: Database, tmp_path: Path) -> None:
+def test_a_default_of_every_type(retention_tables: RetentionTables, database: Database) -> None:
     """Rows below the cut-line have what those from the cut-line on have, which `verify` compares with the heap; so
     have corrections."""
     database.execute("""CREATE TYPE mood AS ENUM ('ok', 'it''s, "bad"')""", "CREATE DOMAIN positive AS int")
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=3600)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 3, 3, "before")
         names = [f"c{n}" for n in range(len(DEFAULTS))]
@@ -188,52 +187,52 @@ def test_a_default_of_every_type(database: Database, tmp_path: Path) -> None:
 
 
 def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
-    database: Database, tmp_path: Path, gate: GatedCopies
+    retention_tables: RetentionTables, database: Database, gate: GatedCopies
 ) -> None:
     """A rewrite of the heap while files are filled, and in the same transaction as a new column."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.1)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(runner=gate, fold_age=0.1)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         gate.hold()
         _both(database, "ALTER TABLE {} ADD COLUMN c int DEFAULT 7")
-        divided.columns += ", c"
+        events.columns += ", c"
         await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
         _both(database, "ALTER TABLE {} ALTER n TYPE bigint", "UPDATE {} SET n = 5000000000 WHERE at >= 250")
         await_true(lambda: running.steps.count(Step.TABLE_COPIED_AGAIN) == 1, 20, "a copy that begins again")
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 5, "corrected")
-        divided.assert_exact()
+        events.assert_exact()
         gate.let_go()
         mirror.await_live(EVENTS)
-        divided.assert_exact()
+        events.assert_exact()
         _both(
             database,
             "ALTER TABLE {} ADD COLUMN d text DEFAULT 'd'",
             "ALTER TABLE {} ALTER c TYPE bigint",
             "ALTER TABLE {} ADD COLUMN e int DEFAULT 3",
         )
-        divided.columns += ", d, e"
+        events.columns += ", d, e"
         mirror.await_frontier()
         mirror.await_live(EVENTS)
-        divided.assert_exact()
-        assert_same(_model(divided), _read(divided), "copied again, and filled")
+        events.assert_exact()
+        assert_same(_model(events), _read(events), "copied again, and filled")
         await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "the fold")
-        divided.advance(running)
-        divided.assert_exact()
-        rows = read_duckdb(_published(divided)[2], "SELECT DISTINCT c, d, e FROM lake")
+        events.advance(running)
+        events.assert_exact()
+        rows = read_duckdb(_published(events)[2], "SELECT DISTINCT c, d, e FROM lake")
         assert [column.to_pylist() for column in rows.columns] == [[7], ["d"], [3]]
     mirror.assert_sound()
     assert_verified(database)
 
 
 def test_a_fold_that_was_written_before_the_column_comes_too_late(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is handed over, the fill is complete: its file would lack the value, and no other fill would come."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, index_memory=0)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=0.05, index_memory=0)
+    mirror = events.mirror
     written, over = threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> FoldCorrections:
@@ -244,27 +243,27 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
 
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         monkeypatch.setattr("mirror_pump.pipeline.retention.fold.write_fold", held)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 3, 3, "folded")
         assert written.wait(30)
         _both(database, "ALTER TABLE {} ADD COLUMN c int DEFAULT 7")
-        divided.columns += ", c"
+        events.columns += ", c"
         mirror.await_frontier()
         mirror.await_live(EVENTS)
         over.set()
         await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "the fold")
-        divided.assert_exact()
+        events.assert_exact()
 
 
-def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: Path) -> None:
+def test_corrections_that_the_command_did_not_see(retention_tables: RetentionTables, database: Database) -> None:
     """ALTER TABLE in a transaction whose snapshot is older than they are."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=3600)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as session:
             session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             session.execute("SELECT count(*) FROM modak.cutline")
@@ -275,18 +274,20 @@ def test_corrections_that_the_command_did_not_see(database: Database, tmp_path: 
         mirror.await_frontier()
         mirror.await_live(EVENTS)
         assert [payload["c"] for payload in _payloads(database)] == ["2025-12-31T11:00:00+00:00"]
-        divided.columns += ", c"
-        assert_same(_model(divided), _read(divided), "completed by the pump")
+        events.columns += ", c"
+        assert_same(_model(events), _read(events), "completed by the pump")
 
 
-def test_a_row_of_a_transaction_that_does_not_know_the_column(database: Database, tmp_path: Path) -> None:
+def test_a_row_of_a_transaction_that_does_not_know_the_column(
+    retention_tables: RetentionTables, database: Database
+) -> None:
     """It would be without the value that the statement gives it: catalogs are read by the transaction's snapshot."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=3600)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=3600)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
-        divided.seal()
+        events.advance(running)
+        events.seal()
         for row in ("3, 3", f"{WIDTH + 3}, 3"):
             with database.connect(autocommit=False) as session:
                 session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -294,19 +295,19 @@ def test_a_row_of_a_transaction_that_does_not_know_the_column(database: Database
                 _both(database, f"ALTER TABLE {{}} ADD COLUMN c{row[0]} int DEFAULT 7")
                 with pytest.raises(psycopg.errors.SerializationFailure):
                     run(session, f"INSERT INTO events (at, id, c{row[0]}) VALUES ({row}, 8)")
-            divided.columns += f", c{row[0]}"
+            events.columns += f", c{row[0]}"
         mirror.await_live(EVENTS)
-        divided.assert_exact()
+        events.assert_exact()
 
 
-def test_beside_writers_and_partitions_that_leave(database: Database, tmp_path: Path) -> None:
+def test_beside_writers_and_partitions_that_leave(retention_tables: RetentionTables, database: Database) -> None:
     """Columns come at random moments, one of them while another's files are filled."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.1, fold_rows=20)
-    shedding = ServiceRetention.create(mirror)
+    events = retention_tables.automatic(fold_age=0.1, fold_rows=20)
+    mirror = events.mirror
     with mirror.pumping() as running, duckdb_connection() as duckdb:
         mirror.await_live(EVENTS)
-        shedding.await_state(p0="dropped", p1="dropped")
-        with writing(database, shedding.write, 7) as written:
+        events.await_state(p0="dropped", p1="dropped")
+        with writing(database, events.write, 7) as written:
             for number in range(3):
                 for name in (f"c{number}", f"d{number}"):
                     default = f"NOT NULL DEFAULT {number + 3}" if name != "d1" else ""
@@ -314,15 +315,15 @@ def test_beside_writers_and_partitions_that_leave(database: Database, tmp_path: 
                         # In one order with the writers, who take the table first.
                         for table in ("events", "model"):
                             run(connection, f"ALTER TABLE {table} ADD COLUMN {name} int {default}")
-                    shedding.columns += f", {name}"
-                    shedding.assert_exact(duckdb)
-                shedding.grow()
+                    events.columns += f", {name}"
+                    events.assert_exact(duckdb)
+                events.grow()
                 before = written()
                 while mirror.state(EVENTS) != "live" or written() < before + 30:
-                    shedding.assert_exact(duckdb)
-        shedding.await_state(p2="dropped", p3="dropped", p4="dropped")
+                    events.assert_exact(duckdb)
+        events.await_state(p2="dropped", p3="dropped", p4="dropped")
         mirror.await_frontier()
-        shedding.assert_exact(duckdb)
+        events.assert_exact(duckdb)
         assert running.steps.count(Step.TABLE_FILLING) > 3
         assert running.steps.count(Step.TABLE_COPIED_AGAIN) == 0
         assert running.steps.count(Step.RETRYING) == 0

@@ -18,10 +18,9 @@ from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.retention import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
+from tests.support.events_table import RetentionTables, upsert
 from tests.support.maintenance import STORAGE, Maintained, age
-from tests.support.retention import run, upsert
+from tests.support.retention_table import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,16 +29,20 @@ EVENTS = "public.events"
 
 
 def test_compaction_expiry_and_sweep_leave_s_readable(
-    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables,
+    database: Database,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fold, "_STALE_INTERVAL", 0.2)
     monkeypatch.setattr(fold, "_STALE_AGE", 0.0)
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
+    events = retention_tables.manual(fold_age=0.05, merge_bytes=0)
+    mirror = events.mirror
     maintained = Maintained(mirror, spark)
-    divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect() as connection:
             row = connection.execute("SELECT pin_id, metadata_location FROM modak.pin('events')").fetchone()
             assert row is not None
@@ -61,10 +64,10 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         result = maintained.maintain(EVENTS)
         assert not result.errors
         assert any("rewrite" in line for line in result.done), result.done
-        divided.assert_exact()
+        events.assert_exact()
         assert lake_rows(pinned) == before, "what a pinned reader was told of is gone"
         await_true(lambda: _fresh(mirror), 20, "the archive snapshot is rebuilt from the compacted files")
-        divided.assert_exact()
+        events.assert_exact()
         with database.connect() as connection:
             run(connection, f"SELECT modak.release({pin})")
         seam = Path(pinned.removeprefix("file://")).parent
@@ -73,21 +76,23 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
         assert not maintained.maintain(EVENTS).errors
         assert not orphan.exists(), "no publish that landed names it"
-        divided.assert_exact()
-        divided.advance(running)
-        divided.assert_exact()
+        events.assert_exact()
+        events.advance(running)
+        events.assert_exact()
         head = archive_snapshot(maintained.lake_table(EVENTS).metadata)
         assert head is not None
-        assert head["summary"][COLD_CUT] == str(divided.cut)
+        assert head["summary"][COLD_CUT] == str(events.cut)
 
 
 @pytest.mark.slow
-def test_verify_compares_what_is_at_or_above_t(database: Database, tmp_path: Path, spark: SparkSession) -> None:
-    mirror = Mirror.create(database, (tmp_path / "lake").as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror)
+def test_verify_compares_what_is_at_or_above_t(
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
+) -> None:
+    events = retention_tables.manual(fold_age=0.05)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 1, "below")
             upsert(connection, 150, 1, "above")

@@ -16,7 +16,7 @@ from mirror_pump.pipeline.retention import drop_proof as proving
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import at_once
+from tests.support.retention_table import at_once
 
 # What the lake holds as itself, as text, as a list, and beside its column.
 COLUMNS = {

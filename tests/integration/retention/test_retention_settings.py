@@ -15,7 +15,7 @@ from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from tests.support.cli import Run
-from tests.support.retention import ServiceRetention
+from tests.support.events_table import RetentionTables
 
 BOUNDS: LiteralString = (
     "SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
@@ -23,12 +23,13 @@ BOUNDS: LiteralString = (
 )
 
 
-def test_nothing_is_dropped_before_its_grace(mirror: Mirror) -> None:
+def test_nothing_is_dropped_before_its_grace(retention_tables: RetentionTables) -> None:
     """The distance was wrong: who mends it within the grace loses nothing."""
-    shedding = ServiceRetention.create(mirror, partitions=5, rows=10, lag=None)
+    events = retention_tables.automatic(partitions=5, rows=10, lag=None)
+    mirror = events.mirror
     mirror.register("public.events", retention=RetentionWish("100"))
     with mirror.pumping():
-        shedding.await_state(p0="tiered", p1="tiered", p2="tiered")
+        events.await_state(p0="tiered", p1="tiered", p2="tiered")
         mirror.await_frontier()
         outlook = look(mirror.settings, ["events"])[0].partitions[0].outlook
         assert outlook.startswith("the lake holds it: it is dropped after "), outlook
@@ -37,31 +38,32 @@ def test_nothing_is_dropped_before_its_grace(mirror: Mirror) -> None:
         assert (shown["drop_grace"], shown["detach"]) == ("1 hours", "false")
         change_retention(mirror.settings, "events", "heap_retention", "300")
         change_retention(mirror.settings, "events", "drop_grace", "0")
-        shedding.await_state(p0="dropped")
-        await_true(lambda: "it is not due any more" in shedding.reason("p1"), 30, "the others stay")
+        events.await_state(p0="dropped")
+        await_true(lambda: "it is not due any more" in events.reason("p1"), 30, "the others stay")
         change_retention(mirror.settings, "events", "drop_grace", None)
         change_retention(mirror.settings, "events", "heap_retention", "100")
-        shedding.assert_exact()
+        events.assert_exact()
         change_retention(mirror.settings, "events", "drop_grace", "0s")
-        shedding.await_state(p1="dropped", p2="dropped")
-        shedding.assert_exact()
+        events.await_state(p1="dropped", p2="dropped")
+        events.assert_exact()
 
 
-def test_partitions_may_be_detached_instead(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag=None)
+def test_partitions_may_be_detached_instead(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=3, rows=10, lag=None)
+    mirror = events.mirror
     mirror.register("public.events", retention=RetentionWish("100", drop_grace="0", detach=True))
     with mirror.pumping():
-        shedding.await_state(p0="dropped")
+        events.await_state(p0="dropped")
         assert mirror.database.rows("SELECT count(*) FROM p0") == [(10,)]
         assert mirror.database.rows("SELECT count(*) FROM pg_inherits WHERE inhrelid = 'p0'::regclass") == [(0,)]
         assert mirror.database.rows("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'p0'::regclass") == [(0,)]
-        assert "detached" in shedding.reason("p0")
+        assert "detached" in events.reason("p0")
         # It is nothing of the mirror's any more.
         before = mirror.database.rows("SELECT count(*) FROM modak.delta")
         mirror.database.execute("UPDATE p0 SET v = 'its own'", "TRUNCATE p0", "DROP TABLE p0")
         assert mirror.database.rows("SELECT count(*) FROM modak.delta") == before
         mirror.await_frontier()
-        shedding.assert_exact()
+        events.assert_exact()
         assert mirror.database.rows("SELECT state FROM modak.mirror_tables") == [("live",)]
 
 

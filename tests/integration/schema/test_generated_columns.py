@@ -18,7 +18,7 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_t
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.cli import Run
-from tests.support.retention import at_once
+from tests.support.retention_table import at_once
 
 pytestmark = pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
 

@@ -9,9 +9,9 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
+from tests.support.events_table import EventsTable
 from tests.support.maintenance import STORAGE
-from tests.support.retention import run
+from tests.support.retention_table import run
 from tests.support.type_oracle import CASES, by_duckdb, create_pool, lake_types
 
 
@@ -22,18 +22,15 @@ def test_a_row_that_is_corrected_into_itself_stays_what_it_was(database: Databas
             # The embedded server is built without libxml, and reads no xml. No server reads a pg_node_tree.
             if case.type.startswith(("xml", "pg_node_tree")):
                 run(connection, f"ALTER TABLE pool DROP COLUMN c{number}")
-        connection.execute("CREATE TABLE events (LIKE pool INCLUDING ALL) PARTITION BY RANGE (id)")
-        connection.execute("CREATE TABLE p0 PARTITION OF events FOR VALUES FROM (0) TO (100)")
-        connection.execute("CREATE TABLE p1 PARTITION OF events FOR VALUES FROM (100) TO (200)")
-        connection.execute("CREATE TABLE p_default PARTITION OF events DEFAULT")
-        connection.execute("INSERT INTO events SELECT * FROM pool")
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=0.05)
+    events = EventsTable(database, 2, key="id", mirror=mirror)
+    events.create_tables("LIKE pool INCLUDING ALL", default=True)
+    database.execute("INSERT INTO events SELECT * FROM pool")
     mirror.register("public.events")
-    divided = ManualRetention(mirror, partitions=2)
-    divided.retain()
+    events.record_retention()
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         table = LakeTable.load(mirror.location("public.events"), STORAGE)
         types = lake_types(table)
         before = by_duckdb(table.metadata_location, types)

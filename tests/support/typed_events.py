@@ -1,17 +1,16 @@
 """A table with heap retention, of many types, part of which has left the heap.
 
-Beside `public.events` stands `public.shadow`, a plain table that gets the same statements: what every read must show.
+`public.shadow` is a plain table that gets the same statements: what every read must show.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psycopg import Connection
 
-from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
-from tests.support.retention import RetentionTable, at_once
+from mirror_pump.testing.mirror import Mirror, Row, normalised
+from tests.support.retention_table import RetentionTable, at_once
 
 EVENTS, SHADOW = "public.events", "public.shadow"
 
@@ -34,24 +33,17 @@ def row(at: int, number: int, *, n: str = "1.10", day: str = "date '2026-01-01'"
 
 
 @dataclass
-class Retained:
+class TypedEvents(RetentionTable):
     """`public.events` with partitions of WIDTH tier key values (`p0` from 0 on, `p1`, ...) and a DEFAULT one."""
 
-    mirror: Mirror
+    mirror: Mirror = field(kw_only=True)
 
     @classmethod
-    def create(cls, mirror: Mirror, partitions: int) -> Retained:
-        with mirror.database.connect() as connection:
-            connection.execute(f"CREATE TABLE {SHADOW} ({_COLUMNS})".encode())
-            connection.execute(f"CREATE TABLE {EVENTS} ({_COLUMNS}) PARTITION BY RANGE (at)".encode())
-            for number in range(partitions):
-                RetentionTable.make_partition(connection, number)
-            connection.execute(f"CREATE TABLE public.rest PARTITION OF {EVENTS} DEFAULT".encode())
-        return cls(mirror)
-
-    @property
-    def database(self) -> Database:
-        return self.mirror.database
+    def create(cls, mirror: Mirror, partitions: int) -> TypedEvents:
+        """Creates both tables, without rows."""
+        self = cls(mirror.database, partitions, mirror=mirror)
+        self.create_tables(_COLUMNS, model="shadow", default=True)
+        return self
 
     def both(self, statement: str, connection: Connection[object] | None = None) -> None:
         """Runs the statement on the table and on its shadow, the first `{}` being the name, in one transaction."""
@@ -65,7 +57,7 @@ class Retained:
     def insert(self, *keys: tuple[int, int]) -> None:
         self.both(f"INSERT INTO {{}} VALUES {', '.join(row(at, number) for at, number in keys)}")
 
-    def retire(self) -> None:
+    def move_cutline(self) -> None:
         """Registers the table. Partition 0 leaves the heap, partition 1 stays in it, sealed: a reader's pin holds it
         back. The cut-line is 200."""
         self.mirror.register(EVENTS, retention=at_once("150"))
@@ -76,18 +68,10 @@ class Retained:
                 " SELECT table_id, lake_snapshot_id, 150, now() + interval '1 hour', true FROM modak.cutline"
             )
         with self.mirror.pumping():
-            await_true(
-                lambda: self.states() == {"p0": "dropped", "p1": "tiered", "p2": "hot", "p3": "hot"},
-                90,
-                f"the cut-line at 200; there is {self.states()}",
-            )
-
-    def states(self) -> dict[str, str]:
-        rows = self.database.rows("SELECT partition_id, state FROM modak.partitions")
-        return {name.removeprefix("public."): state for name, state in rows if "rest" not in name}
+            self.await_state(90, p0="dropped", p1="tiered", p2="hot", p3="hot")
 
     def pins(self) -> list[Row]:
-        """The pins of readers but that of `retire`."""
+        """The pins of readers but that of `move_cutline`."""
         return self.database.rows(
             "SELECT pin_id, pinned_tier_key_hi, pinned_lake_snapshot_id FROM modak.read_pins"
             " WHERE pinned_tier_key_hi <> 150 ORDER BY pin_id"

@@ -1,66 +1,84 @@
-"""Tables with heap retention and their models: how they are created, written to, and read across the cut-line."""
+"""The table with heap retention that most tests use: its model, a writer, and reads across the cut-line."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from mirror_pump.model import TableId
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.pipeline.flow.events import AdvanceWanted
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import connect
+from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
-from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
+from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.retention_table import WIDTH, RetentionTable, Row, at_once, run
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-WIDTH = 100
-"""Tier values of a partition."""
 COLUMNS = "at, id, n, v"
-
-Row = tuple[Any, ...]
-
-
-def at_once(lag: str, premake: int = 0, width: str | None = None) -> RetentionWish:
-    """Heap retention without the grace that partitions have by default: tests do not wait for an hour."""
-    return RetentionWish(lag, premake, width, drop_grace="0")
 
 
 @dataclass
-class RetentionTable:
-    """public.events (at bigint, id bigint, n int, v text), partitioned by `at` into p0, p1 ... of WIDTH, and
-    public.model, a plain table that gets every change in the same transaction.
+class EventsTable(RetentionTable):
+    """public.events (at bigint, id bigint, n int, v text) in a mirror, and public.model, a plain table that gets every
+    change in the same transaction."""
 
-    Here are the tables, the writer and the read of the seam; the class below and ManualRetention say who moves the
-    cut-line.
-    """
-
-    mirror: Mirror
-    partitions: int
+    mirror: Mirror = field(kw_only=True)
     columns: str = COLUMNS
+    passed: int = 0
+    """Partitions that the cut-line has passed by `advance`."""
 
-    def create_tables(self, rows: int, *, computed: str | None = None, large: bool = False) -> None:
-        """Creates both tables with `rows` rows a partition.
-
-        `computed` is the expression of one more column, `g bigint`, which is stored. `large` adds `big text`, with
-        values that Postgres stores out of line.
-        """
-        definitions, values = "at bigint, id bigint, n int, v text", "g, 0, 'first'"
-        if large:
-            self.columns += ", big"
-            definitions += ", big text"
-            values += ", repeat(md5(g::text), 80)"
+    @classmethod
+    def automatic(
+        cls,
+        mirror: Mirror,
+        partitions: int = 4,
+        rows: int = 40,
+        *,
+        lag: str | None = "100",
+        premake: int = 0,
+        computed: str | None = None,
+    ) -> EventsTable:
+        """Creates a table whose partitions the pump seals, moves the cut-line past and drops; a pump has to copy it.
+        It is not registered if `lag` is None. `computed` is the expression of one more column, `g bigint`, which is
+        stored."""
+        self = cls(mirror.database, partitions, mirror=mirror)
+        definitions = "at bigint, id bigint, n int, v text"
         if computed is not None:
             self.columns += ", g"
             definitions += f", g bigint GENERATED ALWAYS AS ({computed}) STORED"
-        with self.mirror.database.connect(autocommit=False) as connection:
-            run(connection, f"CREATE TABLE events ({definitions}, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)")
-            connection.execute("CREATE TABLE model (LIKE events INCLUDING INDEXES INCLUDING GENERATED)")
-            for number in range(self.partitions):
-                self.make_partition(connection, number)
+        self.create_tables(f"{definitions}, PRIMARY KEY (at, id)", model="model")
+        self._fill(rows, "g, 0, 'first'")
+        if lag is not None:
+            mirror.register("public.events", retention=at_once(lag, premake))
+        return self
+
+    @classmethod
+    def manual(cls, mirror: Mirror, partitions: int = 3, rows: int = 50) -> EventsTable:
+        """Creates and registers a table whose partitions the test seals, and whose cut-line it moves through a pump,
+        which has to copy it first. It has a DEFAULT partition, and a column `big text` with values that Postgres stores
+        out of line."""
+        self = cls(mirror.database, partitions, mirror=mirror, columns=f"{COLUMNS}, big")
+        self.create_tables(
+            "at bigint, id bigint, n int, v text, big text, PRIMARY KEY (at, id)", model="model", default=True
+        )
+        self._fill(rows, "g, 0, 'first', repeat(md5(g::text), 80)")
+        mirror.register("public.events")
+        self.record_retention()
+        return self
+
+    def _fill(self, rows: int, values: str) -> None:
+        """Inserts `rows` rows a partition, evenly."""
+        with self.database.connect(autocommit=False) as connection:
             for table in ("events", "model"):
                 run(
                     connection,
@@ -68,29 +86,48 @@ class RetentionTable:
                     f" FROM generate_series(0, {self.partitions - 1}) p, generate_series(0, {rows - 1}) g",
                 )
 
-    @staticmethod
-    def make_partition(connection: psycopg.Connection[Any], number: int) -> None:
-        """Creates partition `p<number>`."""
-        run(
-            connection,
-            f"CREATE TABLE public.p{number} PARTITION OF public.events"
-            f" FOR VALUES FROM ({number * WIDTH}) TO ({(number + 1) * WIDTH})",
-        )
+    def grow(self) -> None:
+        """Another partition, with rows above all others, so that one more below becomes due."""
+        number = self.partitions
+        with self.database.connect(autocommit=False) as connection:
+            self.make_partition(connection, number)
+            for table in ("events", "model"):
+                run(
+                    connection,
+                    f"INSERT INTO {table} SELECT {number * WIDTH} + g * 5, g, 0, 'grown' FROM generate_series(0, 19) g",
+                )
+        self.partitions += 1
 
-    @property
-    def table_id(self) -> TableId:
-        return TableId(int(self.mirror.database.rows("SELECT 'events'::regclass::oid::bigint")[0][0]))
+    def seal(self) -> None:
+        """Seals the partition that the cut-line is to pass next."""
+        self.begin_seal(f"p{self.passed}")
 
-    @property
-    def cut(self) -> int:
-        """The cut-line."""
-        rows = self.mirror.database.rows("SELECT tier_key_hi FROM modak.cutline WHERE table_id = %s", (self.table_id,))
-        return int(rows[0][0])
+    def try_advance(self, running: RunningPump) -> str | None:
+        """Requests once that the pump move the cut-line past the sealed partition; why it did not, or None."""
+        with connect(self.database.dsn, autocommit=True) as connection:
+            table = load_table(connection, self.table_id)
+        assert table is not None
+        name = f"p{self.passed}"
+        answer: Future[str | None] = Future()
+        running.pump.submit(AdvanceWanted(table, AdvanceCutline(name, (self.passed + 1) * WIDTH), answer))
+        await_true(answer.done, 30, "an answer to the advance")
+        return "the session ended" if answer.cancelled() else answer.result()
+
+    def advance(self, running: RunningPump) -> None:
+        """Has the pump move the cut-line past the next partition."""
+        self.seal()
+        self.finish_advance(running)
+
+    def finish_advance(self, running: RunningPump) -> None:
+        """Has the pump move the cut-line past the partition that is sealed."""
+        self.mirror.await_frontier()
+        await_true(lambda: self.try_advance(running) is None, 30, "the cut-line moved")
+        self.passed += 1
 
     def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
         """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
         is scanned without a filter."""
-        with self.mirror.database.connect(autocommit=False) as connection:
+        with self.database.connect(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
                 "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline WHERE table_id = %s",
@@ -158,68 +195,50 @@ class RetentionTable:
                         )
 
 
-@dataclass
-class ServiceRetention(RetentionTable):
-    """Its partitions are sealed, advanced past and dropped by the service itself."""
+class RetentionTables:
+    """Makes mirrors with a table with heap retention in one database; the fixture `retention_tables`.
 
-    @classmethod
-    def create(
-        cls,
-        mirror: Mirror,
+    Both methods take fields of Settings as further arguments. `runner` runs the pump's tasks: by default threads, which
+    end with the test.
+    """
+
+    def __init__(self, database: Database, warehouse: str) -> None:
+        self._database = database
+        self._warehouse = warehouse
+        self._runners: list[ThreadTaskRunner] = []
+
+    def automatic(
+        self,
         partitions: int = 4,
         rows: int = 40,
         *,
         lag: str | None = "100",
         premake: int = 0,
         computed: str | None = None,
-    ) -> ServiceRetention:
-        """Creates the tables, and registers events with heap retention unless `lag` is None; a pump has to copy it."""
-        self = cls(mirror, partitions)
-        self.create_tables(rows, computed=computed)
-        if lag is not None:
-            mirror.register("public.events", retention=at_once(lag, premake))
-        return self
+        runner: TaskRunner | None = None,
+        **settings: Any,
+    ) -> EventsTable:
+        """A table whose partitions the pump seals and drops: EventsTable.automatic. Retention looks for work ten times
+        a second."""
+        mirror = self._mirror(runner, {"retention_interval": 0.1, **settings})
+        return EventsTable.automatic(mirror, partitions, rows, lag=lag, premake=premake, computed=computed)
 
-    def grow(self) -> None:
-        """Another partition, with rows above all others, so that one more below becomes due."""
-        number = self.partitions
-        with self.mirror.database.connect(autocommit=False) as connection:
-            self.make_partition(connection, number)
-            for table in ("events", "model"):
-                run(
-                    connection,
-                    f"INSERT INTO {table} SELECT {number * WIDTH} + g * 5, g, 0, 'grown' FROM generate_series(0, 19) g",
-                )
-        self.partitions += 1
+    def manual(
+        self, partitions: int = 3, rows: int = 50, *, runner: TaskRunner | None = None, **settings: Any
+    ) -> EventsTable:
+        """A table whose cut-line the test moves: EventsTable.manual."""
+        return EventsTable.manual(self._mirror(runner, settings), partitions, rows)
 
-    def states(self) -> dict[str, str]:
-        """States of all partitions, by name."""
-        return {
-            name.removeprefix("public."): state
-            for name, state in self.mirror.database.rows(
-                "SELECT partition_id, state FROM modak.partitions ORDER BY tier_key_hi"
-            )
-        }
+    def _mirror(self, runner: TaskRunner | None, settings: dict[str, Any]) -> Mirror:
+        if runner is None:
+            runner = ThreadTaskRunner()
+            self._runners.append(runner)
+        return Mirror.create(self._database, self._warehouse, runner, **settings)
 
-    def reason(self, partition: str) -> str:
-        """Why a partition's next step was not taken."""
-        rows = self.mirror.database.rows(
-            "SELECT coalesce(reason, '') FROM modak.partitions WHERE partition_id = 'public.' || %s", (partition,)
-        )
-        return str(rows[0][0])
-
-    def await_state(self, seconds: float = 60, **wanted: str) -> None:
-        """Returns once these partitions are in these states."""
-        try:
-            await_true(lambda: {**self.states(), **wanted} == self.states(), seconds, str(wanted))
-        except AssertionError as error:
-            raise AssertionError(f"{error}; there is {self.explained()}") from None
-
-    def explained(self) -> list[Row]:
-        """Partitions with their states and reasons, for messages."""
-        return self.mirror.database.rows(
-            "SELECT partition_id, state, sealed_lsn, reason, attempts FROM modak.partitions ORDER BY tier_key_hi"
-        )
+    def close(self) -> None:
+        """Ends the threads."""
+        for runner in self._runners:
+            runner.close()
 
 
 def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckDBPyConnection | None) -> dict[Row, Row]:
@@ -246,11 +265,6 @@ def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckD
     by_key = {(row[0], row[1]): row for row in found}
     assert len(by_key) == len(found), "the snapshot holds a row twice"
     return by_key
-
-
-def run(connection: psycopg.Connection[Any], query: str) -> psycopg.Cursor[Any]:
-    """A statement that is put together from numbers."""
-    return connection.execute(query.encode())
 
 
 def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -> None:
