@@ -51,7 +51,7 @@ def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse:
     steps = Steps()
     with mirror.pumping(steps):
         mirror.await_live("public.t")
-        for turn in range(1, 5):
+        for turn in range(1, 3):
             write(t, turn)
         mirror.await_frontier(seconds=180)
         await_true(lambda: table_of(mirror).data_files <= 30, 120, "small files are merged")

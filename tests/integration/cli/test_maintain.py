@@ -21,14 +21,14 @@ from tests.support.maintenance import write
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path) -> Program:
+def program(database: Database, tmp_path: Path, run: Run) -> Program:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, v text)",
         "INSERT INTO t SELECT g, 0, repeat(md5(g::text), 4) FROM generate_series(1, 3000) g",
     )
     slot = f"s_{os.urandom(4).hex()}"
     program = Program(database.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--publication", slot)
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--publication", slot).exit_code == 0
     return program
 
 

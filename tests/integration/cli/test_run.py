@@ -25,10 +25,10 @@ from tests.support.proxy import Proxy
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path, slot: str) -> Program:
+def program(database: Database, tmp_path: Path, slot: str, run: Run) -> Program:
     """The program on an initialised mirror."""
     program = Program(database.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     return program
 
 
@@ -42,14 +42,14 @@ def await_active_slot(database: Database, slot: str, pump: subprocess.Popen[byte
 
 
 def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
-    program: Program, database: Database, slot: str, tmp_path: Path
+    program: Program, run: Run, database: Database, slot: str, tmp_path: Path
 ) -> None:
     """Ctrl-C here, because pyspark takes that signal over when it can; tests/integration/cli/test_signals.py has
     more."""
     pump = program.start("run", log="pump.log")
     try:
         await_active_slot(database, slot, pump)
-        leader = orjson.loads(program.run("status", "--json"))["leader"]
+        leader = orjson.loads(run("status", "--json").stdout)["leader"]
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
         program.run("run", "--no-standby", code=1)
         # To all its processes, as a terminal sends it.
@@ -105,9 +105,8 @@ def test_what_waiting_cannot_cure_ends_run_at_once(
     assert message in line
 
 
-def test_bad_tables_are_refused_and_the_good_one_catches_up(
-    program: Program, database: Database, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("program")
+def test_bad_tables_are_refused_and_the_good_one_catches_up(run: Run, database: Database, tmp_path: Path) -> None:
     database.execute(
         "CREATE TABLE good (id int PRIMARY KEY, v text)",
         "INSERT INTO good SELECT g, g FROM generate_series(1, 50) g",
@@ -127,10 +126,10 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
     end = database.lsn()
     threaded.run("run", "--once")
 
-    program.run("wait", "--lsn", format_lsn(end), "--timeout", "0")
-    (table,) = orjson.loads(program.run("status", "--json"))["tables"]
+    assert run("wait", "--lsn", format_lsn(end), "--timeout", "0").exit_code == 0
+    (table,) = orjson.loads(run("status", "--json").stdout)["tables"]
     assert (table["table"], table["state"]) == ("public.good", "live")
-    (compared,) = orjson.loads(program.run("verify", "--json"))["tables"]
+    (compared,) = orjson.loads(run("verify", "--json").stdout)["tables"]
     assert (compared["table"], compared["equal"]) == ("public.good", True)
     assert (compared["heap_rows"], compared["lake_rows"], compared["differences"]) == (49, 49, [])
 

@@ -18,7 +18,7 @@ import pytest
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
-from tests.support.cli import ThreadedProgram
+from tests.support.cli import Run, ThreadedProgram
 
 Process = subprocess.Popen[bytes]
 
@@ -84,10 +84,10 @@ def spark_starts(process: Process) -> bool:
 
 
 @pytest.fixture
-def mirror(database: Database, tmp_path: Path, slot: str) -> Iterator[Interrupted]:
+def mirror(database: Database, tmp_path: Path, slot: str, run: Run) -> Iterator[Interrupted]:
     """An initialised mirror, with a table of three rows that is not registered."""
     program = Program(database.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 3)")
     interrupted = Interrupted(program, database, tmp_path)
     try:

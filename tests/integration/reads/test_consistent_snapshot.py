@@ -10,19 +10,19 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableId
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, mirrored_ids
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pipeline import in_thread
 
 
 @pytest.fixture
-def mirror(database: Database, tmp_path: Path, runner: TaskRunner) -> Mirror:
-    made = Mirror.create(database, tmp_path.as_uri(), runner)
+def mirror(database: Database, tmp_path: Path, tasks: ThreadTaskRunner) -> Mirror:
+    made = Mirror.create(database, tmp_path.as_uri(), tasks)
     database.execute(
         "CREATE TABLE public.t (id bigint, n int, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
         "CREATE TABLE public.low PARTITION OF public.t FOR VALUES FROM (0) TO (100)",

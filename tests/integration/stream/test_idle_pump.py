@@ -22,6 +22,7 @@ from mirror_pump.testing.mirror import Mirror, audit, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cli import Run
 from tests.support.pipeline import change_rows, writing
 
 WATCHED = 6.0
@@ -29,16 +30,16 @@ WATCHED = 6.0
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path) -> Program:
+def program(database: Database, tmp_path: Path, run: Run) -> Program:
     slot = f"s_{os.urandom(4).hex()}"
     program = Program(database.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--publication", slot)
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--publication", slot).exit_code == 0
     audit(database)
     database.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
         "INSERT INTO t SELECT g, 0, 'v', NULL FROM generate_series(1, 1000) g",
     )
-    program.run("register", "t", "--no-wait")
+    assert run("register", "t", "--no-wait").exit_code == 0
     return program
 
 
@@ -148,7 +149,7 @@ def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, databas
     """It ends within seconds, says where, and the next one goes on from there."""
     database.execute(
         "CREATE TABLE u (id bigint PRIMARY KEY, v text)",
-        "INSERT INTO u SELECT g, repeat('v', 200) FROM generate_series(1, 100000) g",
+        "INSERT INTO u SELECT g, repeat('v', 200) FROM generate_series(1, 30000) g",
     )
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
@@ -166,7 +167,7 @@ def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, databas
     output = (tmp_path / "pump.log").read_text()
     stopped = re.search(r"stopped at frontier ([0-9A-F]+/[0-9A-F]+)", output)
     assert stopped, output[-2000:]
-    assert parse_lsn(stopped[1]) == mirror.frontier(), "it says where F stands"
+    assert parse_lsn(stopped[1]) == mirror.frontier(), "it says where the frontier is"
     assert "Traceback" not in output
     assert not database.rows("SELECT leader FROM modak.mirror_slots")[0][0], "the lead is given up"
     read = database.rows(done)[0][0]
