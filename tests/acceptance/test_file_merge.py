@@ -117,7 +117,7 @@ def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: S
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
 
 
-def test_a_worn_file_is_written_anew_and_the_key_index_follows(t: Database, warehouse: str) -> None:
+def test_a_file_with_many_deleted_rows_is_rewritten_and_the_key_index_follows(t: Database, warehouse: str) -> None:
     mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, resolve_age=0)
     mirror.register("t")
     steps = Steps()

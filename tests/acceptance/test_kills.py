@@ -197,7 +197,7 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
     mirror.assert_sound()
 
 
-def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
+def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
     """While rows change. The file that no publish names is garbage; one that a publish names is not written again."""
     mirror.register("a", "b")
     mirror.catch_up()

@@ -129,7 +129,7 @@ def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Datab
     assert "not resolved yet" not in output
 
 
-def test_pyiceberg_is_told_when_it_can_read_nothing(
+def test_pyiceberg_users_learn_when_it_can_read_nothing(
     run: Run, slot: str, database: Database, warehouse: str, tmp_path: Path
 ) -> None:
     assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0

@@ -122,7 +122,7 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_of_tables_that_are_copied_or_set_aside(run: Run, database: Database, mirror: str) -> None:
+def test_status_of_tables_that_are_copied_or_have_failed(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="copying")
     with database.connect() as connection:
         connection.execute(
@@ -200,7 +200,7 @@ def shape(value: object) -> object:
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_wait_returns_at_once_when_f_has_passed(run: Run, database: Database, mirror: str) -> None:
+def test_wait_returns_at_once_when_the_frontier_has_passed(run: Run, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database, 5000)
     result = run("wait", "--lsn", "0/1000", "--timeout", "0")

@@ -155,7 +155,7 @@ def test_names_that_spark_would_refuse(
     assert [row[0] for row in rows] == [1]
 
 
-def test_a_name_that_collides_later_sets_the_table_aside(
+def test_a_name_that_collides_later_fails_the_table(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE u (id int PRIMARY KEY, v text)")

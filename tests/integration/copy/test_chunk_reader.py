@@ -156,7 +156,9 @@ def test_every_type_as_the_stream_would_read_it(database: Database, conn: PgConn
         ("int[]", "[0:1]={1,2}"),
     ],
 )
-def test_values_that_do_not_fit_come_beside(database: Database, conn: PgConnection, type_: str, value: str) -> None:
+def test_values_that_do_not_fit_come_as_raw_text(
+    database: Database, conn: PgConnection, type_: str, value: str
+) -> None:
     conn.execute(f"CREATE TABLE t (id int PRIMARY KEY, odd {type_}, even {type_})".encode())
     conn.execute("INSERT INTO t VALUES (1, NULL), (2, %s)", (value,))
     with pytest.raises(RawTextNeeded) as needed:

@@ -44,7 +44,7 @@ def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
     )[0]
 
 
-def test_the_old_content_stays_at_its_old_f_until_the_new_one_is_complete(
+def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
     database.execute(*TABLES)
@@ -201,9 +201,7 @@ def test_what_another_engine_did_to_the_table_during_the_copy_stays(
     mirror.assert_sound()
 
 
-def test_a_lake_table_that_is_gone_when_the_copy_is_complete_is_set_aside_alone(
-    database: Database, warehouse: str
-) -> None:
+def test_a_lake_table_that_is_gone_when_the_copy_is_complete_fails_alone(database: Database, warehouse: str) -> None:
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
 
@@ -294,7 +292,7 @@ def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_st
     mirror.assert_sound()
 
 
-def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehouse: str) -> None:
+def test_a_table_without_a_key_holds_up_no_other(database: Database, warehouse: str) -> None:
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     mirror.register("t", "other")
@@ -341,7 +339,7 @@ def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehous
     assert database.rows("SELECT error FROM modak.mirror_tables WHERE error IS NOT NULL") == []
 
 
-def test_a_lake_table_that_another_engine_gave_columns_is_set_aside_alone(
+def test_a_lake_table_that_another_engine_gave_columns_fails_alone(
     database: Database, warehouse: str, spark: SparkSession
 ) -> None:
     database.execute(*TABLES)
@@ -362,7 +360,7 @@ def test_a_lake_table_that_another_engine_gave_columns_is_set_aside_alone(
         mirror.assert_equal("public.other")
 
 
-def test_a_table_that_was_another_ones_partition_for_a_moment_is_set_aside(database: Database, warehouse: str) -> None:
+def test_a_table_that_was_a_partition_of_another_for_a_moment_fails(database: Database, warehouse: str) -> None:
     """Its changes are the other's meanwhile."""
     database.execute(
         "CREATE TABLE one (id int PRIMARY KEY, v text)",
@@ -448,7 +446,9 @@ _PIN = (
 )
 
 
-def test_s_outlives_the_commits_of_a_copy_again(database: Database, warehouse: str, gate: GatedCopies) -> None:
+def test_the_published_snapshot_outlives_the_commits_of_a_repeated_copy(
+    database: Database, warehouse: str, gate: GatedCopies
+) -> None:
     """It is what readers are told to pin until the copy is complete, however many commits that takes."""
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)

@@ -54,7 +54,7 @@ def _pyiceberg(location: str, snapshot_id: int | None = None) -> Rows:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_s_is_main_below_t_whatever_was_committed(tmp_path: Path, seed: int) -> None:
+def test_the_archive_is_main_below_the_cutline_whatever_was_committed(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     small = SmallTable(tmp_path.as_uri())
     branch = ArchiveBranch(STORAGE)
@@ -86,7 +86,7 @@ def test_s_is_main_below_t_whatever_was_committed(tmp_path: Path, seed: int) -> 
     assert small.duckdb() == small.scanned() == model
 
 
-def test_spark_reads_s_from_the_catalog_while_main_goes_on(
+def test_spark_reads_the_archive_from_the_catalog_while_main_goes_on(
     spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:
     with connect(database.dsn) as connection:
@@ -108,7 +108,7 @@ def test_spark_reads_s_from_the_catalog_while_main_goes_on(
     assert small.spark(session) == small.duckdb() == {**wanted, **dict.fromkeys(range(50, 120), "c")}
 
 
-def test_an_empty_s_is_there_from_the_beginning(tmp_path: Path) -> None:
+def test_an_empty_archive_is_there_from_the_beginning(tmp_path: Path) -> None:
     small = SmallTable(tmp_path.as_uri())
     staged = LakeTable.create(small.table.schema, small.location + "/2", STORAGE, {}, small.now_ms, divided=True)
     start = archive_snapshot(staged.table.metadata)
@@ -124,7 +124,7 @@ def test_an_empty_s_is_there_from_the_beginning(tmp_path: Path) -> None:
     assert _seam(_advance(small, ArchiveBranch(STORAGE), None)) == {}
 
 
-def test_history_keeps_what_came_after_a_pinned_one_or_the_last_few_and_says_where_they_are(tmp_path: Path) -> None:
+def test_history_keeps_snapshots_from_the_oldest_pinned_or_the_last_few_on(tmp_path: Path) -> None:
     small = SmallTable(tmp_path.as_uri())
     small.commit(RowDelta((small.segment(dict.fromkeys(range(50), "a")),)))
     branch = ArchiveBranch(STORAGE)
@@ -159,7 +159,7 @@ def test_history_keeps_what_came_after_a_pinned_one_or_the_last_few_and_says_whe
         assert re.fullmatch(r"\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.metadata\.json", name)
 
 
-def test_what_is_replaced_spares_the_rows_below_t(tmp_path: Path) -> None:
+def test_a_replacement_spares_the_rows_below_the_cutline(tmp_path: Path) -> None:
     small = SmallTable(tmp_path.as_uri())
     small.commit(RowDelta((small.segment(dict.fromkeys(range(100), "a")),)))
     small.commit(RowDelta((small.segment(dict.fromkeys(range(40, 60), "b"), range(40, 60)),)))
@@ -174,7 +174,7 @@ def test_what_is_replaced_spares_the_rows_below_t(tmp_path: Path) -> None:
     assert _pyiceberg(_advance(small, branch, _line(50)).seam_location) == before
 
 
-def test_deletes_from_t_on_are_not_part_of_s(tmp_path: Path) -> None:
+def test_deletes_from_the_cutline_on_are_not_in_the_archive(tmp_path: Path) -> None:
     """pyiceberg reads no table with equality deletes: those that concern the heap's rows must not keep it from the
     published snapshot."""
     small = SmallTable(tmp_path.as_uri())
@@ -186,7 +186,7 @@ def test_deletes_from_t_on_are_not_part_of_s(tmp_path: Path) -> None:
     assert _seam(_advance(small, ArchiveBranch(STORAGE), _line(50))) == dict.fromkeys(range(49), "a")
 
 
-def test_deletes_of_rows_that_s_lacks_are_not_in_it(tmp_path: Path) -> None:
+def test_deletes_of_rows_that_the_archive_lacks_are_not_in_it(tmp_path: Path) -> None:
     """DuckDB fails at some queries of a table with more deletes than rows."""
     small = SmallTable(tmp_path.as_uri())
     small.commit(RowDelta((small.segment(dict.fromkeys(range(50), "a")),)))

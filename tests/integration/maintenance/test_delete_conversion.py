@@ -121,7 +121,7 @@ def test_a_foreign_rewrite_between_throws_the_resolution_away(table: SmallTable,
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
 
-def test_a_rewrite_that_began_before_a_resolve_cannot_land_after_it(table: SmallTable, lake: SparkSession) -> None:
+def test_a_rewrite_that_began_before_a_conversion_cannot_land_after_it(table: SmallTable, lake: SparkSession) -> None:
     """The rewrite's files take the number that it began at, so equality deletes that came meanwhile would reach them.
     Once these are position deletes of files that the rewrite replaces, it has to fail, or rows would come back."""
     table.commit(RowDelta((table.segment({1: "a", 2: "b"}),)))
@@ -160,7 +160,7 @@ def test_a_copied_file_that_lands_between_throws_the_resolution_away(file_table:
     assert file_table.duckdb() == file_table.scanned() == expected | {10: "copied"}
 
 
-def test_a_resolution_is_published_once(file_table: SmallTable) -> None:
+def test_a_conversion_is_published_once(file_table: SmallTable) -> None:
     expected = fill(file_table)
     resolution = file_table.compute()
     file_table.commit(RowDelta((), replaces=resolution))

@@ -248,7 +248,7 @@ def test_a_rewrite_that_began_before_a_merge_cannot_land_after_it(
     assert table.duckdb() == table.spark(lake) == expected
 
 
-def test_anchors_go_when_their_deletes_are_resolved(file_table: SmallTable) -> None:
+def test_placeholder_files_go_when_their_deletes_are_converted(file_table: SmallTable) -> None:
     """They keep a delete from being dropped while it is pending; so do the data files of commits that delete."""
     file_table.commit(RowDelta((file_table.segment(dict.fromkeys(range(20), "a")),)))
     for key in range(9):
@@ -325,7 +325,7 @@ def wear(table: SmallTable, rows: Rows, *, per_commit: int) -> None:
             del rows[key]
 
 
-def test_a_file_of_which_many_rows_are_dead_is_written_anew(
+def test_a_file_with_many_deleted_rows_is_rewritten(
     table: SmallTable, lake: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself; what dies meanwhile follows its row."""
@@ -362,7 +362,9 @@ def test_a_file_with_few_dead_rows_is_left_alone(file_table: SmallTable, monkeyp
     assert file_table.scanned() == rows
 
 
-def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_many_deleted_rows_does_not_wait_for_small_ones(
+    file_table: SmallTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own_positions_from(20, monkeypatch)
     rows: Rows = {}
     wear(file_table, rows, per_commit=5)
@@ -384,7 +386,7 @@ def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable, monkey
     assert file_table.duckdb() == file_table.scanned() == rows
 
 
-def test_a_worn_file_stays_while_a_delete_of_its_number_is_pending(
+def test_a_file_with_many_deleted_rows_stays_while_a_delete_of_its_number_is_pending(
     file_table: SmallTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps Iceberg from dropping that delete, and could vanish with its last live row."""

@@ -75,7 +75,7 @@ def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
     maintained.assert_equal(T)
 
 
-def test_nothing_is_done_unasked_below_the_thresholds(maintained: Maintained) -> None:
+def test_nothing_is_done_without_a_request_below_the_thresholds(maintained: Maintained) -> None:
     write_and_publish(maintained.mirror, range(5))
     location = maintained.mirror.location(T)
     assert maintained.maintain(T, asked=False) == PassResult(T)
@@ -234,7 +234,9 @@ def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: M
     maintained.assert_equal(T)
 
 
-def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_where_s_is_younger(maintained: Maintained) -> None:
+def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_if_the_published_one_is_younger(
+    maintained: Maintained,
+) -> None:
     """With heap retention the last commit may be one to the branch `cold`."""
     write_and_publish(maintained.mirror, range(3))
     state = maintained.lake_table(T)

@@ -84,7 +84,7 @@ def test_a_request_is_claimed_exactly_once(maintained: Maintained) -> None:
     maintained.assert_equal(T)
 
 
-def test_asking_again_refreshes_the_request(maintained: Maintained) -> None:
+def test_a_second_request_refreshes_the_first(maintained: Maintained) -> None:
     for _ in range(3):
         maintained.request(T)
     assert pending(maintained) == 1
@@ -214,7 +214,7 @@ def test_a_server_answers_what_a_dead_one_had_claimed(maintained: Maintained) ->
     maintained.assert_equal(T)
 
 
-def test_who_waits_for_a_table_that_is_unregistered_is_told(maintained: Maintained) -> None:
+def test_a_wait_for_a_table_that_is_unregistered_ends_with_an_error(maintained: Maintained) -> None:
     mirror = maintained.mirror
     told: list[TableError] = []
 
@@ -260,7 +260,7 @@ def _republish(maintained: Maintained) -> bool:
         return republish(connection, mirror.settings.slot, table.table_id, table.start_lsn, STORAGE)
 
 
-def test_s_follows_rewrites_of_others_and_nothing_else(maintained: Maintained) -> None:
+def test_the_published_snapshot_follows_rewrites_of_other_engines_and_nothing_else(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(4))
     published = maintained.published(T)
@@ -278,7 +278,7 @@ def test_s_follows_rewrites_of_others_and_nothing_else(maintained: Maintained) -
     assert maintained.published(T) == published
 
 
-def test_s_that_somebody_expired_is_replaced(maintained: Maintained) -> None:
+def test_a_published_snapshot_that_another_engine_expired_is_replaced(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(2))
     session.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")

@@ -70,7 +70,7 @@ def unreferenced(mirror: Mirror, tmp_path: Path) -> set[str]:
     return {path.as_uri() for path in tmp_path.rglob("*.parquet")} - named
 
 
-def test_files_of_an_exchange_that_nobody_took(mirror: Mirror, tasks: _LateResolves, tmp_path: Path) -> None:
+def test_files_of_an_unpublished_rewrite(mirror: Mirror, tasks: _LateResolves, tmp_path: Path) -> None:
     """It is in the inbox, or on its way there, when the loop ends."""
     tasks.end.set()
     computed = threading.Event()

@@ -42,7 +42,7 @@ def mirror(table: Database, warehouse: str) -> Mirror:
     return Mirror.create(table, warehouse, ThreadTaskRunner())
 
 
-def test_a_second_pump_is_refused_and_told_why(mirror: Mirror, tmp_path: Path) -> None:
+def test_a_second_pump_is_refused_with_the_reason(mirror: Mirror, tmp_path: Path) -> None:
     with mirror.pumping() as first:
         mirror.register("t")
         mirror.await_live("public.t")

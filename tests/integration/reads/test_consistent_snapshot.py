@@ -82,7 +82,7 @@ def test_a_pin_lives_as_long_as_its_reader_and_not_longer(mirror: Mirror, table:
     moment.release()
 
 
-def test_a_reader_whose_pin_was_swept_is_told(mirror: Mirror, table: TableId) -> None:
+def test_a_reader_whose_pin_was_swept_gets_an_error(mirror: Mirror, table: TableId) -> None:
     with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE, pin_seconds=0.6) as moment:
         mirror.database.execute("DELETE FROM modak.read_pins")
 

@@ -114,7 +114,7 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
+def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: Run) -> None:
     mirror.database.execute("UPDATE public.orders SET paid = 2 WHERE id = 3")
     mirror.catch_up()
     first = mirror.frontier()
@@ -142,7 +142,7 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
-def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, run: Run, tmp_path: Path) -> None:
     for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
@@ -162,7 +162,7 @@ def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: R
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_two_moments_in_one_statement_are_told(mirror: Mirror, run: Run) -> None:
+def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: Run) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
     for mode, told in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
         with mirror.pumping():

@@ -150,7 +150,7 @@ def test_all_partitions_of_a_read_see_one_snapshot(
         assert sorted(found) == sorted((row[1], row[2]) for row in wanted if row[0] >= 200)
 
 
-def test_the_lake_is_read_as_of_f_and_the_heap_as_of_now(events: TypedEvents, read: Read) -> None:
+def test_the_lake_is_read_as_of_the_frontier_and_the_heap_as_of_now(events: TypedEvents, read: Read) -> None:
     with read(mode="lake") as before:
         events.insert((399, 1))
         events.mirror.catch_up()

@@ -92,7 +92,7 @@ def change(mirror: Mirror, gate: GatedCopies, first: int) -> None:
     gate.let_go(1)
 
 
-def test_a_table_can_be_read_at_every_f_from_the_one_on_at_which_it_went_live(
+def test_a_table_can_be_read_at_every_frontier_since_it_went_live(
     mirror: Mirror, gate: GatedCopies, traveller: Traveller
 ) -> None:
     mirror.database.execute("CREATE TABLE early (id int PRIMARY KEY)", "INSERT INTO early VALUES (1)")
@@ -170,7 +170,7 @@ def test_a_table_that_was_copied_again_can_be_read_from_there_on(
         )
 
 
-def test_readers_of_the_lake_alone_are_told_f(mirror: Mirror, gate: GatedCopies) -> None:
+def test_readers_of_the_lake_alone_learn_the_frontier(mirror: Mirror, gate: GatedCopies) -> None:
     with mirror.pumping():
         gate.hold()
         mirror.register("changing", "resting")

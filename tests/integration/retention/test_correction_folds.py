@@ -166,7 +166,7 @@ def _pin(connection: Any, events: EventsTable) -> int:
     return int(row[0])
 
 
-def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
+def test_the_snapshot_of_an_uncommitted_pin_stays_in_the_history(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "_COLD_KEPT", 1)
@@ -197,7 +197,7 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
         assert row[0] not in history()
 
 
-def test_a_pin_of_an_older_s_keeps_corrections(retention_tables: RetentionTables, database: Database) -> None:
+def test_a_pin_of_an_older_snapshot_keeps_corrections(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(partitions=2, fold_age=0.05)
     mirror = events.mirror
     with mirror.pumping() as running:

@@ -107,7 +107,7 @@ def test_a_composite_key_is_joined_and_escaped(table: SqlTable) -> None:
     assert table.value("SELECT modak.canonical_pk(%s, %s, '')", "a\\b", "c\x1fd") == "a\\\\b\x1fc\\\x1fd\x1f"
 
 
-def test_changes_below_t_become_corrections_of_whole_rows(table: SqlTable) -> None:
+def test_changes_below_the_cutline_become_corrections_of_whole_rows(table: SqlTable) -> None:
     table.pass_by("ev0", 100)
     table.database.execute(
         "UPDATE ev SET v = 'corrected' WHERE id = 1",
@@ -126,7 +126,7 @@ def test_changes_below_t_become_corrections_of_whole_rows(table: SqlTable) -> No
     assert versions[-1] == ("6\x1f61",), "versions order the writes"
 
 
-def test_a_row_may_cross_t_in_both_directions(table: SqlTable) -> None:
+def test_a_row_may_cross_the_cutline_in_both_directions(table: SqlTable) -> None:
     table.pass_by("ev0", 100)
     table.database.execute("UPDATE ev SET at = 250 WHERE id = 1", "UPDATE ev SET at = 70 WHERE id = 3")
     assert {key: op for key, (op, _, _) in table.delta().items()} == {"1 50": 1, "3 70": 0}
@@ -237,7 +237,7 @@ def test_a_late_row_whose_key_a_trigger_changes_stays_nowhere(table: SqlTable) -
     assert table.value("SELECT count(*) FROM ev_default") == 0
 
 
-def test_a_delete_trigger_that_keeps_late_rows_is_told_of_them(table: SqlTable) -> None:
+def test_a_delete_trigger_that_keeps_late_rows_gets_them(table: SqlTable) -> None:
     table.database.execute(
         "CREATE FUNCTION softly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " UPDATE public.ev SET v = 'deleted' WHERE id = OLD.id AND at = OLD.at; RETURN NULL; END $$",
@@ -350,7 +350,7 @@ def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
             connection.execute("INSERT INTO timed VALUES ('-infinity')")
 
 
-def test_an_insert_below_t_is_an_insert_like_any_other(table: SqlTable) -> None:
+def test_an_insert_below_the_cutline_is_an_insert_like_any_other(table: SqlTable) -> None:
     table.database.execute("CREATE TABLE parent (id int PRIMARY KEY)", "INSERT INTO parent VALUES (1), (2), (3), (9)")
     table.database.execute("ALTER TABLE ev ADD CONSTRAINT known FOREIGN KEY (id) REFERENCES parent")
     table.database.execute("ALTER TABLE ev ADD CONSTRAINT plausible CHECK (n < 100)")
@@ -449,7 +449,7 @@ def test_replicas_of_other_servers_are_not_exempt(table: SqlTable) -> None:
     assert table.delta().keys() == {"31 31"}
 
 
-def test_a_correction_by_somebody_else_is_not_taken_for_folded(table: SqlTable) -> None:
+def test_a_correction_by_another_program_is_not_taken_for_folded(table: SqlTable) -> None:
     table.pass_by("ev0", 100)
     table.database.execute(
         "UPDATE ev SET v = 'x' WHERE id = 1",

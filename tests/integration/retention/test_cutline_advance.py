@@ -12,7 +12,7 @@ from tests.support.pipeline import writing
 from tests.support.retention_table import WIDTH, run
 
 
-def test_a_seam_read_is_exact_while_t_moves(retention_tables: RetentionTables, database: Database) -> None:
+def test_a_seam_read_is_exact_while_the_cutline_moves(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual()
     mirror = events.mirror
     with mirror.pumping() as running:

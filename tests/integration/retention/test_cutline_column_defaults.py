@@ -300,7 +300,9 @@ def test_a_row_of_a_transaction_that_does_not_know_the_column(
         events.assert_exact()
 
 
-def test_beside_writers_and_partitions_that_leave(retention_tables: RetentionTables, database: Database) -> None:
+def test_column_defaults_beside_writers_and_partition_drops(
+    retention_tables: RetentionTables, database: Database
+) -> None:
     """Columns come at random moments, one of them while another's files are filled."""
     events = retention_tables.automatic(fold_age=0.1, fold_rows=20)
     mirror = events.mirror

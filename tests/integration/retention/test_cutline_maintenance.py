@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVENTS = "public.events"
 
 
-def test_compaction_expiry_and_sweep_leave_s_readable(
+def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
     retention_tables: RetentionTables,
     database: Database,
     tmp_path: Path,
@@ -85,7 +85,7 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
 
 
 @pytest.mark.slow
-def test_verify_compares_what_is_at_or_above_t(
+def test_verify_compares_rows_at_or_above_the_cutline(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
     events = retention_tables.manual(fold_age=0.05)

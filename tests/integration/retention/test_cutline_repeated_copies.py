@@ -23,7 +23,7 @@ def _hot(events: EventsTable) -> list[tuple[object, ...]]:
         return sorted(run(connection, f"SELECT * FROM events WHERE at >= {events.cut}").fetchall())
 
 
-def test_truncate_concerns_rows_from_t_on(retention_tables: RetentionTables, database: Database) -> None:
+def test_truncate_concerns_rows_from_the_cutline_on(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(fold_age=3600, index_memory=1 << 24)
     mirror = events.mirror
     with mirror.pumping() as running:
@@ -81,9 +81,7 @@ def test_a_copy_that_begins_again_leaves_old_rows_alone(
     mirror.assert_sound()
 
 
-def test_what_would_make_old_rows_wrong_sets_the_table_aside(
-    retention_tables: RetentionTables, database: Database
-) -> None:
+def test_what_would_make_old_rows_wrong_fails_the_table(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(fold_age=0.1)
     mirror = events.mirror
     with mirror.pumping() as running:

@@ -256,7 +256,7 @@ def test_what_is_dropped_is_what_was_proven(
         "SELECT tier_key_hi, lake_snapshot_id FROM modak.pin_tables(ARRAY['ev'::regclass::oid::bigint], '1 min')",
     ],
 )
-def test_a_pin_that_waits_while_t_moves_is_of_the_new_t(table: SqlTable, pin: LiteralString) -> None:
+def test_a_pin_that_waits_while_the_cutline_moves_is_of_the_new_cutline(table: SqlTable, pin: LiteralString) -> None:
     """Its lock comes before it reads T and S: else it would pin what T has left behind, unseen by who moves T."""
     found: list[list[tuple[int, int]]] = []
     with table.database.connect(autocommit=False) as publish:

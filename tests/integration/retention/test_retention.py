@@ -45,7 +45,7 @@ def test_old_partitions_leave_under_writers_and_every_read_is_exact(retention_ta
 
 
 @pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
-def test_stored_generated_columns_are_kept_below_the_line(
+def test_stored_generated_columns_are_kept_below_the_cutline(
     retention_tables: RetentionTables, database: Database
 ) -> None:
     """In what is shed, in corrections whichever way they come, and in what is folded of them."""
@@ -212,7 +212,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: 
         events.assert_exact()
 
 
-def test_a_table_that_somebody_has_locked_holds_up_no_other(retention_tables: RetentionTables) -> None:
+def test_a_locked_table_holds_up_no_other(retention_tables: RetentionTables) -> None:
     """Its newest partition is locked by a transaction that sits idle: neither bounds nor newest key can be read."""
     events = retention_tables.automatic(partitions=3, rows=10, lag="1000", premake=1)
     mirror = events.mirror
@@ -282,7 +282,7 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: 
         events.assert_exact()
 
 
-def test_t_passes_a_partition_that_never_rests(
+def test_the_cutline_passes_a_partition_that_is_always_written_to(
     retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each seal more changes are captured than the cut-line should wait for; it is sealed anew, but not for
@@ -338,7 +338,7 @@ def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
     assert mirror.database.rows("SELECT v FROM p0 WHERE at = 0") == [("unseen",)]
 
 
-def test_truncates_concern_what_is_above_t(retention_tables: RetentionTables) -> None:
+def test_truncates_concern_rows_above_the_cutline(retention_tables: RetentionTables) -> None:
     """TRUNCATE of the table and of single partitions, in every state of a partition."""
     events = retention_tables.automatic(partitions=4, rows=10)
     mirror = events.mirror

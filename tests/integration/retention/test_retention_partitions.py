@@ -52,7 +52,7 @@ def test_what_owners_do_with_partitions(retention_tables: RetentionTables) -> No
     assert steps.count(Step.TABLE_FAILED) == 0
 
 
-def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
+def test_a_partition_attached_below_the_cutline_is_compared_once_a_day(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not once a minute, nor by every session: that reads all of it, and its part of the lake."""
@@ -135,7 +135,7 @@ def test_partitions_are_made_ahead(retention_tables: RetentionTables) -> None:
     mirror.assert_equal("public.events")
 
 
-def test_a_partition_that_cannot_be_made_ahead_is_told_of(retention_tables: RetentionTables) -> None:
+def test_a_partition_that_cannot_be_made_ahead_is_reported(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2)
     mirror = events.mirror
     mirror.database.execute("CREATE TABLE events_p300 ()")

@@ -82,7 +82,7 @@ def test_every_type_is_proven(database: Database, warehouse: str) -> None:
     assert proven == [(9,)]
 
 
-def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(
+def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(
     database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pin is short and renewed with every task: what a killed pump leaves behind delays drops for two minutes."""

@@ -47,7 +47,7 @@ def test_the_lag_may_change_and_be_taken_away(retention_tables: RetentionTables)
         ("CREATE TABLE t (id text PRIMARY KEY) PARTITION BY RANGE (id)", "neither an integer nor a time"),
     ],
 )
-def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, message: str) -> None:
+def test_tables_that_cannot_have_heap_retention_are_refused(mirror: Mirror, made: LiteralString, message: str) -> None:
     mirror.database.execute(made)
     with pytest.raises(TableError, match=message):
         mirror.register("t", retention=at_once("5"))
@@ -85,7 +85,7 @@ def test_leaving_the_mirror_says_what_becomes_of_old_rows(retention_tables: Rete
         mirror.register("events")
 
 
-def test_timestamps_and_dates_shed_too(mirror: Mirror) -> None:
+def test_retention_by_timestamps_and_dates(mirror: Mirror) -> None:
     mirror.database.execute(
         "CREATE TABLE t (id int, at timestamptz, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
         "CREATE TABLE d (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",

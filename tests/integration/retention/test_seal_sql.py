@@ -14,7 +14,7 @@ from mirror_pump.testing.mirror import await_true
 from tests.support.retention_sql import LOW, SqlTable, hasty, repeatable_read
 
 
-def test_no_change_slips_between_the_seal_and_t(table: SqlTable) -> None:
+def test_no_change_slips_between_the_seal_and_the_cutline(table: SqlTable) -> None:
     """A writer whose transaction began before the seal, in whatever isolation, holds it up or is captured."""
     with table.database.connect(autocommit=False) as early:
         early.execute("UPDATE ev SET v = 'early' WHERE id = 1")
@@ -56,7 +56,7 @@ def test_what_a_truncate_took_is_not_captured_any_more(table: SqlTable) -> None:
     assert table.delta().keys() == {"12 12"}
 
 
-def test_a_truncate_below_t_takes_nothing_from_the_lake(table: SqlTable) -> None:
+def test_a_truncate_below_the_cutline_takes_nothing_from_the_lake(table: SqlTable) -> None:
     table.pass_by("ev0", 100)
     for truncate in ("TRUNCATE ev", "TRUNCATE ev0"):
         table.database.execute("INSERT INTO ev (id, at) VALUES (1, 99) ON CONFLICT DO NOTHING")
@@ -66,7 +66,7 @@ def test_a_truncate_below_t_takes_nothing_from_the_lake(table: SqlTable) -> None
     assert {key: op for key, (op, _, _) in table.delta().items()} == {"1 99": 0}
 
 
-def test_t_passes_partitions_in_their_order_and_only_where_f_is(table: SqlTable) -> None:
+def test_the_cutline_passes_partitions_in_order_and_only_up_to_the_frontier(table: SqlTable) -> None:
     assert table.advance("ev0", 100) == "partition ev0 is not sealed"
     table.seal("ev0")
     table.seal("ev1")
@@ -91,7 +91,7 @@ def test_t_passes_partitions_in_their_order_and_only_where_f_is(table: SqlTable)
     assert table.value("SELECT tier_key_hi FROM modak.cutline") == 200
 
 
-def test_t_waits_for_a_new_seal_if_much_was_captured(table: SqlTable) -> None:
+def test_the_cutline_waits_for_a_new_seal_if_much_was_captured(table: SqlTable) -> None:
     """Writers wait while captured changes become corrections: all at once, and never more than so many."""
     table.database.execute("UPDATE modak.partitions SET capture_limit = 2")
     table.seal("ev0")
@@ -126,7 +126,7 @@ def test_t_waits_for_a_new_seal_if_much_was_captured(table: SqlTable) -> None:
     assert table.value("SELECT count(*) FROM modak.mirror_captured") == 0
 
 
-def test_t_passes_a_partition_that_its_owner_dropped(table: SqlTable) -> None:
+def test_the_cutline_passes_a_partition_that_its_owner_dropped(table: SqlTable) -> None:
     table.seal("ev0")
     table.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)", "DROP TABLE ev0")
     assert table.gone("ev0")
@@ -136,7 +136,9 @@ def test_t_passes_a_partition_that_its_owner_dropped(table: SqlTable) -> None:
 
 
 @pytest.mark.parametrize("away", ["DROP TABLE ev0", "ALTER TABLE ev DETACH PARTITION ev0"])
-def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(table: SqlTable, away: LiteralString) -> None:
+def test_the_cutline_waits_for_the_last_changes_of_a_partition_that_is_gone(
+    table: SqlTable, away: LiteralString
+) -> None:
     """Nothing but the stream has them, and what the stream brings below the cut-line is dropped: the frontier has to
     pass them before."""
 
@@ -167,7 +169,7 @@ def test_t_waits_for_the_last_changes_of_a_partition_that_is_gone(table: SqlTabl
     assert table.value("SELECT count(*) FROM modak.mirror_captured") == 0
 
 
-def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(table: SqlTable) -> None:
+def test_the_cutline_does_not_move_between_the_statements_by_which_a_reader_pins(table: SqlTable) -> None:
     """The protocol reads the cut-line with the pin, and the file of the published snapshot by the next statement."""
     pin: LiteralString = (
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
@@ -198,7 +200,7 @@ def test_t_does_not_move_between_the_statements_by_which_a_reader_pins(table: Sq
             reader.rollback()
 
 
-def test_t_waits_for_the_pins_of_readers_until_they_are_released_or_expire(table: SqlTable) -> None:
+def test_the_cutline_waits_for_the_pins_of_readers_until_they_are_released_or_expire(table: SqlTable) -> None:
     """A reader by the protocol takes every correction of the table. Of a partition that the cut-line passed under its
     pin it would find corrected rows in the heap and in the delta."""
     advance = "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)"
@@ -232,7 +234,7 @@ def test_t_waits_for_the_pins_of_readers_until_they_are_released_or_expire(table
     assert answer() is None, "its T is where this one is to go"
 
 
-def test_t_waits_for_a_pin_that_was_prepared(table: SqlTable) -> None:
+def test_the_cutline_waits_for_a_pin_that_was_prepared(table: SqlTable) -> None:
     table.seal("ev0")
     with table.database.connect() as reader, hasty(table) as pump:
         reader.execute("BEGIN")
@@ -286,7 +288,7 @@ def test_triggers_survive_renames_and_leave_detached_partitions_alone(table: Sql
     assert not table.value("SELECT truncated FROM modak.partitions WHERE partition_id = 'ev0'")
 
 
-def test_waiting_for_f_wakes_the_pump_and_ends_in_time(table: SqlTable) -> None:
+def test_waiting_for_the_frontier_wakes_the_pump_and_ends_in_time(table: SqlTable) -> None:
     table.database.execute("SELECT pg_create_logical_replication_slot('watch', 'test_decoding')")
     assert table.value("SELECT modak.wait_for('0/A', '1 second')"), "F is there already"
     assert not table.value("SELECT modak.wait_for(NULL, '0.1 seconds')")

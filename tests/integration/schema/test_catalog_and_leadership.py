@@ -123,7 +123,7 @@ def test_one_leader_at_a_time(database: Database, conn: PgConnection) -> None:
 
 
 @pytest.mark.usefixtures("conn")
-def test_a_lead_that_was_ones_own_is_worth_a_retry(database: Database) -> None:
+def test_a_lost_lead_is_tried_again(database: Database) -> None:
     with Leader.acquire(database.dsn, SLOT) as leader:
         with pytest.raises(ConnectionLost, match="former connection"):
             Leader.acquire(database.dsn, SLOT, former=leader.epoch)

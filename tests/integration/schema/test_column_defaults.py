@@ -41,7 +41,7 @@ def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
     )[0]
 
 
-def test_the_old_content_stays_at_its_old_f_until_every_row_has_the_value(
+def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
     database.execute(*_TABLES)
@@ -332,7 +332,7 @@ _OTHERS = (
 )
 
 
-def test_rows_of_partitions_whose_bounds_do_not_tell_them_are_copied_again(database: Database, warehouse: str) -> None:
+def test_rows_that_partition_bounds_do_not_identify_are_copied_again(database: Database, warehouse: str) -> None:
     for name, by, bounds in _OTHERS:
         kind = "text" if name == "e" else "int"
         database.execute(f"CREATE TABLE {name} (id int, r {kind}, PRIMARY KEY (id, r)) {by}")

@@ -107,7 +107,7 @@ def test_without_event_triggers_a_drop_is_found_as_well(mirror: Mirror) -> None:
         assert pump.steps.count(Step.TABLE_FAILED) == 0
 
 
-def test_a_table_of_a_dropped_ones_name_is_registered(
+def test_a_table_with_the_name_of_a_dropped_table_is_registered(
     mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the pump has seen the drop (a), or not (b), or the table was never copied whole (p)."""
@@ -156,7 +156,7 @@ def test_a_table_of_a_dropped_ones_name_is_registered(
     mirror.assert_sound()
 
 
-def test_rows_that_were_shed_before_the_drop_stay_readable(
+def test_rows_only_in_the_lake_stay_readable_after_the_drop(
     retention_tables: RetentionTables, database: Database, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a correction that no pump has folded; and registering over them takes a decision."""

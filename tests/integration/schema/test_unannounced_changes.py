@@ -118,7 +118,7 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
 @pytest.mark.parametrize(
     ("part", "untold"), [("p1", "SET event_triggers = off"), ("s", "DROP EVENT TRIGGER mirror_pump_ddl")]
 )
-def test_a_partition_that_was_detached_for_a_moment_untold_is_known_by_what_that_leaves(
+def test_an_unannounced_detach_and_attach_is_found_by_its_traces(
     database: Database, warehouse: str, part: str, untold: str
 ) -> None:
     database.execute(
@@ -217,7 +217,7 @@ def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
     mirror.assert_sound()
 
 
-def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database, warehouse: str) -> None:
+def test_a_role_that_may_not_create_event_triggers_gets_a_warning(database: Database, warehouse: str) -> None:
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:
         connection.execute(f"CREATE ROLE \"{role}\" LOGIN REPLICATION PASSWORD 'x'".encode())
@@ -234,7 +234,7 @@ def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database
             connection.execute(f'DROP ROLE "{role}"'.encode())
 
 
-def test_a_table_that_another_role_owns_now_is_set_aside_alone(database: Database, warehouse: str) -> None:
+def test_a_table_that_changes_its_owner_fails_alone(database: Database, warehouse: str) -> None:
     """Nor can the pump lock it then."""
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:

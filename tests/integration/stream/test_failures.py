@@ -51,7 +51,7 @@ def two(database: Database, warehouse: str) -> Mirror:
         ("INSERT INTO a (id, d) VALUES (5000, '-infinity')", "key column d holds '-infinity'"),
     ],
 )
-def test_one_tables_trouble_stops_that_table_only(two: Mirror, trouble: str, message: str) -> None:
+def test_an_error_of_one_table_stops_that_table_only(two: Mirror, trouble: str, message: str) -> None:
     database = two.database
     database.execute("ALTER TABLE a DROP CONSTRAINT a_pkey, ALTER d SET NOT NULL, ADD PRIMARY KEY (id, d)")
     with two.pumping() as pump:
@@ -181,7 +181,7 @@ def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
         two.assert_equal("public.a", "public.b")
 
 
-def test_what_failed_of_a_former_registration_concerns_the_new_one_in_nothing(two: Mirror) -> None:
+def test_failures_of_a_former_registration_do_not_concern_the_new_one(two: Mirror) -> None:
     with two.pumping() as pump:
         two.register("a")
         two.await_live("public.a")
@@ -262,7 +262,7 @@ def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.mark.slow
-def test_connections_that_break_are_made_anew(own_server: EmbeddedPostgres, warehouse: str, runner: TaskRunner) -> None:
+def test_broken_connections_are_opened_again(own_server: EmbeddedPostgres, warehouse: str, runner: TaskRunner) -> None:
     """With real Spark: what a task says about its lost connection crosses two process borders."""
     own_server.create_database("x")
     database = Database(own_server, "x")

@@ -107,7 +107,9 @@ def test_a_changed_key_leaves_no_stale_row(
 
 
 @pytest.mark.slow
-def test_a_large_transaction_is_one_step_of_f(database: Database, warehouse: str, runner: TaskRunner) -> None:
+def test_a_large_transaction_is_one_step_of_the_frontier(
+    database: Database, warehouse: str, runner: TaskRunner
+) -> None:
     """300,000 rows in two tables, cut into some hundred segments, between transactions that are batches each."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v int)",

@@ -357,7 +357,7 @@ def test_without_its_secret_the_pump_does_not_begin(
         assert refused.value.remedy
 
 
-def test_nobody_else_can_tell_the_mirror_of_a_change(
+def test_only_the_event_triggers_can_announce_a_change(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
     """Any role may emit messages: true to the letter, but for the seal, or one that was good in another transaction."""

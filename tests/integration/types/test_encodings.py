@@ -134,7 +134,7 @@ def test_a_message_that_cannot_be_sent_is_passed_over(odd: Mirror, transactional
     ],
     ids=["column", "label", "table"],
 )
-def test_a_name_that_utf8_does_not_have_sets_that_table_aside(odd: Mirror, change: str) -> None:
+def test_a_name_that_utf8_lacks_fails_that_table(odd: Mirror, change: str) -> None:
     before = odd.heap("t")
     with odd.pumping(), odd.database.connect() as connection:
         connection.execute(f"DO $$ BEGIN EXECUTE format('{change}', chr(129)); END $$".encode())

@@ -93,7 +93,7 @@ EVEN = {
 }
 
 
-def test_a_sidecar_comes_with_the_first_value_that_needs_it(
+def test_a_raw_text_column_comes_with_the_first_value_that_needs_it(
     database: Database, warehouse: str, spark: SparkSession
 ) -> None:
     create(database)
@@ -193,7 +193,7 @@ def test_random_changes_with_odd_values(database: Database, warehouse: str, seed
     mirror.assert_sound()
 
 
-def test_unchanged_large_values_keep_their_sidecar(database: Database, warehouse: str) -> None:
+def test_unchanged_large_values_keep_their_raw_text(database: Database, warehouse: str) -> None:
     create(database)
     database.execute(
         "ALTER TABLE t ALTER COLUMN a SET STORAGE EXTERNAL",
@@ -213,7 +213,7 @@ def test_unchanged_large_values_keep_their_sidecar(database: Database, warehouse
         assert_same(mirror)
 
 
-def test_names_of_sidecars_give_way(database: Database, warehouse: str) -> None:
+def test_names_of_raw_text_columns_give_way(database: Database, warehouse: str) -> None:
     database.execute(
         'CREATE TABLE t (id int PRIMARY KEY, m numeric(5,2), m__raw text, "M__RAW_" text, "m " date)',
         "INSERT INTO t VALUES (1, 'NaN', 'own', 'too', 'infinity')",
@@ -231,7 +231,7 @@ def test_names_of_sidecars_give_way(database: Database, warehouse: str) -> None:
     ]
 
 
-def test_a_key_that_cannot_be_held_sets_the_table_aside_and_says_what_helps(database: Database, warehouse: str) -> None:
+def test_a_key_that_iceberg_cannot_hold_fails_the_table_with_a_remedy(database: Database, warehouse: str) -> None:
     database.execute(
         "CREATE TABLE copied (d date, n int, PRIMARY KEY (d, n))",
         "INSERT INTO copied VALUES ('infinity', 1)",
@@ -253,9 +253,7 @@ def test_a_key_that_cannot_be_held_sets_the_table_aside_and_says_what_helps(data
 
 
 @pytest.mark.unverified("the lake lacks changes on purpose")
-def test_a_change_of_a_sidecar_is_a_difference_to_verify(
-    database: Database, warehouse: str, spark: SparkSession
-) -> None:
+def test_verify_finds_a_changed_raw_text(database: Database, warehouse: str, spark: SparkSession) -> None:
     """A heap value changed behind the stream's back: verify must see it though both typed cells are NULL."""
     create(database)
     database.execute(
@@ -288,7 +286,7 @@ def test_a_change_of_a_sidecar_is_a_difference_to_verify(
     assert shown["3"] == {"ts__raw": {"heap": "infinity", "lake": None}}
 
 
-def test_sidecars_follow_their_columns(database: Database, warehouse: str, spark: SparkSession) -> None:
+def test_raw_text_columns_follow_their_columns(database: Database, warehouse: str, spark: SparkSession) -> None:
     """Renamed, swapped, widened, dropped, copied again: the text stays beside the column that it belongs to."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, a date, b date, m numeric(6, 2), gone date)",

@@ -170,7 +170,7 @@ def test_typed_keys_in_deletes() -> None:
     assert rows(result.deleted_keys) == [(Decimal("12.50"),)]
 
 
-def test_relations_apart_and_the_good_one_beside_the_bad() -> None:
+def test_good_and_bad_relations_are_described_separately() -> None:
     bad, good, other = decode(
         [
             insert(3, ["1", "a", "b"]),
@@ -219,7 +219,7 @@ def test_malformed_messages_are_errors_of_their_relation(message: bytes, text: s
     assert result.rows.column_names == ["id", "note", "doc"]
 
 
-def test_values_that_cannot_be_held_come_beside_the_rows() -> None:
+def test_values_that_cannot_be_held_come_as_raw_text() -> None:
     changes = [insert(1, ["1", "NaN"]), insert(1, ["2", "1.00"]), insert(1, ["3", None]), update(1, ["4", UNCHANGED])]
     (result,) = decode(changes, shape(1, "long", "decimal(6,2)"))
     assert result.error is None

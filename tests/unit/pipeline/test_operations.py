@@ -143,7 +143,7 @@ def test_what_was_read_before_a_truncate_is_left_out_with_it() -> None:
 
 
 @pytest.mark.parametrize("operation", [RewriteFiles(REWRITE), FOLD], ids=lambda operation: type(operation).__name__)
-def test_whoever_waits_for_an_operation_is_told_that_it_is_left_out(operation: TableOperation) -> None:
+def test_a_caller_that_waits_for_an_operation_learns_that_it_is_left_out(operation: TableOperation) -> None:
     assert fitted(TableDelta(TABLE, (operation,)), COPYING) == (TableDelta(TABLE), [TABLE.table_id])
 
 
@@ -331,7 +331,7 @@ def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, ("a reader has pinned it",)])
-def test_what_stands_in_the_cut_lines_way_is_said(answer: tuple[Any, ...] | None) -> None:
+def test_the_reason_why_the_cutline_does_not_move_is_returned(answer: tuple[Any, ...] | None) -> None:
     recording = Recording(TABLE, DIVIDED, TableState.LIVE, "mirror", Lsn(1000), 30, None)
     with pytest.raises(AdvanceRefused, match=r"pinned|not registered"):
         AdvanceCutline("p0", 200).lock(RecordingCursor(answer).as_cursor, recording)

@@ -95,7 +95,7 @@ def test_pinned_and_referenced_snapshots_stay() -> None:
     assert metadata["refs"]["main"] == {"type": "branch", "snapshot-id": 1009}
 
 
-def test_snapshots_of_cold_stay_from_the_oldest_pinned_one_on_and_the_newest_ten() -> None:
+def test_archive_snapshots_stay_from_the_oldest_pinned_one_on_and_the_newest_ten() -> None:
     snapshots = [{**_snapshot(number, NOW), "summary": {COLD_CUT: "0"}} for number in range(1, 31)]
     retention = HistoryRetention(newest=1, minutes_for_ms=0, hours_for_ms=0)
 

@@ -42,7 +42,7 @@ def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebi
     assert class_bounds(MIB) == (768 * 1024,)
 
 
-def test_little_debt_is_left_alone_unless_somebody_asks() -> None:
+def test_a_small_backlog_is_left_alone_without_a_request() -> None:
     assert rewrite_of(CALM, POLICY, ("id",), asked=False) is None
     asked = rewrite_of(CALM, POLICY, ("id",), asked=True)
     assert asked is not None
