@@ -6,7 +6,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from pyiceberg.table import StaticTable
 
 from mirror_pump.engine.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -14,39 +13,12 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
-from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, normalised
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.support.pending_deletes import KEYS, await_converted, pending, scanned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-KEYS = {
-    "pair": ("a int, b text", "a, b", "g / 10, 'b' || g % 10"),
-    "words": ("k text", "k", "'a common beginning ' || g || ' and a common end'"),
-    "ids": ("k uuid", "k", "md5(g::text)::uuid"),
-    "moments": ("k timestamptz", "k", "'2024-01-01'::timestamptz + g * interval '1.000001 hour'"),
-    "plain_moments": ("k timestamp", "k", "'1924-01-01'::timestamp + g * interval '1.000001 hour'"),
-    "days": ("k date", "k", "'1960-01-01'::date + g"),
-    "amounts": ("k numeric(30, 4)", "k", "g * 12345678901234567890.1234"),
-    "bytes": ("k bytea, f boolean", "k, f", "decode(md5(g::text), 'hex'), g % 2 = 0"),
-}
-"""Columns, key and an expression for the key of row g, by table."""
-
-
-def pending(mirror: Mirror, table: str) -> int:
-    """Rows in the table's live equality-delete files."""
-    return LakeTable.load(mirror.location(table), StorageOptions()).equality_deletes
-
-
-def await_resolved(mirror: Mirror, *tables: str) -> None:
-    mirror.await_frontier()
-    await_true(lambda: not any(pending(mirror, table) for table in tables), 60, "no equality delete is pending")
-
-
-def scanned(mirror: Mirror, table: str) -> list[Row]:
-    """Every row by pyiceberg, which refuses tables with equality deletes."""
-    found = StaticTable.from_metadata(mirror.location(table)).scan().to_arrow()
-    return normalised(list(zip(*(column.to_pylist() for column in found.columns), strict=True)))
 
 
 def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSession) -> None:
@@ -70,7 +42,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
                     f" ON CONFLICT ({key}) DO UPDATE SET n = -1",
                 )
             mirror.await_frontier()
-        await_resolved(mirror, *tables)
+        await_converted(mirror, *tables)
     assert {str(table) for table in steps.details(Step.RESOLVED, "table")} == set(tables)
     assert not steps.count(Step.RESOLVE_FAILED)
     session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
@@ -113,7 +85,7 @@ def test_a_truncate_while_positions_are_looked_up(mirror: Mirror) -> None:
         await_true(lambda: steps.count(Step.RESOLVE_REFUSED), 30, "the resolve is refused")
         mirror.assert_equal("public.t")
         database.execute("UPDATE t SET n = 8 WHERE id % 3 = 0")
-        await_resolved(mirror, "public.t")
+        await_converted(mirror, "public.t")
     mirror.assert_equal("public.t")
     assert_same(mirror.heap("public.t"), scanned(mirror, "public.t"), "by pyiceberg")
 
@@ -136,12 +108,12 @@ def test_another_engine_rewrites_the_files_meanwhile(mirror: Mirror, spark: Spar
         database.execute("UPDATE t SET n = 1 WHERE id % 3 = 0")
         await_true(lambda: steps.count(Step.RESOLVE_REFUSED), 60, "the resolve is refused")
         database.execute("UPDATE t SET n = 2 WHERE id % 5 = 0", "DELETE FROM t WHERE id % 7 = 0")
-        await_resolved(mirror, "public.t")
+        await_converted(mirror, "public.t")
         mirror.assert_equal("public.t")
         # A rewrite that finds nothing in its way, with position deletes to apply.
         session.sql(rewrite).collect()
         database.execute("UPDATE t SET n = 3 WHERE id % 11 = 0")
-        await_resolved(mirror, "public.t")
+        await_converted(mirror, "public.t")
     mirror.assert_equal("public.t")
     assert_same(mirror.heap("public.t"), scanned(mirror, "public.t"), "by pyiceberg")
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
@@ -164,11 +136,11 @@ def test_nothing_is_converted_while_a_table_is_copied(mirror: Mirror) -> None:
         # The resolver looks after other tables meanwhile, so it has passed this one over.
         for number in (1, 2):
             mirror.database.execute(f"UPDATE other SET n = {number}")
-            await_resolved(mirror, "public.other")
+            await_converted(mirror, "public.other")
         assert set(steps.details(Step.RESOLVING, "table")) == {"public.other"}
         assert mirror.location("public.t") == location
         gate.let_go()
         mirror.await_live("public.t")
-        await_resolved(mirror, "public.t")
+        await_converted(mirror, "public.t")
     assert "public.t" in steps.details(Step.RESOLVED, "table")
     mirror.assert_equal("public.t", "public.other")

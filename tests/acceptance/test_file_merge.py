@@ -16,7 +16,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.acceptance.test_key_indexes import assert_read, await_index
+from tests.support.pending_deletes import assert_read, await_index
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -17,6 +17,7 @@ import pytest
 
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
@@ -32,13 +33,16 @@ def program(database: Database, tmp_path: Path, slot: str, run: Run) -> Program:
     return program
 
 
-def await_active_slot(database: Database, slot: str, pump: subprocess.Popen[bytes]) -> None:
-    """Returns once the pump streams."""
-    deadline = time.monotonic() + 90
-    while database.rows("SELECT active FROM pg_replication_slots WHERE slot_name = %s", (slot,)) != [(True,)]:
+def await_while_running(
+    condition: Callable[[], object], pump: subprocess.Popen[bytes], seconds: float, what: str
+) -> None:
+    """Returns once the condition holds. Fails if the pump ends before."""
+
+    def holds() -> object:
         assert pump.poll() is None, "the pump ended"
-        assert time.monotonic() < deadline, "the pump does not stream"
-        time.sleep(0.05)
+        return condition()
+
+    await_true(holds, seconds, what)
 
 
 def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
@@ -48,7 +52,8 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
     more."""
     pump = program.start("run", log="pump.log")
     try:
-        await_active_slot(database, slot, pump)
+        active = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND active"
+        await_while_running(lambda: database.rows(active, (slot,)), pump, 90, "the pump streams")
         leader = orjson.loads(run("status", "--json").stdout)["leader"]
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
         program.run("run", "--no-standby", code=1)
@@ -70,11 +75,8 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
     dsn = psycopg.conninfo.make_conninfo(database.dsn, port=port)
     pump = ThreadedProgram(dsn, tmp_path).start("run", "--once", log="pump.log")
     try:
-        deadline = time.monotonic() + 60
-        while '"waiting for the server"' not in (tmp_path / "pump.log").read_text():
-            assert pump.poll() is None, "the pump ended"
-            assert time.monotonic() < deadline, "the pump does not say that it waits"
-            time.sleep(0.05)
+        log = tmp_path / "pump.log"
+        await_while_running(lambda: '"waiting for the server"' in log.read_text(), pump, 60, "the pump waits")
         with contextlib.closing(Proxy(database.dsn, port)):
             assert pump.wait(90) == 0
     finally:

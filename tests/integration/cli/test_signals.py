@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.program import Program
 from tests.support.cli import Run, ThreadedProgram
 
@@ -44,11 +44,13 @@ class Interrupted:
         return (self._directory / f"{self._processes.index(process)}.log").read_text().splitlines()
 
     def until(self, moment: Callable[[], bool], process: Process) -> None:
-        deadline = time.monotonic() + 120
-        while not moment():
+        """Returns once it is the moment. Fails if the process ends before."""
+
+        def come() -> bool:
             assert process.poll() is None, self.lines(process)
-            assert time.monotonic() < deadline, "the moment does not come"
-            time.sleep(0.02)
+            return moment()
+
+        await_true(come, 120, "the moment comes")
 
     def ended(self, process: Process, number: signal.Signals = signal.SIGINT) -> tuple[int, list[str]]:
         """Exit code after the signal, and the events on stderr of at least level info."""

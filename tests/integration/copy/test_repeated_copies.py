@@ -3,9 +3,8 @@ history continues."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,25 +22,7 @@ from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-from tests.support.copied_tables import TABLES
-
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads)
-    threads.close()
-
-
-def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
-    """The frontier, the published snapshot and state of a table, and whether the pointer is the published
-    snapshot's."""
-    return mirror.database.rows(
-        "SELECT c.replicated_lsn, c.lake_snapshot_id, m.state, c.lake_props ->> 'metadata_location'"
-        "  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)"
-        " WHERE t.table_name = %s",
-        (table,),
-    )[0]
+from tests.support.changed_tables import TABLES, published
 
 
 def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete(
@@ -56,7 +37,7 @@ def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete
         mirror.await_frontier()
         before = mirror.heap("t")
         gate.hold()
-        frontier, snapshot, state, location = _published(mirror, "t")
+        frontier, snapshot, state, location = published(mirror, "t")
         assert state == "live"
         database.execute(
             "ALTER TABLE t ADD COLUMN d int DEFAULT (9 + 0 * random())",
@@ -64,7 +45,7 @@ def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete
             "UPDATE other SET v = 'goes on'",
         )
         mirror.await_frontier()
-        await_true(lambda: _published(mirror, "t")[2] == "copying", 20, "copied again")
+        await_true(lambda: published(mirror, "t")[2] == "copying", 20, "copied again")
         # A change during the copy, one more change of columns, and a truncation: each begins it anew, unseen.
         database.execute(
             "UPDATE t SET n = -n", "ALTER TABLE t ADD COLUMN e text DEFAULT 'e'", "DELETE FROM t WHERE id = 50"
@@ -73,20 +54,20 @@ def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete
         gate.let_go(1)
         database.execute("ALTER TABLE t RENAME COLUMN v TO w", "UPDATE t SET w = 'renamed' WHERE id > 290")
         mirror.await_frontier()
-        assert _published(mirror, "t") == (frontier, snapshot, "copying", location)
+        assert published(mirror, "t") == (frontier, snapshot, "copying", location)
         assert lake_rows(location) == before == mirror.lake("public.t")
-        assert _published(mirror, "other")[0] > frontier
+        assert published(mirror, "other")[0] > frontier
         mirror.assert_equal("public.other")
     # A pump that comes later goes on where this one stopped.
     with mirror.pumping():
         database.execute("UPDATE t SET n = n - 1 WHERE id % 2 = 0", "INSERT INTO t (id) VALUES (1000)")
         mirror.await_frontier()
-        assert _published(mirror, "t") == (frontier, snapshot, "copying", location)
+        assert published(mirror, "t") == (frontier, snapshot, "copying", location)
         gate.let_go()
         mirror.await_live("public.t")
-        assert _published(mirror, "t")[3] == mirror.location("public.t")
+        assert published(mirror, "t")[3] == mirror.location("public.t")
         mirror.await_frontier()
-        assert _published(mirror, "t")[0] == _published(mirror, "other")[0]
+        assert published(mirror, "t")[0] == published(mirror, "other")[0]
         mirror.assert_equal("public.t")
         assert lake_rows(location) == before, "a reader that pinned the snapshot still reads it"
         database.execute(
@@ -124,13 +105,13 @@ def test_history_goes_on_over_renames_and_copies(
     with mirror.pumping():
         mirror.register("t")
         mirror.await_live("public.t")
-        first = _published(mirror, "t")[1]
+        first = published(mirror, "t")[1]
         database.execute(
             "ALTER TABLE t RENAME v TO tmp; ALTER TABLE t RENAME big TO v; ALTER TABLE t RENAME tmp TO big",
             "UPDATE t SET big = 'renamed' WHERE id <= 100",
         )
         mirror.await_frontier()
-        second = _published(mirror, "t")[1]
+        second = published(mirror, "t")[1]
         database.execute("ALTER TABLE t DROP COLUMN v", "ALTER TABLE t ALTER n TYPE bigint", "UPDATE t SET n = 2 ^ 40")
         mirror.await_frontier()
         mirror.await_live("public.t")
@@ -173,7 +154,7 @@ def test_what_another_engine_did_to_the_table_during_the_copy_stays(
         database.execute("ALTER TABLE t ALTER n TYPE bigint", "UPDATE t SET n = 2 ^ 40 WHERE id < 10")
         mirror.await_frontier()
         assert mirror.state("public.t") == "copying"
-        snapshot = _published(mirror, "t")[1]
+        snapshot = published(mirror, "t")[1]
         lake.sql("ALTER TABLE lake.public.t CREATE TAG audit")
         lake.sql("ALTER TABLE lake.public.t CREATE BRANCH work")
         lake.sql("INSERT INTO lake.public.t.branch_work VALUES (-1, 'branch', 1, '')")
@@ -185,7 +166,7 @@ def test_what_another_engine_did_to_the_table_during_the_copy_stays(
         mirror.await_live("public.t")
         assert late, "another engine committed while the copy was made the table's content"
         assert steps.count(Step.RETRYING) == 0, "a rebase is no error"
-        assert _published(mirror, "t")[3] == mirror.location("public.t")
+        assert published(mirror, "t")[3] == mirror.location("public.t")
         database.execute("UPDATE t SET n = -2 WHERE id BETWEEN 15 AND 25")
         mirror.await_frontier()
         mirror.assert_equal("public.t")
@@ -457,16 +438,16 @@ def test_the_published_snapshot_outlives_the_commits_of_a_repeated_copy(
         mirror.await_live("public.t")
         database.execute(_NO_HISTORY)
         gate.hold()
-        snapshot = _published(mirror, "t")[1]
+        snapshot = published(mirror, "t")[1]
         database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT (9 + 0 * random())")
         for turn in range(3):
             database.execute(f"UPDATE t SET n = {turn}")
             mirror.await_frontier()
-        assert _published(mirror, "t")[1:3] == (snapshot, "copying")
+        assert published(mirror, "t")[1:3] == (snapshot, "copying")
         database.execute(_PIN)
         gate.let_go()
         mirror.await_live("public.t")
-        assert _published(mirror, "t")[1] != snapshot
+        assert published(mirror, "t")[1] != snapshot
         # Who pinned it reads it through the catalog.
         assert LakeTable.load(mirror.location("public.t"), StorageOptions()).has_snapshot(snapshot)
         mirror.assert_equal("public.t")

@@ -16,17 +16,10 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.tasks import GatedCopies
 from tests.support.cli import Run
 from tests.support.events_table import RetentionTables
 from tests.support.s3_server import S3Server, s3_server
-
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads)
-    threads.close()
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.engine.file_merge import merge_files
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
@@ -18,21 +16,14 @@ from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
 from mirror_pump.testing.mirror import assert_same, await_true, lake_rows, normalised
-from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.tasks import GatedCopies
 from mirror_pump.testing.verification import assert_verified
-from tests.integration.schema.test_column_defaults import DEFAULTS
+from tests.support.changed_tables import DEFAULTS
 from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
 from tests.support.pipeline import writing
 from tests.support.retention_table import WIDTH, run
 
 EVENTS = "public.events"
-
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads, merge_files)
-    threads.close()
 
 
 def _both(database: Database, *statements: str) -> None:
@@ -70,9 +61,9 @@ def _payloads(database: Database) -> list[dict[str, Any]]:
 
 
 def test_old_rows_get_the_value_and_their_corrections_too(
-    retention_tables: RetentionTables, database: Database, gate: GatedCopies
+    retention_tables: RetentionTables, database: Database, merge_gate: GatedCopies
 ) -> None:
-    events = retention_tables.manual(runner=gate, fold_age=3600)
+    events = retention_tables.manual(runner=merge_gate, fold_age=3600)
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
@@ -88,14 +79,14 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         old = lake_rows(before[2])
         (pin,) = database.rows("SELECT pin_id, metadata_location FROM modak.pin('events', in_one_snapshot => true)")
         copied = running.steps.count(Step.CHUNK_COPIED)
-        gate.hold()
+        merge_gate.hold()
         # Two columns at once, one of them with a value that needs quotes.
         _both(database, "ALTER TABLE {} ADD COLUMN c int NOT NULL DEFAULT 7, ADD COLUMN d text DEFAULT 'it''s \"c\"'")
         events.columns += ", c, d"
         assert len(_payloads(database)) > 2
         assert all((payload["c"], payload["d"]) == (7, 'it\'s "c"') for payload in _payloads(database))
         events.assert_exact()
-        await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
+        await_true(lambda: merge_gate.waiting, 20, "a file that waits to be filled")
         assert mirror.state(EVENTS) == "filling"
         assert _published(events)[1:] == before[1:]
         with database.connect(autocommit=False) as connection:
@@ -112,10 +103,10 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         _both(database, "ALTER TABLE {} ADD COLUMN e int DEFAULT -1", "UPDATE {} SET c = c + 1 WHERE at > 150")
         events.columns += ", e"
         mirror.await_frontier()
-        gate.let_go(1)
+        merge_gate.let_go(1)
         events.assert_exact()
         assert_same(_model(events), _read(events), "while files are filled again")
-        gate.let_go()
+        merge_gate.let_go()
         mirror.await_live(EVENTS)
         events.assert_exact()
         after = _published(events)
@@ -187,24 +178,24 @@ def test_a_default_of_every_type(retention_tables: RetentionTables, database: Da
 
 
 def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
-    retention_tables: RetentionTables, database: Database, gate: GatedCopies
+    retention_tables: RetentionTables, database: Database, merge_gate: GatedCopies
 ) -> None:
     """A rewrite of the heap while files are filled, and in the same transaction as a new column."""
-    events = retention_tables.manual(runner=gate, fold_age=0.1)
+    events = retention_tables.manual(runner=merge_gate, fold_age=0.1)
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
         events.advance(running)
-        gate.hold()
+        merge_gate.hold()
         _both(database, "ALTER TABLE {} ADD COLUMN c int DEFAULT 7")
         events.columns += ", c"
-        await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
+        await_true(lambda: merge_gate.waiting, 20, "a file that waits to be filled")
         _both(database, "ALTER TABLE {} ALTER n TYPE bigint", "UPDATE {} SET n = 5000000000 WHERE at >= 250")
         await_true(lambda: running.steps.count(Step.TABLE_COPIED_AGAIN) == 1, 20, "a copy that begins again")
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 5, "corrected")
         events.assert_exact()
-        gate.let_go()
+        merge_gate.let_go()
         mirror.await_live(EVENTS)
         events.assert_exact()
         _both(

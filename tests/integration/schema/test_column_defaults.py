@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-
-from mirror_pump.engine.file_merge import merge_files
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-
-_TABLES = (
-    "CREATE TABLE t (id int PRIMARY KEY, v text, n int, big text)",
-    "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
-    "INSERT INTO t SELECT g, 'v' || g, g, repeat('x', 3000) || g FROM generate_series(1, 300) g",
-    "CREATE TABLE other (id int PRIMARY KEY, v text)",
-    "INSERT INTO other VALUES (1, 'one')",
-)
-
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads, merge_files)
-    threads.close()
-
-
-def _published(mirror: Mirror, table: str) -> tuple[Any, ...]:
-    """The frontier, the published snapshot and state of a table, and whether the pointer is the published
-    snapshot's."""
-    return mirror.database.rows(
-        "SELECT c.replicated_lsn, c.lake_snapshot_id, m.state, c.lake_props ->> 'metadata_location'"
-        "  FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)"
-        " WHERE t.table_name = %s",
-        (table,),
-    )[0]
+from tests.support.changed_tables import DEFAULTS, TABLES, published
 
 
 def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value(
-    database: Database, warehouse: str, gate: GatedCopies
+    database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
-    database.execute(*_TABLES)
+    database.execute(*TABLES)
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    mirror = Mirror.create(database, warehouse, merge_gate, copy_chunk_bytes=8192)
     with mirror.pumping(steps):
         mirror.register("t", "other")
         mirror.await_live("public.t", "public.other")
         database.execute("UPDATE t SET v = 'before' WHERE id <= 20", "DELETE FROM t WHERE id = 21")
         mirror.await_frontier()
         before = mirror.heap("t")
-        gate.hold()
-        frontier, snapshot, state, location = _published(mirror, "t")
+        merge_gate.hold()
+        frontier, snapshot, state, location = published(mirror, "t")
         assert state == "live"
         copied = steps.count(Step.CHUNK_COPIED)
         database.execute(
@@ -63,9 +32,9 @@ def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value
             "UPDATE other SET v = 'goes on'",
         )
         mirror.await_frontier()
-        assert _published(mirror, "t") == (frontier, snapshot, "filling", location)
+        assert published(mirror, "t") == (frontier, snapshot, "filling", location)
         # Rows that are deleted, changed and added while files that have them are written anew; another new column.
-        await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
+        await_true(lambda: merge_gate.waiting, 20, "a file that waits to be filled")
         database.execute(
             "UPDATE t SET n = -n WHERE id % 2 = 0",
             "DELETE FROM t WHERE id % 10 = 1",
@@ -74,23 +43,23 @@ def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value
             "UPDATE t SET e = NULL, d = 0 WHERE id % 10 = 2",
         )
         mirror.await_frontier()
-        gate.let_go(1)
+        merge_gate.let_go(1)
         database.execute("ALTER TABLE t RENAME COLUMN v TO w", "UPDATE t SET w = 'renamed' WHERE id > 290")
         mirror.await_frontier()
-        assert _published(mirror, "t") == (frontier, snapshot, "filling", location)
+        assert published(mirror, "t") == (frontier, snapshot, "filling", location)
         assert lake_rows(location) == before == mirror.lake("public.t")
-        assert _published(mirror, "other")[0] > frontier
+        assert published(mirror, "other")[0] > frontier
         mirror.assert_equal("public.other")
     # A pump that comes later goes on where this one stopped.
     with mirror.pumping(steps):
         database.execute("UPDATE t SET n = n - 1 WHERE id % 3 = 0", "INSERT INTO t (id) VALUES (1001)")
         mirror.await_frontier()
-        assert _published(mirror, "t") == (frontier, snapshot, "filling", location)
-        gate.let_go()
+        assert published(mirror, "t") == (frontier, snapshot, "filling", location)
+        merge_gate.let_go()
         mirror.await_live("public.t")
-        assert _published(mirror, "t")[3] == mirror.location("public.t")
+        assert published(mirror, "t")[3] == mirror.location("public.t")
         mirror.await_frontier()
-        assert _published(mirror, "t")[0] == _published(mirror, "other")[0]
+        assert published(mirror, "t")[0] == published(mirror, "other")[0]
         mirror.assert_equal("public.t")
         assert lake_rows(location) == before, "a reader that pinned the snapshot still reads it"
         database.execute("UPDATE t SET big = 'short', e = NULL WHERE id < 100", "DELETE FROM t WHERE id > 250")
@@ -103,16 +72,16 @@ def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value
 
 
 def test_a_truncation_and_a_copy_again_while_files_are_filled(
-    database: Database, warehouse: str, gate: GatedCopies
+    database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
-    database.execute(*_TABLES)
-    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
+    database.execute(*TABLES)
+    mirror = Mirror.create(database, warehouse, merge_gate, copy_chunk_bytes=8192)
     with mirror.pumping():
         mirror.register("t", "other")
         mirror.await_live("public.t", "public.other")
-        gate.hold()
+        merge_gate.hold()
         database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT 9", "ALTER TABLE other ADD COLUMN d int DEFAULT 9")
-        await_true(lambda: gate.waiting, 20, "a file that waits to be filled")
+        await_true(lambda: merge_gate.waiting, 20, "a file that waits to be filled")
         database.execute(
             "TRUNCATE t",
             "INSERT INTO t SELECT g, 'new', g FROM generate_series(1, 50) g",
@@ -120,7 +89,7 @@ def test_a_truncation_and_a_copy_again_while_files_are_filled(
             "UPDATE other SET v = v || 'y'",
         )
         mirror.await_frontier()
-        gate.let_go()
+        merge_gate.let_go()
         mirror.await_live("public.t", "public.other")
         mirror.await_frontier()
         mirror.assert_equal("public.t", "public.other")
@@ -129,16 +98,16 @@ def test_a_truncation_and_a_copy_again_while_files_are_filled(
 
 
 def test_a_table_whose_files_cannot_be_filled_is_copied_again(
-    database: Database, warehouse: str, gate: GatedCopies
+    database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
-    database.execute(*_TABLES)
+    database.execute(*TABLES)
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, gate)
+    mirror = Mirror.create(database, warehouse, merge_gate)
     with mirror.pumping(steps):
         mirror.register("t")
         mirror.await_live("public.t")
         mirror.await_frontier()
-        gate.fail(3)
+        merge_gate.fail(3)
         database.execute("ALTER TABLE t ADD COLUMN d int DEFAULT 9")
         await_true(lambda: steps.count(Step.TABLE_COPIED_AGAIN), 60, "copied again")
         database.execute("UPDATE t SET n = -n WHERE id < 100")
@@ -149,38 +118,10 @@ def test_a_table_whose_files_cannot_be_filled_is_copied_again(
     mirror.assert_sound()
 
 
-DEFAULTS = {
-    "boolean": "true",
-    "smallint": "-7",
-    "bigint": "9223372036854775807",
-    "real": "0.1",
-    "double precision": "'-0'",
-    "numeric(12,3)": "-123456.789",
-    "numeric": "1e-20",
-    "text": r"E'it''s \"ü\" \\ {},NULL\n'",
-    "char(5)": "'ab'",
-    "varchar(9)": "'NULL'",
-    "date": "'1582-10-15'",
-    "time": "'23:59:59.999999'",
-    "timestamp": "'0044-03-15 12:00:00.000001 BC'",
-    "timestamptz": "'2026-01-01 00:00:00.123456+13'",
-    "interval": "'1 year 2 mons -3 days 04:05:06.7'",
-    "uuid": "'ffffffff-ffff-ffff-ffff-ffffffffffff'",
-    "bytea": r"'\x005c22ff'",
-    "jsonb": """'{"a": ["b", null, "\\u00fc"]}'""",
-    "inet": "'10.0.0.1/8'",
-    "mood": "'it''s, \"bad\"'",
-    "int[]": "'{1,NULL,-3}'",
-    "text[]": """'{a,"b c",NULL,"NULL","",{}}'""".replace(",{}", ""),
-    "timestamptz[]": "'{2026-01-01 00:00+13}'",
-    "positive": "5",
-}
-
-
 def test_values_of_all_types_are_those_that_postgres_shows(database: Database, warehouse: str) -> None:
     """Whatever the session that adds the column prints and reads values by."""
     database.execute(
-        *_TABLES,
+        *TABLES,
         """CREATE TYPE mood AS ENUM ('ok', 'it''s, "bad"')""",
         "CREATE DOMAIN positive AS int",
     )
@@ -213,7 +154,7 @@ def test_values_of_all_types_are_those_that_postgres_shows(database: Database, w
 def test_a_default_that_its_iceberg_type_cannot_hold_has_the_table_copied_again(
     database: Database, warehouse: str
 ) -> None:
-    database.execute(*_TABLES)
+    database.execute(*TABLES)
     steps = Steps()
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     with mirror.pumping(steps):
@@ -260,7 +201,7 @@ _KEYS = {
 
 
 def test_rows_of_partitions_that_are_gone_go_by_their_bounds(
-    database: Database, warehouse: str, gate: GatedCopies
+    database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
     names = [f"q{n}" for n in range(len(_KEYS))]
     for name, (key, (by, first, second, value, _)) in zip(names, _KEYS.items(), strict=True):
@@ -271,7 +212,7 @@ def test_rows_of_partitions_that_are_gone_go_by_their_bounds(
             f"INSERT INTO {name} SELECT g, {value}, 'v' FROM generate_series(1, 300) g",
         )
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, gate)
+    mirror = Mirror.create(database, warehouse, merge_gate)
     tables = [f"public.{name}" for name in names]
     with mirror.pumping(steps):
         mirror.register(*names)
@@ -281,7 +222,7 @@ def test_rows_of_partitions_that_are_gone_go_by_their_bounds(
             database.execute(f"UPDATE {name} SET v = 'w' WHERE id % 3 = 0", f"DELETE FROM {name} WHERE id % 7 = 0")
         mirror.await_frontier()
         copied = steps.count(Step.CHUNK_COPIED)
-        gate.hold()
+        merge_gate.hold()
         before = {}
         for name, (_, first, _, _, kept) in zip(names, _KEYS.values(), strict=True):
             database.execute(
@@ -300,12 +241,12 @@ def test_rows_of_partitions_that_are_gone_go_by_their_bounds(
                 f"UPDATE {name} SET v = 'z' WHERE id % 6 = 0",
             )
         mirror.await_frontier()
-        await_true(lambda: gate.waiting, 20, "a file that waits")
+        await_true(lambda: merge_gate.waiting, 20, "a file that waits")
         for name in names:
             assert mirror.lake(f"public.{name}") == before[name]
             database.execute(f"DELETE FROM {name} WHERE id % 17 = 0", f"UPDATE {name} SET v = 'late' WHERE id % 9 = 0")
         mirror.await_frontier()
-        gate.let_go()
+        merge_gate.let_go()
         mirror.await_live(*tables)
         mirror.await_frontier()
         mirror.assert_equal(*tables)

@@ -14,7 +14,7 @@ from mirror_pump.source.relations.change_notes import note_changes
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.copied_tables import PARTITIONED, TABLES
+from tests.support.changed_tables import PARTITIONED, TABLES
 
 _UNTOLD = (
     "ALTER TABLE t RENAME COLUMN v TO w",
