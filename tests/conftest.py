@@ -57,6 +57,30 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the slow tests first in each worker's share, so that none of them begins when the others have ended.
+
+    With `--dist worksteal` a worker begins with an equal share of consecutive tests, and takes over others' last ones.
+    Tests that share a module's fixture stay together.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if not workers:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow") is not None and not _shares_its_module(item)]
+    chosen = set(slow)
+    others = [item for item in items if item not in chosen]
+    share = len(others) // workers
+    items[:] = []
+    for number in range(workers):
+        end = None if number == workers - 1 else (number + 1) * share
+        items += slow[number::workers] + others[number * share : end]
+
+
+def _shares_its_module(item: pytest.Item) -> bool:
+    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(definition[-1].scope in ("module", "package", "class") for definition in definitions)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"to draw the same examples again: --hypothesis-seed={config.getoption('--hypothesis-seed')}"
 

@@ -45,6 +45,7 @@ def t(database: Database) -> Database:
     return database
 
 
+@pytest.mark.slow
 def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse: str, spark: SparkSession) -> None:
     mirror = Mirror.create(t, warehouse, SparkTaskRunner(spark, 4), batch_bytes=1, resolve_age=0)
     mirror.register("t")

@@ -134,7 +134,7 @@ def _run(database: Database, warehouse: str, load: Load, spark: SparkSession | N
 
 @pytest.mark.slow
 def test_readers_by_the_published_algorithm_are_exact(database: Database, tmp_path: Path) -> None:
-    _run(database, tmp_path.as_uri(), Load(12, 400, 300, 60, (0.3, 1.0), 2), None)
+    _run(database, tmp_path.as_uri(), Load(8, 400, 300, 60, (0.3, 1.0), 2), None)
 
 
 @pytest.mark.soak

@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from mirror_pump.engine.index_keys import read_keys
-from mirror_pump.engine.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import FileContent
@@ -64,14 +63,15 @@ def live_positions(mirror: Mirror, table: str) -> tuple[int, list[tuple[str, int
     return sum(data.values()), [(path, position) for path, position in named if path in data]
 
 
-def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSession) -> None:
+@pytest.mark.slow
+def test_every_kind_of_key(database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession) -> None:
     tables = [f"public.{name}" for name in KEYS]
     for name, (columns, key, expression) in KEYS.items():
         database.execute(
             f"CREATE TABLE {name} ({columns}, n int, PRIMARY KEY ({key}))",
             f"INSERT INTO {name} SELECT {expression}, 0 FROM generate_series(1, 300) g",
         )
-    mirror = Mirror.create(database, warehouse, SparkTaskRunner(spark, 4), resolve_age=0)
+    mirror = Mirror.create(database, warehouse, tasks, resolve_age=0)
     mirror.register(*tables)
     steps = Steps()
     with mirror.pumping(steps) as running:

@@ -147,6 +147,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["threads", pytest.param("spark", marks=pytest.mark.soak)])
 def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkSession, runner: str) -> None:
     mirror.register("a", "b")

@@ -93,12 +93,12 @@ def _seam_in_duckdb(mirror: Mirror, statement: str, table: str = "public.events"
 
 
 def _transfer(connection: psycopg.Connection[Any], chance: random.Random) -> None:
-    amount, one, other = chance.randrange(-9, 10), chance.randrange(_ACCOUNTS), chance.randrange(_ACCOUNTS)
-    connection.execute("UPDATE debit SET n = n + %s WHERE abs(id) = %s", (amount, one))
-    connection.execute("UPDATE credit SET n = n - %s WHERE id = %s", (amount, other))
+    amount, debit, credit = chance.randrange(-9, 10), chance.randrange(_ACCOUNTS), chance.randrange(_ACCOUNTS)
+    connection.execute("UPDATE debit SET n = n + %s WHERE abs(id) = %s", (amount, debit))
+    connection.execute("UPDATE credit SET n = n - %s WHERE id = %s", (amount, credit))
     if chance.randrange(4) == 0:
         # The account gets another number, beyond the split and back.
-        connection.execute("UPDATE debit SET id = -id WHERE abs(id) = %s", (one,))
+        connection.execute("UPDATE debit SET id = -id WHERE abs(id) = %s", (debit,))
 
 
 def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Callable[[], object]]:
@@ -106,7 +106,7 @@ def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Ca
 
     def duckdb() -> None:
         with _seam_in_duckdb(mirror, f"SELECT {_QUOTED} FROM public.events") as (found, snapshot):
-            assert_same(_model_at(mirror, snapshot), found, f"DuckDB, T = {_cut(mirror)}")
+            assert_same(_model_at(mirror, snapshot), found, f"DuckDB, the cut-line {_cut(mirror)}")
 
     def columns() -> None:
         query = "SELECT n, count(*) FROM public.events WHERE v <> 'x' GROUP BY n"
@@ -120,13 +120,13 @@ def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Ca
         with mirror_pump.spark.read(spark, "public.events", settings=mirror.settings) as frame:
             assert frame.read.heap is not None
             found = normalised([tuple(row) for row in frame.select(*COLUMNS.split(", ")).collect()])
-            assert_same(_model_at(mirror, frame.read.heap.snapshot), found, f"Spark, T = {_cut(mirror)}")
+            assert_same(_model_at(mirror, frame.read.heap.snapshot), found, f"Spark, the cut-line {_cut(mirror)}")
 
     def balances(mode: ReadMode) -> None:
-        told: list[str] = []
-        with open_query(mirror.settings, Query(_BALANCES, mode, max_wait=max_wait), told.append) as duckdb:
+        notices: list[str] = []
+        with open_query(mirror.settings, Query(_BALANCES, mode, max_wait=max_wait), notices.append) as duckdb:
             assert duckdb.execute(_BALANCES).fetchall() == [(0, True)], mode
-        assert told == []
+        assert notices == []
 
     modes = {str(mode): partial(balances, mode) for mode in (ReadMode.HYBRID, ReadMode.HEAP, ReadMode.LAKE)}
     return {"duckdb": duckdb, "columns": columns, "spark": by_spark, **modes}
@@ -166,7 +166,7 @@ def _read_for(
     done = dict.fromkeys(kinds, 0)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or not all(done.values()):
-        kind = min(done, key=lambda one: (done[one] > 0, chance.random()))
+        kind = min(done, key=lambda name: (done[name] > 0, chance.random()))
         kinds[kind]()
         done[kind] += 1
         between()
@@ -205,7 +205,7 @@ def _run(
         ):
             events.await_state(p0="dropped")
             done = _read_for(_kinds(mirror, spark, 30), seconds, chance, lambda: None)
-    print(f"reads {done}, T = {_cut(mirror)}, partitions {events.states()}")
+    print(f"reads {done}, the cut-line {_cut(mirror)}, partitions {events.states()}")
     assert _cut(mirror) >= WIDTH
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
     mirror.assert_sound()
@@ -257,8 +257,8 @@ def _run_beside_everything(
                 await_true(lambda: killed.total() >= 2 and passes, 120, "two kills and a pass of maintenance")
                 overdue = time.monotonic() - deadline
         print(
-            f"reads {done} in {load.seconds + overdue:.0f} s; killed {dict(killed)}; T = {_cut(mirror)}; stream:"
-            f" {stream.inserted / stream.seconds:.0f} inserts/s, {stream.late / stream.seconds:.0f} late writes/s,"
+            f"reads {done} in {load.seconds + overdue:.0f} s; killed {dict(killed)}; the cut-line {_cut(mirror)};"
+            f" stream: {stream.inserted / stream.seconds:.0f} inserts/s, {stream.late / stream.seconds:.0f} late/s,"
             f" partitions {stream.state_counts()}; {len(passes)} passes,"
             f" errors {[result.errors for result in passes if result.errors]}"
         )
@@ -293,7 +293,7 @@ def _growing(events: EventsTable) -> Callable[[], None]:
 def test_every_read_is_a_state_that_the_database_had(
     retention_tables: RetentionTables, database: Database, runner: TaskRunner, spark: SparkSession
 ) -> None:
-    _run(retention_tables, database, runner, spark, 10)
+    _run(retention_tables, database, runner, spark, 6)
 
 
 @pytest.mark.soak  # Its kills take minutes on a busy machine.

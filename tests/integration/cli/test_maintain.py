@@ -62,6 +62,7 @@ def test_policies_are_shown_set_and_unset(mirror: Mirror, run: Run) -> None:
     policy("get", "no_such_table", code=2)
 
 
+@pytest.mark.slow
 def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path: Path) -> None:
     """`run --maintain`: requests are answered while the pump runs, and nobody serves when it has ended."""
     mirror.register("t")

@@ -163,13 +163,13 @@ def test_the_grants_can_be_printed(mirror: Mirror, run: Run) -> None:
     with role_of(mirror.database) as role:
         printed = run("reader", role.name, "--print")
         assert printed.exit_code == 0, printed.output
-        asked = "SELECT has_schema_privilege(%s, 'modak', 'USAGE')"
-        assert mirror.database.rows(asked, (role.name,)) == [(False,)], "nothing was granted"
+        has_usage = "SELECT has_schema_privilege(%s, 'modak', 'USAGE')"
+        assert mirror.database.rows(has_usage, (role.name,)) == [(False,)], "nothing was granted"
         warned = run("connect", "--engine", "trino", "--user", role.name)
         assert warned.exit_code == 0
         assert f"mirror-pump reader {role.name}" in warned.stderr
         with mirror.database.connect() as connection:
             connection.execute(printed.stdout.encode())
-        assert mirror.database.rows(asked, (role.name,)) == [(True,)]
+        assert mirror.database.rows(has_usage, (role.name,)) == [(True,)]
         assert run("connect", "--engine", "trino", "--user", role.name).stderr == ""
         assert run("connect", "--engine", "trino", "--user", "nobody such").exit_code == 2

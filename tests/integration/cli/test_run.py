@@ -136,6 +136,7 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(run: Run, database: 
     assert (compared["heap_rows"], compared["lake_rows"], compared["differences"]) == (49, 49, [])
 
 
+@pytest.mark.slow
 def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
     """Its lines, as they stand, but for the place and the DSN, print what it says. `make first-hour` executes the
     installation as well."""

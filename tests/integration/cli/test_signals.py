@@ -157,6 +157,7 @@ def test_register_that_waits_for_a_lock(mirror: Interrupted, tmp_path: Path) -> 
     assert [path for path in (tmp_path / "lake").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) -> None:
     """The table is registered, and the next register goes on with its copy."""
     mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
@@ -189,6 +190,7 @@ def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, cod
     assert (ended, [event for event in events if event != "leading"]) == (code, [output])
 
 
+@pytest.mark.slow
 def test_verify_and_maintain_while_spark_starts(mirror: Interrupted, tmp_path: Path) -> None:
     assert mirror.start("register", "t", spark=False).wait(120) == 0
     slots = mirror.rows("SELECT slot_name FROM pg_replication_slots")

@@ -108,6 +108,7 @@ def test_a_register_beside_a_run_that_has_just_begun_is_served_by_it(
     assert leader(table) == (pump.pid, 1), "nobody else ever led"
 
 
+@pytest.mark.slow
 def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     start: Start, program: Program, run: Run, table: Database, tmp_path: Path
 ) -> None:
@@ -135,7 +136,7 @@ def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     # Its connection is cut, and a third one takes over: the second waits, and gives its Spark up.
     third = start("run", log="third.log", spark=False)
     await_true(lambda: standbys(run) == {third.pid}, 60, "a third one waits")
-    assert f"the pump with process id {second.pid}" in (tmp_path / "third.log").read_text(), "it said who leads"
+    assert f"the pump with process id {second.pid}" in (tmp_path / "third.log").read_text(), "its log names the leader"
     table.rows(
         "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
         " WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"

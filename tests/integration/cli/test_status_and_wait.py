@@ -227,14 +227,14 @@ def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mir
 def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, mirror: str) -> None:
     """The notification carries the position; the pump's answer is the catalog."""
     register_by_hand(database, mirror)
-    asked: list[str] = []
+    payloads: list[str] = []
 
     def pump() -> None:
         with database.connect() as connection:
             connection.execute("LISTEN mirror_pump")
             listening.set()
             for notification in connection.notifies(timeout=20, stop_after=1):
-                asked.append(notification.payload)
+                payloads.append(notification.payload)
                 publish(database, parse_lsn(notification.payload))
 
     listening = threading.Event()
@@ -245,7 +245,7 @@ def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, m
     thread.join(20)
 
     assert result.exit_code == 0, result.stderr
-    assert f"frontier {asked[0]} has passed {asked[0]}" in result.stdout
+    assert f"frontier {payloads[0]} has passed {payloads[0]}" in result.stdout
 
 
 def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Database, mirror: str) -> None:

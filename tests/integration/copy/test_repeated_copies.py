@@ -300,12 +300,12 @@ def test_a_table_without_a_key_holds_up_no_other(database: Database, warehouse: 
     (shown,) = [table for table in status.tables if table.table == "public.t"]
     assert (shown.state, shown.note) == (TableState.WAITING, None)
     assert shown.lag_bytes
-    told = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
-    before_that = database.rows(told)
+    announcements = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
+    before_that = database.rows(announcements)
     with mirror.pumping():
         mirror.await_frontier()
         assert mirror.state("public.t") == "waiting"
-    assert database.rows(told) == before_that, "the stream is not told again and again"
+    assert database.rows(announcements) == before_that, "the stream is not notified again and again"
     database.execute("TRUNCATE t", "INSERT INTO t (id) VALUES (7), (8)", "ALTER TABLE t ADD PRIMARY KEY (id)")
     with StatusReader(mirror.settings) as reader:
         status = reader.read()

@@ -100,7 +100,7 @@ def merges_of_few() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(commits=st.lists(COMMITS, min_size=1, max_size=14), copying=st.booleans())
 def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
     duckdb: DuckDBPyConnection, commits: list[Commit], *, copying: bool

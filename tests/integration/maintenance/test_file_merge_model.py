@@ -178,7 +178,7 @@ def check(player: Player, duckdb: DuckDBPyConnection) -> None:
             assert live_rows(player.table.table.metadata, player.table.table.summary) == len(player.rows)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(acts=ACTS)
 def test_no_row_changes_whatever_comes_between(
     duckdb: DuckDBPyConnection, acts: list[tuple[Act, set[int], set[int]]]

@@ -60,7 +60,9 @@ def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
     assert (after.data_files, after.position_delete_rows) == (1, 0)
     assert after.equality_delete_rows < before.equality_delete_rows / 5, "those of the newest commit may stay"
     state = maintained.lake_table(T)
-    assert maintained.published(T) == (state.snapshot_id, state.metadata_location), "S follows, though no pump runs"
+    assert maintained.published(T) == (state.snapshot_id, state.metadata_location), (
+        "the published snapshot follows, though no pump runs"
+    )
     assert state.metadata["properties"].items() >= ENGINE_PROPERTIES.items()
     maintained.assert_equal(T)
     operations = [(operation, phase) for operation, phase, _ in maintained.journal(T)]

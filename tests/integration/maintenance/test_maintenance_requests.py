@@ -216,23 +216,23 @@ def test_a_server_answers_what_a_dead_one_had_claimed(maintained: Maintained) ->
 
 def test_a_wait_for_a_table_that_is_unregistered_ends_with_an_error(maintained: Maintained) -> None:
     mirror = maintained.mirror
-    told: list[TableError] = []
+    errors: list[TableError] = []
 
     def wait() -> None:
         try:
             list(maintain_tables(mirror.settings, ["t"], wait=True, start=_nobody_else))
         except TableError as error:
-            told.append(error)
+            errors.append(error)
 
     with connect(mirror.database.dsn, autocommit=True) as connection:
         announce_server(connection, mirror.settings.slot)
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         await_true(lambda: pending(maintained), 30, "a request")
-        assert not told
+        assert not errors
         mirror.unregister("t")
         thread.join(30)
-    assert [str(error) for error in told] == ["public.t is not registered any more"]
+    assert [str(error) for error in errors] == ["public.t is not registered any more"]
 
 
 def test_a_silent_maintainer_is_not_waited_for(maintained: Maintained) -> None:

@@ -86,14 +86,14 @@ def test_a_reader_whose_pin_was_swept_gets_an_error(mirror: Mirror, table: Table
     with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE, pin_seconds=0.6) as moment:
         mirror.database.execute("DELETE FROM modak.read_pins")
 
-        def told() -> bool:
+        def ended() -> bool:
             try:
                 moment.check()
             except SourceError as error:
                 return "expired while it was in use" in str(error)
             return False
 
-        await_true(told, 20, "the reader is told")
+        await_true(ended, 20, "the reader gets its error")
 
 
 def test_a_read_of_the_heap_keeps_its_files_and_nobody_from_adding_partitions(mirror: Mirror, table: TableId) -> None:

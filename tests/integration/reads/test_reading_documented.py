@@ -164,13 +164,13 @@ def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, r
 
 def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: Run) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
-    for mode, told in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
+    for mode, notice in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
         with mirror.pumping():
             result = run("sql", statement, "--mode", mode, "--format", "csv", "--max-wait", "30")
         assert result.exit_code == 0, result.output
         # The old partition leaves the heap meanwhile.
         assert mode == "heap" or result.stdout.splitlines()[1] == "20,2"
-        assert (told in result.stderr) if told else ("retention" not in result.stderr), (mode, result.stderr)
+        assert (notice in result.stderr) if notice else ("retention" not in result.stderr), (mode, result.stderr)
     assert "retention" not in run("sql", "FROM events").stderr
 
 

@@ -95,7 +95,7 @@ def test_what_a_pin_needs_is_not_cleared(retention_tables: RetentionTables, data
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "corrected")
             await_true(lambda: _unfolded(database) == 0, 20, "the fold")
-            await_true(lambda: running.steps.count(Step.FOLDED), 20, "the fold is told of")
+            await_true(lambda: running.steps.count(Step.FOLDED), 20, "a fold")
             folds = running.steps.count(Step.FOLDED)
             assert folds == 1
             pinned.execute("DELETE FROM modak.read_pins WHERE pin_id = %s", (pin,))

@@ -65,7 +65,7 @@ def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
         assert not result.errors
         assert any("rewrite" in line for line in result.done), result.done
         events.assert_exact()
-        assert lake_rows(pinned) == before, "what a pinned reader was told of is gone"
+        assert lake_rows(pinned) == before, "the snapshot of a pinned reader is gone"
         await_true(lambda: _fresh(mirror), 20, "the archive snapshot is rebuilt from the compacted files")
         events.assert_exact()
         with database.connect() as connection:
@@ -96,8 +96,10 @@ def test_verify_compares_rows_at_or_above_the_cutline(
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 1, "below")
             upsert(connection, 150, 1, "above")
-        (one,) = verify(mirror.settings, ["events"], ComparisonEngine(mirror.runner, partial(compare, spark))).tables
-        table = one.to_json()
+        (verified,) = verify(
+            mirror.settings, ["events"], ComparisonEngine(mirror.runner, partial(compare, spark))
+        ).tables
+        table = verified.to_json()
         assert table["equal"], table
         hot = database.rows("SELECT count(*) FROM events WHERE at >= 100")
         assert table["heap_rows"] == table["lake_rows"] == hot[0][0] > 0

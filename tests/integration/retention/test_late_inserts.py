@@ -52,18 +52,18 @@ class Folds:
         (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
         self.seen.append((len(unread), str(phase)))
 
-    def await_told(self) -> None:
+    def await_seen(self) -> None:
         """Every correction is in the lake, and every fold was seen."""
         database = self.mirror.database
         unfolded = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
         await_true(lambda: database.rows(unfolded) == [(0,)], 120, "every correction folded")
-        # Each is told of after it was published.
+        # The observer sees each after its publish.
         folds = database.rows("SELECT count(*) FROM modak.op_log WHERE details ->> 'kind' = 'fold'")[0][0]
-        await_true(lambda: len(self.seen) >= folds, 60, "every fold is told of")
+        await_true(lambda: len(self.seen) >= folds, 60, "the observer saw every fold")
 
     def await_folded(self) -> None:
         """The same, and nobody was ever kept from reading a snapshot."""
-        self.await_told()
+        self.await_seen()
         assert {unread for unread, _ in self.seen} == {0}, "a snapshot has equality deletes"
         assert {phase for _, phase in self.seen} == {"ready"}
 
@@ -140,7 +140,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
         with database.connect(autocommit=False) as connection:
             _insert_late(connection, 20, 10)
             upsert(connection, 4, 2, "changed")
-        folds.await_told()
+        folds.await_seen()
         assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
         events.assert_exact()
         metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
@@ -236,7 +236,11 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
         # made anew then.
         pointer: LiteralString = "SELECT lake_props ->> 'metadata_location' FROM modak.cutline"
         await_true(lambda: by_pyiceberg(mirror.location(EVENTS)) is not None, 60, "no equality deletes in main")
-        await_true(lambda: by_pyiceberg(database.rows(pointer)[0][0]) is not None, 60, "no equality deletes in S")
+        await_true(
+            lambda: by_pyiceberg(database.rows(pointer)[0][0]) is not None,
+            60,
+            "no equality deletes in the published snapshot",
+        )
         _assert_read_by_all(events)
         check_indexes(running.pump, mirror.runner, database)
     assert folds >= 3

@@ -154,7 +154,7 @@ def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(retenti
     wanted = mirror.database.rows("SELECT at, id, n, v FROM model ORDER BY 1, 2")
     with mirror.pumping():
         events.await_state(p0="tiered", p1="tiered", p2="tiered")
-        await_true(lambda: ") lasts until" in events.reason("p0"), 20, "the reason is told")
+        await_true(lambda: ") lasts until" in events.reason("p0"), 20, "the reason is in the catalog")
         assert events.cut == 300
         mirror.await_frontier()
         events.assert_exact()

@@ -142,9 +142,9 @@ def test_a_partition_that_cannot_be_made_ahead_is_reported(retention_tables: Ret
     steps = Steps()
     with mirror.pumping(steps):
         await_true(lambda: steps.count(Step.RETENTION_REFUSED), 30, "it cannot be made")
-        told = next(details for step, details in steps.seen if step is Step.RETENTION_REFUSED)
-        assert (told["table"], told["partition"]) == ("public.events", "public.events_p300")
-        assert "already exists" in str(told["reason"])
+        refusal = next(details for step, details in steps.seen if step is Step.RETENTION_REFUSED)
+        assert (refusal["table"], refusal["partition"]) == ("public.events", "public.events_p300")
+        assert "already exists" in str(refusal["reason"])
         assert "public.events_p300 was not made" in str(look(mirror.settings, ["events"])[0].not_made)
         with StatusReader(mirror.settings) as reader:
             (retention,) = (table.retention for table in reader.read().tables if table.table == "public.events")

@@ -292,11 +292,11 @@ def test_waiting_for_the_frontier_wakes_the_pump_and_ends_in_time(table: SqlTabl
     table.database.execute("SELECT pg_create_logical_replication_slot('watch', 'test_decoding')")
     assert table.value("SELECT modak.wait_for('0/A', '1 second')"), "F is there already"
     assert not table.value("SELECT modak.wait_for(NULL, '0.1 seconds')")
-    told = table.database.rows(
+    messages = table.database.rows(
         "SELECT data FROM pg_logical_slot_get_changes('watch', NULL, NULL) WHERE data LIKE '%modak.wait%'"
     )
     table.database.execute("SELECT pg_drop_replication_slot('watch')")
-    assert len(told) == 1
+    assert len(messages) == 1
     found: list[Any] = []
     waiter = threading.Thread(target=lambda: found.append(table.value("SELECT modak.wait_for('0/FFFF', '60 seconds')")))
     waiter.start()

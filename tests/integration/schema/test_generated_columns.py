@@ -113,8 +113,8 @@ def _copied_more_often(pump: RunningPump, table: str, times: int) -> bool:
     return _copied_again(pump, table) > times
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["event triggers", "none"])
-def test_recomputed_columns_are_copied_again(database: Database, warehouse: str, told: bool) -> None:
+@pytest.mark.parametrize("event_triggers", [True, False], ids=["event triggers", "none"])
+def test_recomputed_columns_are_copied_again(database: Database, warehouse: str, event_triggers: bool) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 2) STORED)",
         "INSERT INTO t (id, a) SELECT i, i FROM generate_series(1, 50) i",
@@ -123,7 +123,7 @@ def test_recomputed_columns_are_copied_again(database: Database, warehouse: str,
         "INSERT INTO p (id, a) SELECT i, i FROM generate_series(1, 50) i",
     )
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
-    if not told:
+    if not event_triggers:
         database.execute(
             "DROP EVENT TRIGGER mirror_pump_ddl",
             "DROP EVENT TRIGGER mirror_pump_drop",

@@ -106,8 +106,8 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
         await_true(lambda: steps.count(Step.TABLE_FILLING) == 1, 20, "other, for its default")
         mirror.await_live("public.other")
         database.execute("VACUUM FULL other", "ALTER TABLE t ADD COLUMN y int")
-        told = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
-        await_true(lambda: database.rows(told) == [(2,)], 20, "looked at")
+        described = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
+        await_true(lambda: database.rows(described) == [(2,)], 20, "looked at")
         database.execute("INSERT INTO t (id, y) VALUES (1000, 1)", "UPDATE other SET v = 'u'")
         mirror.await_frontier()
         assert steps.count(Step.TABLE_COPIED_AGAIN) == 2, steps.details(Step.TABLE_COPIED_AGAIN, "reason")

@@ -330,13 +330,13 @@ def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehou
             own_server.stop("fast")
             await_true(lambda: steps.count(Step.RETRYING) >= 4, 30, "the pump tries again and again")
             await_true(lambda: waiting.count(Step.RETRYING) >= 4, 30, "and so does its standby")
-            told = [pump.count(Step.STANDBY) for pump in (steps, waiting)]
+            standbys = [pump.count(Step.STANDBY) for pump in (steps, waiting)]
             own_server.start()
             database.execute("INSERT INTO t VALUES (1)")
             mirror.await_frontier()
             # Whichever came first: the other one waits.
             await_true(
-                lambda: [pump.count(Step.STANDBY) for pump in (steps, waiting)] != told, 30, "one of them stands by"
+                lambda: [pump.count(Step.STANDBY) for pump in (steps, waiting)] != standbys, 30, "one of them stands by"
             )
             mirror.assert_equal("public.t")
     # Asked to stop while nothing can be reached, it stops.
@@ -362,10 +362,10 @@ def test_a_network_that_was_cut_leaves_the_pump_its_lead(database: Database, war
             proxy.break_off()
             database.execute("INSERT INTO t VALUES (1)")
 
-            def asked() -> int:
+            def attempts() -> int:
                 return sum("former connection" in error for error in steps.details(Step.RETRYING, "error"))
 
-            await_true(lambda: asked() >= 2 or not pump.thread.is_alive(), 30, "it asks for its lead again")
+            await_true(lambda: attempts() >= 2 or not pump.thread.is_alive(), 30, "it asks for its lead again")
             proxy.tell()
             mirror.await_frontier()
             mirror.assert_equal("public.t")

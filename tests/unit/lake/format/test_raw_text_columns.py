@@ -29,8 +29,8 @@ def schema(**columns: str) -> LakeSchema:
     return LakeSchema(0, fields, (1,))
 
 
-def names(one: LakeSchema) -> dict[int, str]:
-    return {field.field_id: field.name for field in one.fields if field.field_id >= SIDECAR_IDS_FROM}
+def names(schema: LakeSchema) -> dict[int, str]:
+    return {field.field_id: field.name for field in schema.fields if field.field_id >= SIDECAR_IDS_FROM}
 
 
 def test_only_columns_that_may_lack_values_have_one() -> None:
