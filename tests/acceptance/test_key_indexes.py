@@ -242,7 +242,7 @@ def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirr
 
 
 def test_another_engine_changes_rows(mirror: Mirror, spark: SparkSession) -> None:
-    """Nobody should; the index is built anew, as places that it does not know of may have come and gone."""
+    """Not supported, but survived: the index is built again, since rows may have moved without its knowledge."""
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     steps = Steps()
     mirror.register("t")

@@ -268,7 +268,9 @@ def test_placeholder_files_go_when_their_deletes_are_converted(file_table: Small
     assert file_table.table.equality_deletes == 2
     live = file_table.table.live_data_files()
     for delete in file_table.table.live_equality_deletes():
-        assert any(file.sequence_number == delete.sequence_number for file in live), "its anchor is still there"
+        assert any(file.sequence_number == delete.sequence_number for file in live), (
+            "its placeholder file is still there"
+        )
     expected: Rows = {**dict.fromkeys(range(9, 20), "a"), **dict.fromkeys(range(100, 108), "b")}
     del expected[15], expected[16]
     assert file_table.duckdb() == expected

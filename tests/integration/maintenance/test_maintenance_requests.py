@@ -274,7 +274,7 @@ def test_the_published_snapshot_follows_rewrites_of_other_engines_and_nothing_el
     published = maintained.published(T)
     session.sql("INSERT INTO lake.public.t VALUES (-1, 0, 'not from Postgres')")
     session.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
-    assert not _republish(maintained), "other rows are not what F promises"
+    assert not _republish(maintained), "other rows are not those of the frontier"
     assert maintained.published(T) == published
 
 
@@ -291,7 +291,7 @@ def test_a_published_snapshot_that_another_engine_expired_is_replaced(maintained
     maintained.assert_equal(T)
 
 
-@pytest.mark.unverified("S is spoiled on purpose")
+@pytest.mark.unverified("the published snapshot is spoiled on purpose")
 def test_a_publish_in_between_is_not_undone(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(2))

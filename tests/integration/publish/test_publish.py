@@ -337,7 +337,7 @@ def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
             mirror.await_frontier()
             await_true(partial(seen, number), 20, "a publish was seen")
     for frontier, rows in points:
-        assert rows == [(frontier, True), (frontier, True)], "every table, idle or not, has the same F and its own S"
+        assert rows == [(frontier, True), (frontier, True)], "every table, idle or not, has the same frontier"
     assert lake_rows(mirror.location("public.u")) == mirror.heap("u")
 
 

@@ -1,4 +1,4 @@
-"""A moment: what it pins is what its snapshot shows, it is kept and let go, and it stands in nobody's way."""
+"""A consistent snapshot: it pins what it shows, is kept and released, and blocks nobody."""
 
 from __future__ import annotations
 

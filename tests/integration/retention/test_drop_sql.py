@@ -257,7 +257,8 @@ def test_what_is_dropped_is_what_was_proven(
     ],
 )
 def test_a_pin_that_waits_while_the_cutline_moves_is_of_the_new_cutline(table: SqlTable, pin: LiteralString) -> None:
-    """Its lock comes before it reads T and S: else it would pin what T has left behind, unseen by who moves T."""
+    """It takes its lock before it reads the cut-line and the published snapshot: else it would pin what the cut-line
+    has left behind, and the advance would not see the pin."""
     found: list[list[tuple[int, int]]] = []
     with table.database.connect(autocommit=False) as publish:
         publish.execute("LOCK TABLE modak.read_pins IN SHARE MODE")

@@ -62,7 +62,7 @@ class Folds:
         await_true(lambda: len(self.seen) >= folds, 60, "the observer saw every fold")
 
     def await_folded(self) -> None:
-        """The same, and nobody was ever kept from reading a snapshot."""
+        """The same, and every snapshot could be read."""
         self.await_seen()
         assert {unread for unread, _ in self.seen} == {0}, "a snapshot has equality deletes"
         assert {phase for _, phase in self.seen} == {"ready"}
@@ -169,7 +169,7 @@ def test_without_room_for_an_index_folds_do_not_wait(
 def test_a_fold_waits_for_its_index_only_so_long(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch, wanted_by: str
 ) -> None:
-    """Whoever made the index be built. Then it deletes by key, as without one."""
+    """Whether the fold or the stream needed the index. Then it deletes by key, as without an index."""
     monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
     events = retention_tables.manual(runner=gate, fold_age=0.05, resolve_age=3600)

@@ -48,7 +48,7 @@ def test_old_partitions_leave_under_writers_and_every_read_is_exact(retention_ta
 def test_stored_generated_columns_are_kept_below_the_cutline(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """In what is shed, in corrections whichever way they come, and in what is folded of them."""
+    """In rows that have left the heap, in corrections by every path, and in folded corrections."""
     events = retention_tables.automatic(computed="at * 1000 + coalesce(n, 0) + length(v)", fold_age=0.05)
     mirror = events.mirror
     unfolded: LiteralString = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
@@ -285,8 +285,8 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: 
 def test_the_cutline_passes_a_partition_that_is_always_written_to(
     retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each seal more changes are captured than the cut-line should wait for; it is sealed anew, but not for
-    ever."""
+    """After each seal more changes are captured than the cut-line should wait for; it is sealed again, but not
+    forever."""
     events = retention_tables.automatic(partitions=3, rows=10, lag="1000")
     mirror = events.mirror
     with mirror.pumping():

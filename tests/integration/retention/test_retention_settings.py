@@ -1,4 +1,4 @@
-"""What is asked and said before partitions leave the heap, how long they stay, and which are made ahead."""
+"""Settings of heap retention: what `register` shows and asks, the grace of partitions, and those made ahead."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_what_a_truncate_took_is_not_captured_any_more(table: SqlTable) -> None:
         old.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
         old.commit()
     assert table.captured() == {"12 12": 0}
-    assert table.advance("ev0", 100) == "partition ev0 is not sealed", "F has to pass the TRUNCATE too"
+    assert table.advance("ev0", 100) == "partition ev0 is not sealed", "the frontier has to pass the TRUNCATE too"
     table.database.execute(
         "UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint WHERE state = 'sealing'"
     )
@@ -228,10 +228,10 @@ def test_the_cutline_waits_for_the_pins_of_readers_until_they_are_released_or_ex
     assert table.value("SELECT modak.release(%s)", row[0])
     assert answer() is None, "it was released"
     table.value("SELECT pin_id FROM modak.pin('ev', in_one_snapshot => true)")
-    assert answer() is None, "who reads the delta once, below his T, is in nobody's way"
+    assert answer() is None, "a reader that reads the delta once, below its cut-line, holds nothing up"
     table.value("SELECT pin_id FROM modak.pin('ev')")
     table.database.execute("UPDATE modak.read_pins SET pinned_tier_key_hi = 100")
-    assert answer() is None, "its T is where this one is to go"
+    assert answer() is None, "its cut-line is where this one is to go"
 
 
 def test_the_cutline_waits_for_a_pin_that_was_prepared(table: SqlTable) -> None:
@@ -290,7 +290,7 @@ def test_triggers_survive_renames_and_leave_detached_partitions_alone(table: Sql
 
 def test_waiting_for_the_frontier_wakes_the_pump_and_ends_in_time(table: SqlTable) -> None:
     table.database.execute("SELECT pg_create_logical_replication_slot('watch', 'test_decoding')")
-    assert table.value("SELECT modak.wait_for('0/A', '1 second')"), "F is there already"
+    assert table.value("SELECT modak.wait_for('0/A', '1 second')"), "the frontier is there already"
     assert not table.value("SELECT modak.wait_for(NULL, '0.1 seconds')")
     messages = table.database.rows(
         "SELECT data FROM pg_logical_slot_get_changes('watch', NULL, NULL) WHERE data LIKE '%modak.wait%'"
