@@ -21,7 +21,7 @@ from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
-from tests.support.cli import Run, ThreadedProgram
+from tests.support.cli import Run, ThreadedProgram, install_threaded
 from tests.support.proxy import Proxy
 
 
@@ -138,8 +138,8 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(run: Run, database: 
 
 @pytest.mark.slow
 def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
-    """Its lines, as they stand, but for the place and the DSN, print what it says. `make first-hour` executes the
-    installation as well."""
+    """Its lines, as they stand, but for the place and the DSN, print what it says. Tasks run in threads here;
+    `make first-hour` executes the lines with Spark, and the installation as well."""
     section = "A first mirror of your own"
     lines = [line for line in shell_lines(section) if not line.startswith("export MIRROR_PUMP_DSN")]
     assert len(lines) == 9
@@ -148,9 +148,10 @@ def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path:
         "CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))",
         "INSERT INTO orders SELECT g, g * 1.5 FROM generate_series(1, 1000) g",
     )
+    install_threaded(tmp_path)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
     environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "MIRROR_PUMP_DSN": database.dsn,
         # The server is shared with other tests, and slots are the server's.
         "MIRROR_PUMP_SLOT": slot,
