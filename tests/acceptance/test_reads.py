@@ -23,7 +23,6 @@ import psycopg
 import pytest
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
@@ -188,11 +187,9 @@ def _create_accounts(database: Database) -> None:
             connection.execute(f"INSERT INTO {name} SELECT g, 0 FROM generate_series(0, {_ACCOUNTS - 1}) g".encode())
 
 
-def _run(
-    retention_tables: RetentionTables, database: Database, runner: TaskRunner, spark: SparkSession, seconds: float
-) -> None:
+def _run(retention_tables: RetentionTables, database: Database, spark: SparkSession, seconds: float) -> None:
     chance = _drawn()
-    events = retention_tables.automatic(lag="150", runner=runner)
+    events = retention_tables.automatic(lag="150")
     mirror = events.mirror
     _create_accounts(database)
     mirror.register("public.debit", "public.credit")
@@ -291,9 +288,9 @@ def _growing(events: EventsTable) -> Callable[[], None]:
 
 @pytest.mark.slow
 def test_every_read_is_a_state_that_the_database_had(
-    retention_tables: RetentionTables, database: Database, runner: TaskRunner, spark: SparkSession
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run(retention_tables, database, runner, spark, 6)
+    _run(retention_tables, database, spark, 6)
 
 
 @pytest.mark.soak  # Its kills take minutes on a busy machine.
@@ -306,9 +303,9 @@ def test_every_read_is_exact_beside_kills_maintenance_and_late_writes(
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_every_read_is_a_state_that_the_database_had_for_long(
-    retention_tables: RetentionTables, database: Database, runner: TaskRunner, spark: SparkSession
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run(retention_tables, database, runner, spark, float(os.environ.get("READS_SECONDS", "900")))
+    _run(retention_tables, database, spark, float(os.environ.get("READS_SECONDS", "900")))
 
 
 @pytest.mark.soak

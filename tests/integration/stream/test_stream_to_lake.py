@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_duckdb
@@ -108,7 +107,7 @@ def test_a_changed_key_leaves_no_stale_row(
 
 @pytest.mark.slow
 def test_a_large_transaction_is_one_step_of_the_frontier(
-    database: Database, warehouse: str, runner: TaskRunner
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
     """300,000 rows in two tables, cut into some hundred segments, between transactions that are batches each."""
     database.execute(
@@ -132,7 +131,7 @@ def test_a_large_transaction_is_one_step_of_the_frontier(
             seen.append((int(str(details["frontier"])), *(count[0] for count in counts if count)))
 
         steps = Steps(look)
-        mirror = Mirror.create(database, warehouse, runner, segment_bytes=300_000, batch_bytes=300_000, batch_age=0.0)
+        mirror = Mirror.create(database, warehouse, tasks, segment_bytes=300_000, batch_bytes=300_000, batch_age=0.0)
         with mirror.pumping(steps):
             mirror.register("t", "u")
             mirror.await_live("public.t", "public.u")
