@@ -112,7 +112,8 @@ def test_a_register_beside_a_run_that_has_just_begun_is_served_by_it(
 def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     start: Start, program: Program, run: Run, table: Database, tmp_path: Path
 ) -> None:
-    register = start("register", "public.t", log="register.log", spark=False)
+    # Its Spark takes longer to start than both pumps to wait.
+    register = start("register", "public.t", log="register.log")
     await_leader(table, register)
     pumps = [start("run", log=f"pump{number}.log") for number in range(2)]
     await_true(lambda: standbys(run) == {pump.pid for pump in pumps}, 60, "both are standbys")
