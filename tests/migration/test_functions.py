@@ -133,7 +133,7 @@ def _old_pins(text: str) -> str:
     return text[:start] + _OLD_PIN_BELOW
 
 
-def test_what_cannot_be_replaced_is_made_anew_with_its_privileges(
+def test_what_cannot_be_replaced_is_recreated_with_its_privileges(
     database: Database, other_program: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_program(
@@ -200,7 +200,7 @@ def test_a_function_of_which_something_depends_is_not_taken_away(
         assert connection.execute(found.encode()).fetchall() == [("of_a_user",)]
 
 
-def test_a_users_view_on_a_function_that_has_to_be_made_anew_is_named(
+def test_a_users_view_on_a_function_that_has_to_be_recreated_is_named(
     database: Database, other_program: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_program(pins=_old_pins)

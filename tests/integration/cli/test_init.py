@@ -101,7 +101,7 @@ def test_another_slot_for_the_same_database_is_refused(run: Run, slot: str, tmp_
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_lost_slot_is_made_anew_only_while_no_table_needs_it(
+def test_lost_slot_is_created_again_only_while_no_table_needs_it(
     run: Run, database: Database, slot: str, tmp_path: Path
 ) -> None:
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)

@@ -150,7 +150,7 @@ def test_nothing_else_of_the_catalog(mirror: Mirror, reader: Reader) -> None:
                 connection.execute(statement.encode())
 
 
-def test_a_reader_lets_nobody_else_in(
+def test_a_reader_can_grant_its_rights_to_no_other_role(
     mirror: Mirror, reader: Reader, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)

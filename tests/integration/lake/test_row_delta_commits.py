@@ -70,9 +70,7 @@ def test_a_key_written_again_in_its_own_segment_survives_its_delete(table: Small
     _agree(table, lake, {1: "new"})
 
 
-def test_copies_born_at_the_start_lose_to_stream_changes_that_landed_before_them(
-    table: SmallTable, lake: SparkSession
-) -> None:
+def test_backdated_copies_lose_to_stream_changes_that_landed_before_them(table: SmallTable, lake: SparkSession) -> None:
     s0 = table.table.sequence_number
     table.commit(RowDelta((table.segment({1: "updated", 7: "inserted"}, [1, 2, 7]),)))
     table.commit(RowDelta((), backdated=(BackdatedFile(table.data({1: "copied", 2: "copied", 3: "copied"}), s0),)))

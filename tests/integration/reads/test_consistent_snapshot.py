@@ -96,7 +96,7 @@ def test_a_reader_whose_pin_was_swept_gets_an_error(mirror: Mirror, table: Table
         await_true(ended, 20, "the reader gets its error")
 
 
-def test_a_read_of_the_heap_keeps_its_files_and_nobody_from_adding_partitions(mirror: Mirror, table: TableId) -> None:
+def test_a_read_of_the_heap_keeps_its_files_and_lets_partitions_be_added(mirror: Mirror, table: TableId) -> None:
     mirror.database.execute("UPDATE modak.tables SET heap_retention_lag = 100")
     with (
         ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.ALL) as moment,

@@ -217,7 +217,7 @@ def test_a_pin_of_an_older_snapshot_keeps_corrections(retention_tables: Retentio
         assert [row[0] for row in journal] == ["1", "1"]
 
 
-def test_a_fold_that_nobody_took_leaves_no_file(
+def test_an_unpublished_fold_leaves_no_file(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without a key index: a fold is a data file and one of deletes by key.

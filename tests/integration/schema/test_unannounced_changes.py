@@ -194,9 +194,7 @@ def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse
     assert database.rows(triggers) == []
 
 
-def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
-    database: Database, warehouse: str
-) -> None:
+def test_an_unannounced_truncate_of_a_partition_has_the_table_copied_again(database: Database, warehouse: str) -> None:
     """Its trigger is gone for a moment, untold: then its file is compared."""
     database.execute(*PARTITIONED)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())

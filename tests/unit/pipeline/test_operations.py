@@ -337,7 +337,7 @@ def test_the_reason_why_the_cutline_does_not_move_is_returned(answer: tuple[Any,
         AdvanceCutline("p0", 200).lock(RecordingCursor(answer).as_cursor, recording)
 
 
-def test_a_fold_is_a_segment_and_makes_the_archive_branch_anew() -> None:
+def test_a_fold_is_a_segment_and_rebuilds_the_archive_branch() -> None:
     staged = plan(DIVIDED, FOLD)
     assert staged.segments == (FOLD.segment,)
     assert staged.archive_due
@@ -356,7 +356,7 @@ def test_a_fold_waits_for_readers_and_for_its_cut_line() -> None:
     assert FOLD.reports_refusal
 
 
-def test_the_archive_branch_is_made_anew_without_a_snapshot_of_main() -> None:
+def test_the_archive_branch_is_rebuilt_without_a_snapshot_of_main() -> None:
     staged = plan(DIVIDED, RefreshArchive())
     assert (staged.archive_due, staged.cut, staged.writes_snapshot) == (True, None, False)
 

@@ -72,7 +72,7 @@ def _copied(base: dict[str, Any], retention: HistoryRetention = DEFAULT_RETENTIO
     return _commit(_commit(with_schema(base, _NEW, replaced=True), 11, retention), 12, retention)
 
 
-def test_where_nobody_did_anything_nothing_changes(base: dict[str, Any]) -> None:
+def test_without_other_commits_nothing_changes(base: dict[str, Any]) -> None:
     staged = _copied(base)
     assert rebased(staged, base) == staged
     thinned = _copied(base, HistoryRetention(1, 0, 0))

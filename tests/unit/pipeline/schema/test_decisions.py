@@ -156,7 +156,7 @@ def test_the_course(shape: dict[str, Any], note: dict[str, Any], course: Action)
     assert _judged(shape, **note).course is course
 
 
-def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_computed_them_anew() -> None:
+def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_recomputed_them() -> None:
     computed = _with(1, computed=True)
     table = replace(TABLE, shape=json.dumps(computed))
     assert _judged(computed, table, rewritten=8).course is Action.NOTHING
