@@ -6,6 +6,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     slow = [item for item in items if item.get_closest_marker("slow") is not None and not _shares_its_module(item)]
     chosen = set(slow)
-    others = [item for item in items if item not in chosen]
-    share = len(others) // workers
+    others = iter([item for item in items if item not in chosen])
+    left = len(items)
     items[:] = []
     for number in range(workers):
-        end = None if number == workers - 1 else (number + 1) * share
-        items += slow[number::workers] + others[number * share : end]
+        share = left // (workers - number)
+        left -= share
+        first = slow[number::workers]
+        items += [*first, *islice(others, max(share - len(first), 0))]
+    items += others
 
 
 def _shares_its_module(item: pytest.Item) -> bool:
