@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 import mirror_pump.spark
 from mirror_pump.errors import SourceError
+from mirror_pump.limits import InternalLimits
 from mirror_pump.spark import PinnedDataFrame
 from mirror_pump.testing.mirror import Row, assert_same, await_true, normalised
 from tests.support.typed_events import EVENTS, TypedEvents
@@ -24,8 +25,11 @@ Read = Callable[..., PinnedDataFrame]
 
 @pytest.fixture
 def read(spark: SparkSession, events: TypedEvents) -> Read:
-    def reading(*arguments: Any, **options: Any) -> PinnedDataFrame:
-        return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=events.mirror.settings, **options)
+    def reading(*arguments: Any, limits: InternalLimits | None = None, **options: Any) -> PinnedDataFrame:
+        settings = events.mirror.settings
+        if limits is not None:
+            settings = settings.model_copy(update={"limits": limits})
+        return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=settings, **options)
 
     return reading
 
@@ -129,16 +133,13 @@ def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, even
         assert sorted(map(tuple, found)) == sorted(map(tuple, wanted))
 
 
-def test_all_partitions_of_a_read_see_one_snapshot(
-    events: TypedEvents, read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mirror_pump.spark.heap._LEAST_BLOCKS", 1)
+def test_all_partitions_of_a_read_see_one_snapshot(events: TypedEvents, read: Read) -> None:
     events.both(
         "INSERT INTO {} SELECT 200 + g % 200, g, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
         " repeat('x', 200) FROM generate_series(10000, 13000) g"
     )
     wanted = events.truth()
-    with read(partitions=4) as frame:
+    with read(partitions=4, limits=InternalLimits(spark_partition_blocks=1)) as frame:
         heap = frame.where("at >= 200").select("id", "n")
         assert heap.rdd.getNumPartitions() >= 4
         found = []

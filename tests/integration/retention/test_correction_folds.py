@@ -9,7 +9,8 @@ from typing import Any, LiteralString
 
 import pytest
 
-from mirror_pump.lake.format import metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
@@ -167,9 +168,8 @@ def _pin(connection: Any, events: EventsTable) -> int:
 
 
 def test_the_snapshot_of_an_uncommitted_pin_stays_in_the_history(
-    retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database
 ) -> None:
-    monkeypatch.setattr(metadata, "_COLD_KEPT", 1)
     events = retention_tables.manual(partitions=2, fold_age=0.05)
     mirror = events.mirror
 
@@ -179,8 +179,8 @@ def test_the_snapshot_of_an_uncommitted_pin_stays_in_the_history(
         await_true(lambda: _unfolded(database) == 0, 20, "a fold")
 
     def history() -> set[int]:
-        known = metadata.read_metadata(mirror.location("public.events"), StorageOptions())
-        return {int(snapshot["snapshot-id"]) for snapshot in known["snapshots"]}
+        known = read_metadata(mirror.location("public.events"), StorageOptions())
+        return {int(snapshot.snapshot_id) for snapshot in known.snapshots}
 
     with mirror.pumping() as running:
         mirror.await_live("public.events")
@@ -189,7 +189,7 @@ def test_the_snapshot_of_an_uncommitted_pin_stays_in_the_history(
             _pin(reader, events)
             row = reader.execute("SELECT max(pinned_lake_snapshot_id) FROM modak.read_pins").fetchone()
             assert row is not None
-            for number in range(3):
+            for number in range(ARCHIVE_SNAPSHOTS_KEPT + 2):
                 fold(f"corrected {number}")
                 assert row[0] in history()
             reader.rollback()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import COLD_CUT, archive_snapshot
+from mirror_pump.limits import InternalLimits
 from mirror_pump.ops.verify.compare_spark import compare
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
@@ -29,15 +29,10 @@ EVENTS = "public.events"
 
 
 def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
-    retention_tables: RetentionTables,
-    database: Database,
-    tmp_path: Path,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
+    retention_tables: RetentionTables, database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
-    monkeypatch.setattr(fold, "_STALE_INTERVAL", 0.2)
-    monkeypatch.setattr(fold, "_STALE_AGE", 0.0)
-    events = retention_tables.manual(fold_age=0.05, merge_bytes=0)
+    limits = InternalLimits(archive_check_interval=0.2, archive_refresh_age=0)
+    events = retention_tables.manual(fold_age=0.05, merge_bytes=0, limits=limits)
     mirror = events.mirror
     maintained = Maintained(mirror, spark)
     with mirror.pumping() as running:
@@ -79,9 +74,9 @@ def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
         events.assert_exact()
         events.advance(running)
         events.assert_exact()
-        head = archive_snapshot(maintained.lake_table(EVENTS).metadata)
+        head = maintained.lake_table(EVENTS).metadata.archive_snapshot
         assert head is not None
-        assert head["summary"][COLD_CUT] == str(events.cut)
+        assert head.summary.archive_cut_line == str(events.cut)
 
 
 @pytest.mark.slow

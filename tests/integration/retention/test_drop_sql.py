@@ -78,7 +78,7 @@ def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(table:
 
 
 @pytest.mark.parametrize("columns", ["id int, at bigint", "id bigint, at int"])
-def test_a_drop_that_takes_long_is_given_up(table: SqlTable, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_a_drop_that_takes_long_is_given_up(table: SqlTable, columns: str) -> None:
     """Postgres looks through a table that refers to this one while it keeps everybody out."""
     with table.database.connect() as connection:
         connection.execute(f"CREATE TABLE child ({columns}, FOREIGN KEY (id, at) REFERENCES ev)".encode())
@@ -86,9 +86,7 @@ def test_a_drop_that_takes_long_is_given_up(table: SqlTable, monkeypatch: pytest
         table.pass_by("ev0", 100)
         table.prove()
         where = {"table_id": table.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0", "detach": False}
-        monkeypatch.setattr(source, "DROP_TIMEOUT", "1ms")
-        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where))
-        monkeypatch.undo()
+        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where, drop_timeout="1ms"))
         assert source.attempt(connection, "drop", where) is None
         assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
@@ -102,21 +100,18 @@ def _waits_briefly(table: SqlTable, act: Callable[[psycopg.Connection[Any]], str
         assert time.monotonic() - began < 30
 
 
-def test_nobody_waits_for_long_once_the_table_is_locked(table: SqlTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_long_once_the_table_is_locked(table: SqlTable) -> None:
     """For the first lock everybody queues behind us; while we wait for another one, they do as well."""
-    monkeypatch.setattr(source, "LOCK_TIMEOUT", "60s")
-    monkeypatch.setattr(source, "DROP_TIMEOUT", "60s")
     table.pass_by("ev0", 100)
     table.prove()
     where = {"table_id": table.table_id, "partition_id": "ev0", "detach": False}
     parent, name = TableName("public", "ev"), TableName("public", "ev3")
     make = partial(source.make_partition, table=parent, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
-    _waits_briefly(table, lambda connection: source.attempt(connection, "drop", where))
-    _waits_briefly(table, make)
+    patient = {"lock_timeout": "60s", "drop_timeout": "60s"}
+    _waits_briefly(table, lambda connection: source.attempt(connection, "drop", where, **patient))
+    _waits_briefly(table, partial(make, lock_timeout="60s"))
     with table.database.connect() as connection:
-        monkeypatch.setattr(source, "MAKE_TIMEOUT", "1ms")
-        assert "takes longer than 1ms" in str(make(connection))
-        monkeypatch.undo()
+        assert "takes longer than 1ms" in str(make(connection, make_timeout="1ms"))
         assert make(connection) is None
         assert source.attempt(connection, "drop", where) is None
 
