@@ -136,7 +136,7 @@ class World:
         live = self.database.rows(
             "SELECT table_id FROM modak.cutline WHERE replicated_lsn = (SELECT max(frontier) FROM audit.points)"
         )
-        assert {row[0] for row in live} == set(self.writer.table_ids), "the last F is every table's"
+        assert {row[0] for row in live} == set(self.writer.table_ids), "the last frontier is every table's"
         assert not problems, f"{len(problems)} of {len(points)} points\n" + "\n".join(problems[:3])
         self.found["points"] += len(points)
 

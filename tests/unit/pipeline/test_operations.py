@@ -143,7 +143,7 @@ def test_what_was_read_before_a_truncate_is_left_out_with_it() -> None:
 
 
 @pytest.mark.parametrize("operation", [RewriteFiles(REWRITE), FOLD], ids=lambda operation: type(operation).__name__)
-def test_whoever_waits_for_an_operation_is_told_that_it_is_left_out(operation: TableOperation) -> None:
+def test_a_caller_that_waits_for_an_operation_learns_that_it_is_left_out(operation: TableOperation) -> None:
     assert fitted(TableRequest(TABLE, (operation,)), COPYING) == (TableRequest(TABLE), [TABLE.table_id])
 
 
@@ -331,13 +331,13 @@ def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, ("a reader has pinned it",)])
-def test_what_stands_in_the_cut_lines_way_is_said(answer: tuple[Any, ...] | None) -> None:
+def test_the_reason_why_the_cutline_does_not_move_is_returned(answer: tuple[Any, ...] | None) -> None:
     recording = Recording(TABLE, DIVIDED, TableState.LIVE, "mirror", Lsn(1000), 30, None)
     with pytest.raises(AdvanceRefused, match=r"pinned|not registered"):
         AdvanceCutline("p0", 200).lock(RecordingCursor(answer).as_cursor, recording)
 
 
-def test_a_fold_is_a_segment_and_makes_the_archive_branch_anew() -> None:
+def test_a_fold_is_a_segment_and_rebuilds_the_archive_branch() -> None:
     staged = plan(DIVIDED, FOLD)
     assert staged.segments == (FOLD.segment,)
     assert staged.archive_due
@@ -356,7 +356,7 @@ def test_a_fold_waits_for_readers_and_for_its_cut_line() -> None:
     assert FOLD.reports_refusal
 
 
-def test_the_archive_branch_is_made_anew_without_a_snapshot_of_main() -> None:
+def test_the_archive_branch_is_rebuilt_without_a_snapshot_of_main() -> None:
     staged = plan(DIVIDED, RefreshArchive())
     assert (staged.archive_due, staged.cut, staged.writes_snapshot) == (True, None, False)
 

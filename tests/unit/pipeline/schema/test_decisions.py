@@ -156,7 +156,7 @@ def test_the_action(shape: dict[str, Any], note: dict[str, Any], action: Action)
     assert _decided(shape, **note).action is action
 
 
-def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_computed_them_anew() -> None:
+def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_recomputed_them() -> None:
     computed = _with(1, computed=True)
     table = replace(TABLE, shape=json.dumps(computed))
     assert _decided(computed, table, rewritten=8).action is Action.NOTHING
@@ -208,7 +208,7 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
     ],
     ids=["a rewrite", "told", "a GRANT", "its default is gone", "its missing value is gone"],
 )
-def test_a_column_that_was_written_anew_untold_means_that_values_may_be_others(
+def test_an_unannounced_rewrite_of_a_column_means_that_values_may_differ(
     before: tuple[Any, bool], after: tuple[Any, bool], note: dict[str, Any], action: Action
 ) -> None:
     former, present = (_with(2, altered=altered, filled=filled) for altered, filled in (before, after))
@@ -240,7 +240,7 @@ def test_a_dropped_table_is_no_failed_one() -> None:
     assert "readable as of its last frontier" in decision.reason
 
 
-def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
+def test_an_unexplained_rewrite_has_to_wait() -> None:
     assert decide(TABLE, Note(TABLE.table_id, rewritten=4), None).action is Action.WAIT
 
 
@@ -280,7 +280,7 @@ DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
         ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Action.COPY_AGAIN),
     ],
 )
-def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
+def test_what_old_rows_cannot_follow_fails_a_table_with_a_cutline(
     shape: dict[str, Any], note: dict[str, Any], action: Action
 ) -> None:
     table = DIVIDED
@@ -308,7 +308,7 @@ def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
         ({"missing": {7: None}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, None),
     ],
 )
-def test_a_new_column_whose_value_was_told_does_not_set_a_divided_table_aside(
+def test_a_new_column_with_an_announced_value_does_not_fail_a_table_with_a_cutline(
     note: dict[str, Any], state: TableState, action: Action, initial: str | None
 ) -> None:
     decision = _decided(_adding(filled=True), replace(DIVIDED, state=state), **note)

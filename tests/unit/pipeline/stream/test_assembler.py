@@ -152,7 +152,7 @@ def test_an_unregistered_table_is_ignored_and_the_others_go_on() -> None:
     assert fed.segments[-1].tables == (two,)
 
 
-def test_a_changed_column_that_no_note_tells_of_makes_the_table_wait_to_be_copied_again() -> None:
+def test_an_unannounced_column_change_makes_the_table_wait_to_be_copied_again() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
@@ -239,7 +239,7 @@ def test_rows_after_a_change_that_is_followed_belong_to_the_table_as_it_is_then(
     assert (change.table, change.before, change.copy_again) == (renamed, 1, False)
 
 
-def test_a_table_that_is_copied_again_has_a_new_l0_and_later_rows_count_for_the_copy() -> None:
+def test_a_table_that_is_copied_again_has_a_new_start_and_later_rows_count_for_the_copy() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.decisions = [SchemaChangeDecision(Action.COPY_AGAIN, table, "why")]
@@ -271,7 +271,7 @@ def test_a_table_that_was_copied_again_is_live_also_if_the_server_describes_it_l
     assert fed.segments[-1].tables == (live,), "its inserts need no deletes"
 
 
-def test_two_copies_of_one_transaction_are_told_apart() -> None:
+def test_two_copies_of_one_transaction_are_distinguished() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.decisions = [
@@ -394,7 +394,7 @@ def test_a_transaction_that_was_not_isolated_cannot_be_skipped() -> None:
 
 
 @pytest.mark.parametrize("segment", [100, 10_000])
-def test_a_row_beyond_the_limit_sets_its_table_aside_and_no_other(segment: int) -> None:
+def test_a_row_beyond_the_limit_fails_its_table_and_no_other(segment: int) -> None:
     one, two = pg.mirrored(7), pg.mirrored(8)
     fed = Fed(one, two, segment=segment, row=500)
     fed.feed(
@@ -413,7 +413,7 @@ def test_a_row_beyond_the_limit_sets_its_table_aside_and_no_other(segment: int) 
     assert sum(value[HEADER + 4] == 8 for value in {value for _, value in applied}) == 2
 
 
-def test_a_failed_table_is_not_taken_up_again_before_it_is_registered_again() -> None:
+def test_a_failed_table_is_not_resumed_before_the_catalog_says_so() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.decisions = [SchemaChangeDecision(Action.DROPPED, table, "it was dropped")]
@@ -451,7 +451,7 @@ def test_messages_of_others_under_our_prefix_are_ignored(content: bytes) -> None
     assert fed.assembler.empty
 
 
-def test_who_waits_for_f_is_heard_wherever_the_stream_is() -> None:
+def test_a_wait_for_the_frontier_is_served_wherever_the_stream_is() -> None:
     fed = Fed(pg.mirrored(7), applied=1000)
 
     def wait(digits: bytes, reached: int) -> bytes:
