@@ -16,7 +16,8 @@ from typing import Any
 
 import orjson
 
-from mirror_pump.errors import ForeignTable, LakeError
+from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
@@ -109,13 +110,9 @@ def read_metadata(location: str, storage: StorageOptions) -> dict[str, Any]:
 def read_document(location: str, storage: StorageOptions) -> dict[str, Any]:
     """Like read_metadata, for any format version: all versions have the same snapshots and branches."""
     content = read_bytes(location, storage)
-    try:
+    with decoding(location, "valid Iceberg table metadata"):
         document = dict(orjson.loads(gzip.decompress(content) if content.startswith(_GZIP) else content))
         _ = document["format-version"]
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-        raise LakeError(
-            f"{location} is not valid Iceberg table metadata: {error}", "restore the file, or copy the table again"
-        ) from error
     return document
 
 
