@@ -46,7 +46,7 @@ def assert_named(read: Callable[[], Any], location: str) -> None:
     with pytest.raises(FileDamaged, match="is damaged") as raised:
         read()
     # As it comes back from a Spark worker.
-    error = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - pickled here
+    error = pickle.loads(pickle.dumps(raised.value))
     assert (error.location, error.remedy) == (location, raised.value.remedy)
     assert location in str(error)
     assert "restore this file" in error.remedy
