@@ -139,7 +139,7 @@ def test_damaged_metadata_fails_its_table_and_no_other(
     lakes = {table: lake_of(mirror, table) for table in broken}
     damaged = {
         "head": lakes["head"].metadata_location,
-        "list": lakes["list"].metadata["snapshots"][-1]["manifest-list"],
+        "list": lakes["list"].metadata.snapshots[-1].manifest_list,
         "manifest": lakes["manifest"].manifests[-1].path,
     }
     for location in damaged.values():

@@ -93,7 +93,7 @@ def test_manifest_lists_and_manifests_are_named(table: SmallTable, damage: Damag
     manifest = loaded.manifests[0].path
     spoil(manifest, damage)
     assert_named(lambda: [*loaded.live_data_files(), *loaded.live_equality_deletes()], manifest)
-    manifest_list = loaded.metadata["snapshots"][-1]["manifest-list"]
+    manifest_list = loaded.metadata.snapshots[-1].manifest_list
     spoil(manifest_list, damage)
     assert_named(lambda: LakeTable.load(location, STORAGE), manifest_list)
     spoil(location, damage)
