@@ -89,6 +89,8 @@ def _explained(database: Database, table: str) -> str:
     listing = Listing(lake.storage)
     files = [file for found in listing.files(lake.manifests).values() for file in found]
     shown = [f"{file.content.name} {file.path} number {file.sequence_number}, {file.records} rows" for file in files]
-    snapshots = [f"{snapshot.sequence_number}: {snapshot.document['summary']}" for snapshot in lake.metadata.snapshots]
+    snapshots = [
+        f"{snapshot.sequence_number}: {dict(snapshot.summary.entries)}" for snapshot in lake.metadata.snapshots
+    ]
     again = read_duckdb(location).num_rows
     return "\n  ".join((f"read again, {location} has {again} rows", *shown, *snapshots))
