@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 from decoders.columns import Kind
 from mirror_pump.engine.deleted_keys import DeletedKeys, Ints, deleted_keys
 from mirror_pump.lake.format.columns import column_names, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.position_deletes import Positions, leaf_of, read_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, local_path, open_input
+from mirror_pump.lake.storage import StorageOptions, local_path
 
 KEYS_AT_ONCE = 4_000_000
 """How many deleted keys a task holds unless told otherwise: 16 bytes each for integers, some 100 for text."""
@@ -107,8 +108,8 @@ def _search(file: OrderedFile, keys: DeletedKeys, task: ConversionTask) -> tuple
     """URI of the file, its rows with a deleted key, and the number of rows examined."""
     parts: list[Ints] = [np.zeros(0, np.int64)]
     rows_read = 0
-    with open_input(file.path, task.storage) as source:
-        for start, columns in _key_batches(source, task.schema, file.path, keys):
+    with open_parquet(file.path, task.storage) as parquet:
+        for start, columns in _key_batches(parquet, task.schema, file.path, keys):
             rows_read += len(columns[0])
             rows, numbers = _find(keys, columns)
             # An equality delete reaches rows of a strictly lower data sequence number (Iceberg spec).
@@ -138,8 +139,8 @@ def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
     parts: list[tuple[pa.Table, int]] = []
     waiting = 0
     for file in task.deletes:
-        with open_input(file.path, task.storage) as source:
-            for _, columns in _key_batches(source, task.schema, file.path, None):
+        with open_parquet(file.path, task.storage) as parquet:
+            for _, columns in _key_batches(parquet, task.schema, file.path, None):
                 table = pa.table(columns, names=[str(index) for index in range(len(columns))])
                 parts.append((table, file.sequence_number))
                 waiting += len(columns[0])
@@ -151,11 +152,10 @@ def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
 
 
 def _key_batches(
-    source: pa.NativeFile, schema: LakeSchema, path: str, keys: DeletedKeys | None
+    parquet: pq.ParquetFile, schema: LakeSchema, path: str, keys: DeletedKeys | None
 ) -> Iterator[tuple[int, list[pa.Array]]]:
     """The file's key columns in batches, each with the number of its first row. Skips row groups whose statistics rule
     out all `keys`. Raises LakeError if the file lacks a key column."""
-    parquet = pq.ParquetFile(source)
     names = column_names(parquet, [field.field_id for field in schema.key.fields], path)
     place = leaf_of(parquet, names[0])
     start = 0

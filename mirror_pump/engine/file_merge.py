@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mirror_pump.engine.delete_conversion import OrderedFile
 from mirror_pump.engine.row_batches import BATCH_BYTES, read_batches
@@ -19,11 +18,12 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.columns import places_by_id, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, open_input
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 _BATCH_ROWS = 64 * 1024
 
@@ -144,8 +144,7 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
 def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
     """The file's rows in the table's schema, in batches, each with the number of its first row."""
     start = 0
-    with open_input(path, task.storage) as source:
-        parquet = pq.ParquetFile(source)
+    with open_parquet(path, task.storage) as parquet:
         places = places_by_id(parquet)
         for batch in read_batches(parquet, _BATCH_ROWS, task.batch_bytes):
             columns = [

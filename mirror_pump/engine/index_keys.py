@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from mirror_pump.lake.format.columns import column_names
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
-from mirror_pump.lake.storage import StorageOptions, open_input
+from mirror_pump.lake.storage import StorageOptions
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def read_keys(task: KeysTask) -> list[FileKeys]:
     ids = [field.field_id for field in task.schema.key.fields]
     for path in task.files:
         parts: list[PackedKeys] = []
-        with open_input(path, task.storage) as source:
-            file = pq.ParquetFile(source)
+        with open_parquet(path, task.storage) as file:
             names = column_names(file, ids, path)
             parts.extend(
                 task.packing.pack([batch.column(name) for name in names]) for batch in file.iter_batches(columns=names)

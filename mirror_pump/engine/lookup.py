@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mirror_pump.lake.format.columns import column_names, names_by_id, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, discard, join, open_input, open_output
 
@@ -89,8 +89,7 @@ def _find(path: str, task: LookupTask) -> pa.Table:
     schema = pa.schema([task.schema.arrow.field(name).remove_metadata() for name in names])
     ids = {column.name: column.field_id for column in task.schema.fields}
     found = [schema.empty_table()]
-    with open_input(path, task.storage) as source:
-        file = pq.ParquetFile(source)
+    with open_parquet(path, task.storage) as file:
         column_names(file, [ids[name] for name in task.keys.column_names], path)
         own = names_by_id(file)
         stored = [own.get(ids[name]) for name in names]

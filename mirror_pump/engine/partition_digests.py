@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mirror_pump.engine.file_merge import cast_to
 from mirror_pump.engine.index_keys import KeysTask, read_keys
 from mirror_pump.engine.row_batches import read_batches
 from mirror_pump.engine.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
 from mirror_pump.lake.format.columns import places_by_id, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import read_position_deletes
 from mirror_pump.lake.format.raw_text_columns import raw_text_id
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, as_numbers
-from mirror_pump.lake.storage import StorageOptions, open_input
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column
 from mirror_pump.source.heap.block_reader import Chunk, RawTextNeeded, read_chunk
 
@@ -170,8 +170,7 @@ def digest_files(task: FilesTask) -> Digest:
 def _batches(path: str, task: FilesTask) -> Iterator[tuple[int, dict[int, pa.Array], int]]:
     """The file's rows in batches: number of the first row, columns by field ID in the table's types, number of rows."""
     start = 0
-    with open_input(path, task.storage) as source:
-        parquet = pq.ParquetFile(source)
+    with open_parquet(path, task.storage) as parquet:
         places = places_by_id(parquet)
         for batch in read_batches(parquet, _BATCH_ROWS):
             columns = {

@@ -24,7 +24,7 @@ import pyarrow as pa
 from decoders.text import parse_rows
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.engine.segment_tasks import row_keys
-from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, MirrorPumpError, SourceError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
@@ -203,7 +203,8 @@ class Folder:
                 self._failed(table, error)
 
     def _failed(self, table: MirroredTable, error: Exception) -> None:
-        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+        remedy = error.remedy if isinstance(error, MirrorPumpError) else ""
+        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error), remedy=remedy)
         if isinstance(error, FileMissing):
             self._inbox.put(LakeFileMissing(table.table_id, error.location))
 

@@ -17,7 +17,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.engine.segment_tasks import SegmentResult
-from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
+from mirror_pump.errors import FileDamaged, FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, TableId, TableState
 from mirror_pump.pipeline.flow.events import (
@@ -362,8 +362,8 @@ class PumpSession:
         try:
             lake = self._services.publisher.load(work.table)
             work.answer.set_result(self._indexes.request(work.table, lake, work.deletes))
-        except TableError:
-            # The table has changed. Its fold will find that out.
+        except (TableError, FileDamaged):
+            # The table has changed, or cannot be read. Its fold will find that out.
             work.answer.set_result(False)
         except BaseException as error:
             work.answer.set_exception(error)

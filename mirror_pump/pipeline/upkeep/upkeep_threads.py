@@ -239,7 +239,8 @@ class Upkeep:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
         except (LakeError, TaskFailed) as error:
-            self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
+            name = str(table_id if table is None else table.name)
+            self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
             if isinstance(error, FileMissing):
                 self._inbox.put(LakeFileMissing(table_id, error.location))
             turn.failed()
