@@ -14,9 +14,8 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
 from tests.support.damage import DAMAGES, Damage
-from tests.support.retention import upsert
+from tests.support.events_table import EventsTable, upsert
 
 
 def lake_of(mirror: Mirror, table: str) -> LakeTable:
@@ -55,7 +54,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
     tables = ("merged", "converted", "indexed", "looked", "filled", "well")
     create(database, *tables)
     mirror = Mirror.create(database, warehouse, tasks, index_memory=0, resolve_age=3600, merge_bytes=0)
-    divided = ManualRetention.create(mirror, partitions=2)
+    events = EventsTable.manual(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.register(*tables)
         mirror.await_live("public.events", *(f"public.{table}" for table in tables))
@@ -66,7 +65,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         for number in range(8):
             database.execute(f"INSERT INTO merged VALUES ({100 + number})")
             mirror.await_frontier()
-        divided.advance(running)
+        events.advance(running)
     # What was copied; but only the small files that came behind it are merged.
     newest = {"merged", "events"}
     damaged = {
@@ -100,7 +99,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         assert f"{damaged['looked']} is damaged" in error
         assert "unregister the table and register it again" in error
         told(Step.MERGE_FAILED, "merged")
-        told(Step.RESOLVE_FAILED, "converted")
+        told(Step.CONVERSION_FAILED, "converted")
         # A delete makes an index worth while, which is decided once a second; the next one has it built.
         told(
             Step.INDEX_FAILED,
@@ -114,7 +113,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         assert "the only copy" in mirror.error("public.events")
 
         remedies = [
-            details["remedy"] for step, details in steps.seen if step in (Step.MERGE_FAILED, Step.RESOLVE_FAILED)
+            details["remedy"] for step, details in steps.seen if step in (Step.MERGE_FAILED, Step.CONVERSION_FAILED)
         ]
         assert all("restore this file from a backup, or unregister" in str(remedy) for remedy in remedies)
         before = mirror.frontier()
