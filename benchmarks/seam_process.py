@@ -55,7 +55,7 @@ def _spark(request: dict[str, Any]) -> tuple[str, Read]:
     from pyspark.sql import functions as f
 
     import mirror_pump.spark
-    from mirror_pump.engine.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
+    from mirror_pump.engine.spark_runtime.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
 
     session = spark_session(
         SparkSettings(app_name="bench-seam", log=Path(request["log"]), driver_memory=_SPARK_MEMORY),

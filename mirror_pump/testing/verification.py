@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.ops.verify import compare_duckdb, compare_spark
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify

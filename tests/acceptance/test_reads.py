@@ -24,7 +24,7 @@ import psycopg
 import pytest
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb

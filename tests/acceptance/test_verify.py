@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
-from mirror_pump.engine.chunk_copy import copy_chunk
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.ingest.chunk_copy import copy_chunk
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import TableId
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify import verification as verifying

@@ -14,12 +14,12 @@ from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine import file_merge as merging
-from mirror_pump.engine import merge_plan
-from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
-from mirror_pump.engine.delete_conversion import convert_deletes
-from mirror_pump.engine.file_merge import merge_files, merge_positions
-from mirror_pump.engine.merge_plan import MergePlan, merged_file_rewrite, plan_merge, plan_rewrite
+from mirror_pump.engine.rewrite import file_merge as merging
+from mirror_pump.engine.rewrite import merge_plan
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
+from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
+from mirror_pump.engine.rewrite.merge_plan import MergePlan, merged_file_rewrite, plan_merge, plan_rewrite
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, load_pointer, swap_pointer
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit

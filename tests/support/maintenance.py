@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirror_pump.engine.procedures import Procedures
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId

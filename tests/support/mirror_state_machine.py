@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions

@@ -48,6 +48,14 @@ _ROOMS = {
         "key_index": {"format"},
         "commit": {"format", "contents", "key_index"},
     },
+    "engine": {
+        "spark_runtime": set[str](),
+        "ingest": set[str](),
+        "lake_reads": set[str](),
+        "rewrite": {"lake_reads"},
+        "comparison": {"lake_reads", "rewrite"},
+        "iceberg_procedures": {"spark_runtime"},
+    },
     "pipeline": {
         "operations": set[str](),
         "flow": {"operations"},

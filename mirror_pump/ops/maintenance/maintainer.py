@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.procedures import Procedures
-from mirror_pump.engine.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.spark_runtime.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
 from mirror_pump.errors import ConnectionLost, LakeError, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId

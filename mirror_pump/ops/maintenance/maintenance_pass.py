@@ -15,7 +15,7 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.commit.presence import head_files, require_files

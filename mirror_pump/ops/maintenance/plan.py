@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.engine.rewrite_request import Rewrite
+from mirror_pump.engine.iceberg_procedures.rewrite_request import Rewrite
 from mirror_pump.lake.contents.snapshot_history import ages_by_branch, expirable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.policy import Policy

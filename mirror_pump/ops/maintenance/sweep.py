@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.format.metadata import metadata_directory, seam_directory, seam_locations, snapshot_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.local_runner import LocalTaskRunner
-from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
+from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.metadata import current_snapshot, read_metadata
@@ -27,7 +27,7 @@ from mirror_pump.quoting import literal
 from mirror_pump.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from mirror_pump.engine.runner import TaskRunner
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 SMALL_BYTES = 64 << 20
 """Of the heap with its TOAST, and of the lake's files: more is not compared within the process. Spark takes some ten
@@ -124,7 +124,7 @@ class EnginesBySize:
 
     @cached_property
     def _spark(self) -> ComparisonEngine:
-        from mirror_pump.engine.runner import SparkTaskRunner
+        from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
         from mirror_pump.ops.verify.compare_spark import compare
 
         log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from decoders.text import parse_rows
-from mirror_pump.engine.chunk_copy import ChunkTask, copy_chunk
+from mirror_pump.engine.ingest.chunk_copy import ChunkTask, copy_chunk
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
@@ -25,7 +25,7 @@ from mirror_pump.source.heap.block_reader import Chunk
 
 if TYPE_CHECKING:
     # Not otherwise: it would load pyspark.
-    from mirror_pump.engine.runner import TaskRunner
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
 class Disturbed(MirrorPumpError):

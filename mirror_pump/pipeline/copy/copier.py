@@ -18,7 +18,7 @@ from functools import partial
 
 import psycopg
 
-from mirror_pump.engine.chunk_copy import ChunkResult, ChunkTask, copy_chunk
+from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
 from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState

@@ -15,8 +15,8 @@ from typing import TypeVar
 import psycopg
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.engine.session import end_java
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
+from mirror_pump.engine.spark_runtime.session import end_java
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,

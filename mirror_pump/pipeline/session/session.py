@@ -16,7 +16,7 @@ from queue import Empty
 import psycopg
 from psycopg.types.json import Jsonb
 
-from mirror_pump.engine.segment_tasks import SegmentResult
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.engine.segment_tasks import SegmentResult, TableResult, row_keys
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult, TableResult, row_keys
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file

@@ -15,7 +15,7 @@ import duckdb
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.java import find_java_home
+from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch
 from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile

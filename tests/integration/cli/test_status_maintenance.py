@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from decoders.columns import ColumnType
-from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
-from mirror_pump.engine.delete_conversion import convert_deletes
-from mirror_pump.engine.lookup import LookupTask, find_rows, rows_of
+from mirror_pump.engine.lake_reads.lookup import LookupTask, find_rows, rows_of
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile

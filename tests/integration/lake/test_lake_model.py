@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine import merge_plan
+from mirror_pump.engine.rewrite import merge_plan
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta

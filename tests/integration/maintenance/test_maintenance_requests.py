@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.ops.maintenance.maintainer import MaintenanceServer, Outcome, dry_run, maintain_tables
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import SequenceNumber, TableId, TableName

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode

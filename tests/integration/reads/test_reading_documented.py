@@ -12,7 +12,7 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows

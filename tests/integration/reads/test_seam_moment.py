@@ -10,7 +10,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableId
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, mirrored_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.testing.database import Database

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError
 from mirror_pump.spark import PinnedDataFrame
 from mirror_pump.testing.database import Database

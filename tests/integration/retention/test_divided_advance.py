@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection

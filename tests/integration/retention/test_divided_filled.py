@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.engine.file_merge import merge_files
+from mirror_pump.engine.rewrite.file_merge import merge_files
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections

@@ -8,7 +8,7 @@ from typing import Any, LiteralString
 
 import pytest
 
-from mirror_pump.engine.index_keys import read_keys
+from mirror_pump.engine.lake_reads.index_keys import read_keys
 from mirror_pump.lake.format.metadata import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step

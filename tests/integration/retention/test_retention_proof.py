@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirror_pump.engine.row_hashes import HashSecret, _values, mixed, row_hashes
+from mirror_pump.engine.comparison.row_hashes import HashSecret, _values, mixed, row_hashes
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER
 from mirror_pump.pipeline.retention import drop_proof as proving
 from mirror_pump.testing.database import Database

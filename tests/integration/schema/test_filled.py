@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirror_pump.engine.file_merge import merge_files
+from mirror_pump.engine.rewrite.file_merge import merge_files
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows

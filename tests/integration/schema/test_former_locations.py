@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.engine.segment_tasks import apply_segment
+from mirror_pump.engine.ingest.segment_tasks import apply_segment
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.testing.database import Database

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from benchmarks.sampling import Sampler, parent_of
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.stream import toast_completion as completing
 from mirror_pump.pipeline.stream.toast_lookup import Completed, complete_rows

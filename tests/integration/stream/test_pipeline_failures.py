@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import CopyFailed

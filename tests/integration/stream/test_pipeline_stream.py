@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_duckdb

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mirror_pump.engine.file_merge import cast_to
-from mirror_pump.engine.index_keys import KeysTask, read_keys
-from mirror_pump.engine.row_batches import read_batches
-from mirror_pump.engine.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
+from mirror_pump.engine.lake_reads.row_batches import read_batches
+from mirror_pump.engine.rewrite.file_merge import cast_to
 from mirror_pump.lake.format.columns import places_by_id, plain
 from mirror_pump.lake.format.position_deletes import read_position_deletes
 from mirror_pump.lake.format.raw_text_columns import raw_text_id

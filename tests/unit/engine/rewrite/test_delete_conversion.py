@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine import delete_conversion as resolving
-from mirror_pump.engine.delete_conversion import ConversionTask, OrderedFile, convert_deletes
+from mirror_pump.engine.rewrite import delete_conversion as resolving
+from mirror_pump.engine.rewrite.delete_conversion import ConversionTask, OrderedFile, convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import write_equality_deletes
 from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes
