@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from decoders.messages import (
-    Begin,
-    Relation,
+    BeginMessage,
+    RelationMessage,
     parse_begin,
     parse_commit,
     parse_logical_message,
@@ -119,7 +119,7 @@ class Assembler:
         self._tables: tuple[MirroredTable, ...] = ()
         self._followed: dict[int, MirroredTable] = {}
         """The current state of tables that changed in the stream."""
-        self._sent: dict[int, Relation] = {}
+        self._sent: dict[int, RelationMessage] = {}
         """The last Relation message of each relation. The server sends it again only after a change of the relation
         itself, not after a table that was awaiting its description has been described."""
         self._set_aside: dict[int, Lsn] = {}
@@ -452,7 +452,7 @@ class Assembler:
         # sends the relation again before the first change that counts.
         return None if self._final_lsn < table.start_lsn else table
 
-    def _relation(self, relation: Relation) -> None:
+    def _relation(self, relation: RelationMessage) -> None:
         self._sent.pop(relation.relation_id, None)
         self._take_notes(relation.relation_id)
         self._sent[relation.relation_id] = relation
@@ -473,7 +473,7 @@ class Assembler:
         self._tables = tuple(active.values())
 
 
-def _begin(message: bytes) -> Begin:
+def _begin(message: bytes) -> BeginMessage:
     return parse_begin(bytes(message[HEADER:]))
 
 
@@ -485,7 +485,7 @@ _FULL = "f"
 """The pg_class.relreplident with which the server sends the whole old row, whatever the key."""
 
 
-def difference_from(table: MirroredTable, relation: Relation) -> str:
+def difference_from(table: MirroredTable, relation: RelationMessage) -> str:
     """What differs between the table as registered and as the server now sends it. Empty if nothing differs.
 
     The replica identity matters as much as the columns: the server sends an old row only when columns of the identity
