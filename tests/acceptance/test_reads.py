@@ -211,7 +211,7 @@ def _run(database: Database, warehouse: str, runner: TaskRunner, spark: SparkSes
 
 
 @dataclass(frozen=True)
-class Load:
+class ReadLoad:
     """How hard it is made."""
 
     seconds: float
@@ -226,7 +226,7 @@ class Load:
     """Seconds after which a pump is killed at the latest: drawn from between these."""
 
 
-def _run_beside_everything(database: Database, warehouse: str, spark: SparkSession, load: Load) -> None:
+def _run_beside_everything(database: Database, warehouse: str, spark: SparkSession, load: ReadLoad) -> None:
     chance = _drawn()
     seeds = [chance.randrange(2**32) for _ in range(5)]
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.5, retention_interval=0.2)
@@ -295,7 +295,7 @@ def test_every_read_is_a_state_that_the_database_had(
 def test_every_read_is_exact_beside_kills_maintenance_and_late_writes(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
-    _run_beside_everything(database, tmp_path.as_uri(), spark, Load(10, 1500, 500, 40, (4, 9)))
+    _run_beside_everything(database, tmp_path.as_uri(), spark, ReadLoad(10, 1500, 500, 40, (4, 9)))
 
 
 @pytest.mark.soak
@@ -312,4 +312,4 @@ def test_every_read_is_exact_beside_kills_maintenance_and_late_writes_for_long(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
     seconds = float(os.environ.get("READS_SECONDS", "900"))
-    _run_beside_everything(database, tmp_path.as_uri(), spark, Load(seconds, 50_000, 5000, 200, (5, 25)))
+    _run_beside_everything(database, tmp_path.as_uri(), spark, ReadLoad(seconds, 50_000, 5000, 200, (5, 25)))

@@ -84,7 +84,7 @@ def test_no_false_alarm_while_writes_go_on(
 
 
 @dataclass
-class Interrupted:
+class HookedRunner:
     """A runner that has something done before a chunk of a heap is read."""
 
     runner: TaskRunner
@@ -134,7 +134,7 @@ def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
         await_copies(settings, table_ids)
 
     monkeypatch.setattr(verifying, "await_copies", await_them)
-    runner = Interrupted(ThreadTaskRunner(), alter)
+    runner = HookedRunner(ThreadTaskRunner(), alter)
     with Mirror(partitioned.database, partitioned.settings, gate).pumping(), duckdb_connection() as duckdb:
         report = verify(partitioned.settings, engine=ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb)))
     assert states == ["copying"]
@@ -164,7 +164,7 @@ def test_a_table_whose_partitions_change_while_it_is_read_is_compared_again(part
                 while left and chunk.name != "u":
                     database.execute(left.pop(0))
 
-            runner = Interrupted(threads, disturb)
+            runner = HookedRunner(threads, disturb)
             report = verify(
                 partitioned.settings, engine=ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
             )
@@ -184,7 +184,7 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
         if chunk.name == "low":
             partitioned.database.execute("VACUUM FULL low")
 
-    runner = Interrupted(ThreadTaskRunner(), rewrite)
+    runner = HookedRunner(ThreadTaskRunner(), rewrite)
     monkeypatch.setattr(verifying, "FIRST_PAUSE", 0.0)
     with partitioned.pumping(), duckdb_connection() as duckdb:
         engine = ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))

@@ -39,7 +39,7 @@ class ThreadedProgram(Program):
         return [sys.executable, "-c", _IN_THREADS, *arguments]
 
 
-Run = Callable[..., Result]
+RunCommand = Callable[..., Result]
 """Runs the program with these arguments."""
 
 

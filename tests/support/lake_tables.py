@@ -65,7 +65,7 @@ def own_positions_from(rows: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class PendingRewrite:
     """A rewrite of all data files under way."""
 
     table: LakeTable
@@ -143,11 +143,11 @@ class SmallTable:
         resolution = self.compute_merge(target_bytes) or (self.compute_renewal() if target_bytes else None)
         return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
 
-    def begin_rewrite(self, rows: Rows) -> Rewrite:
+    def begin_rewrite(self, rows: Rows) -> PendingRewrite:
         """Another engine begins to rewrite all data files; `rows` are what a reader sees now."""
-        return Rewrite(self.table, rows)
+        return PendingRewrite(self.table, rows)
 
-    def end_rewrite(self, rewrite: Rewrite) -> bool:
+    def end_rewrite(self, rewrite: PendingRewrite) -> bool:
         """The other engine commits as Iceberg does: its file has the number that the rewrite began at, equality
         deletes that came since stay, but for those that are older than all data files that it did not write (see
         mirror_pump.lake.commit.concurrent_rewrites, 3). False, and nothing is done, if it finds a file gone or a new

@@ -49,8 +49,8 @@ _ROOMS = {
         "commit": {"format", "contents", "key_index"},
     },
     "engine": {
-        "spark_runtime": set[str](),
         "ingest": set[str](),
+        "spark_runtime": {"ingest"},
         "lake_reads": set[str](),
         "rewrite": {"lake_reads"},
         "comparison": {"lake_reads", "rewrite"},

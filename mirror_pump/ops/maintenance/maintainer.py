@@ -70,7 +70,7 @@ def own_spark(settings: Settings) -> Start:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MaintenanceOutcome:
     """What became of one table's maintenance."""
 
     table: str
@@ -80,7 +80,7 @@ class Outcome:
 
 def maintain_tables(
     settings: Settings, names: Sequence[str], *, wait: bool, start: Start | None = None
-) -> Iterator[Outcome]:
+) -> Iterator[MaintenanceOutcome]:
     """Requests maintenance of the tables, all of the slot's if none is named, and yields what became of each.
 
     A maintainer that serves does the work, else this process. Without `wait`, requests are filed and that is all.
@@ -90,7 +90,7 @@ def maintain_tables(
         who = _who()
         filed = {table_id: file_request(connection, table_id, who) for table_id in tables}
         if not wait:
-            yield from (Outcome(name, ("requested",)) for name in tables.values())
+            yield from (MaintenanceOutcome(name, ("requested",)) for name in tables.values())
             return
         try:
             with Heartbeat(settings.require_dsn()) as heartbeat:
@@ -105,7 +105,7 @@ def maintain_tables(
 
 def _answered(
     connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
-) -> Outcome:
+) -> MaintenanceOutcome:
     """Waits for a server's answer, or does the work here when nobody serves. TableError once the table is not mirrored
     any more."""
     while True:
@@ -115,13 +115,15 @@ def _answered(
             errors = tuple(details.get("errors") or ()) or (
                 (str(details.get("error") or phase),) if phase != "done" else ()
             )
-            return Outcome(name, _lines(details.get("done") or [], str(details.get("skipped") or "")), errors)
+            return MaintenanceOutcome(
+                name, _lines(details.get("done") or [], str(details.get("skipped") or "")), errors
+            )
         if not read_tables(connection, slot, [table_id]):
             raise TableError(f"{name} is not registered any more")
         if not is_served(connection, slot):
             result = maintenance.maintain(table_id, claimed_only=True)
             if result is not None:
-                return Outcome(name, _lines(result.done, result.skipped), tuple(result.errors))
+                return MaintenanceOutcome(name, _lines(result.done, result.skipped), tuple(result.errors))
         time.sleep(_POLL)
 
 
@@ -129,7 +131,7 @@ def _lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
     return tuple(done) or ((f"left alone: {skipped}",) if skipped else ("nothing to do",))
 
 
-def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None) -> Iterator[Outcome]:
+def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None) -> Iterator[MaintenanceOutcome]:
     """What maintenance of the tables would do now; changes nothing but modak.lake_stats."""
     start = start or own_spark(settings)
     with (
@@ -141,18 +143,20 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
             found = PassResult(name)
             debt = maintenance.debt_of(table_id, found)
             if debt is None:
-                yield Outcome(name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors))
+                yield MaintenanceOutcome(
+                    name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors)
+                )
                 continue
             try:
                 operations, swept = maintenance.dry_run(debt)
             except LakeError as error:
-                yield Outcome(name, (), (str(error),))
+                yield MaintenanceOutcome(name, (), (str(error),))
                 continue
             lines = [f"would run {line}" for line in described(operations)]
             if swept is not None:
                 lines.append(f"would delete {len(swept.files)} files of {swept.size_bytes} bytes:")
                 lines.extend(f"  {file.location}" for file in swept.files)
-            yield Outcome(name, tuple(lines) or ("nothing to do",))
+            yield MaintenanceOutcome(name, tuple(lines) or ("nothing to do",))
 
 
 def choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> dict[TableId, str]:

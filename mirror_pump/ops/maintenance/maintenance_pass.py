@@ -29,7 +29,7 @@ from mirror_pump.ops.maintenance.journal import Heartbeat, ended, operation
 from mirror_pump.ops.maintenance.plan import (
     NAMES,
     ExpireSnapshots,
-    Operation,
+    MaintenanceOperation,
     Past,
     RewriteDataFiles,
     RewriteManifests,
@@ -90,15 +90,15 @@ class MaintenanceBacklog:
         """The table's name in the Iceberg catalog."""
         return TableName(self.table.name.schema, self.table.lake_table)
 
-    def due(self, *, asked: bool) -> tuple[Operation, ...]:
+    def due(self, *, asked: bool) -> tuple[MaintenanceOperation, ...]:
         """What there is to do; `asked`: somebody wants all of it, whether it is worth the effort or not."""
         return tuple(operation for decide in _DECISIONS if (operation := decide(self, asked)) is not None)
 
 
-_Decision = Callable[[MaintenanceBacklog, bool], Operation | None]
+_Decision = Callable[[MaintenanceBacklog, bool], MaintenanceOperation | None]
 
 
-def _rewrite(debt: MaintenanceBacklog, asked: bool) -> Operation | None:
+def _rewrite(debt: MaintenanceBacklog, asked: bool) -> MaintenanceOperation | None:
     return rewrite_of(debt.figures, debt.policy, debt.key, asked=asked)
 
 
@@ -180,7 +180,7 @@ class Maintenance:
                 return None
             return self._pass(table_id, claimed[0] if claimed else None)
 
-    def dry_run(self, debt: MaintenanceBacklog) -> tuple[tuple[Operation, ...], Sweep | None]:
+    def dry_run(self, debt: MaintenanceBacklog) -> tuple[tuple[MaintenanceOperation, ...], Sweep | None]:
         """What a requested pass would do now, and which files its sweep would delete."""
         operations = debt.due(asked=True)
         swept = None
@@ -224,7 +224,7 @@ class Maintenance:
         debt = self.debt_of(table_id, result)
         return debt is not None and debt.policy.maintenance_enabled and bool(debt.due(asked=False))
 
-    def _do(self, debt: MaintenanceBacklog, due: Operation, result: PassResult) -> bool:
+    def _do(self, debt: MaintenanceBacklog, due: MaintenanceOperation, result: PassResult) -> bool:
         """One operation, journalled; tried again when other commits were in the way. Whether it left a part of its work
         to the next."""
         name = NAMES[type(due)]
@@ -249,7 +249,7 @@ class Maintenance:
                 return isinstance(due, RewriteDataFiles) and not due.rewrite.complete(counts)
         return False
 
-    def _once(self, table_id: TableId, due: Operation) -> dict[str, int] | None:
+    def _once(self, table_id: TableId, due: MaintenanceOperation) -> dict[str, int] | None:
         """One attempt, on the table as it is now. None: the table is gone or being copied."""
         # First: its start may take minutes, in which commits land, readers pin, and a pump should know of no rewrite.
         procedures = self._procedures()
@@ -277,7 +277,7 @@ class Maintenance:
         return counts
 
     def _execute(
-        self, procedures: Procedures, debt: MaintenanceBacklog, due: Operation, outcome: dict[str, Any]
+        self, procedures: Procedures, debt: MaintenanceBacklog, due: MaintenanceOperation, outcome: dict[str, Any]
     ) -> dict[str, int]:
         name = debt.lake_name
         match due:
@@ -398,6 +398,6 @@ class Maintenance:
         return Past() if swept is None else Past(swept_at_sequence=int(swept[1].get("sequence_number", 0)))
 
 
-def described(operations: Iterable[Operation]) -> list[str]:
+def described(operations: Iterable[MaintenanceOperation]) -> list[str]:
     """Operations as lines for people."""
     return [f"{NAMES[type(operation)]}: {operation.reason}" for operation in operations]

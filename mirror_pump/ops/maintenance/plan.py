@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.engine.iceberg_procedures.rewrite_request import Rewrite
+from mirror_pump.engine.iceberg_procedures.rewrite_request import RewriteRequest
 from mirror_pump.lake.contents.snapshot_history import ages_by_branch, expirable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.policy import Policy
@@ -21,7 +21,7 @@ class RewriteDataFiles:
     """Merge data files."""
 
     reason: str
-    rewrite: Rewrite
+    rewrite: RewriteRequest
     parts: int = 1
     """Of it, each a commit: that many at most, so that it ends beside a pump which makes more to do all the time."""
 
@@ -56,7 +56,7 @@ class SweepFiles:
     reason: str
 
 
-Operation = RewriteDataFiles | RewritePositionDeletes | RewriteManifests | ExpireSnapshots | SweepFiles
+MaintenanceOperation = RewriteDataFiles | RewritePositionDeletes | RewriteManifests | ExpireSnapshots | SweepFiles
 
 NAMES: Mapping[type, str] = {
     RewriteDataFiles: "rewrite_data_files",
@@ -95,7 +95,7 @@ def rewrite_of(figures: TableStats, policy: Policy, key: tuple[str, ...], *, ask
     most = _most_files(figures, policy, None if deletes else small_below)
     return RewriteDataFiles(
         " and ".join(reasons),
-        Rewrite(
+        RewriteRequest(
             target_bytes=policy.rewrite_target_bytes,
             small_below=small_below,
             min_input_files=least,

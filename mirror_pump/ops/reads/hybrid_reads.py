@@ -57,7 +57,7 @@ from mirror_pump.ops.reads.table_reads import (
     seam_read,
 )
 from mirror_pump.ops.status.wait_for_frontier import wait_for
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, Unchanged, former_rows, read_catch_up_changes
+from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows, read_catch_up_changes
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, Locks, TableCutline
 from mirror_pump.source.connect import as_source_error, source_errors
@@ -186,7 +186,9 @@ def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow
                 values[place] = part
             found.append(DeltaRow(gone=True, values=tuple(values)))
         else:
-            cells = (former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
+            cells = (
+                former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
+            )
             found.append(DeltaRow(gone=False, values=tuple(cells)))
     return found
 

@@ -44,7 +44,7 @@ from mirror_pump.ops.reads.table_reads import (
     published,
     seam_read,
 )
-from mirror_pump.ops.reads.time_travel import When, history, snapshots_at
+from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
 from mirror_pump.ops.reads.views import create_view, fill_heaps
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.quoting import identifier
@@ -66,7 +66,7 @@ class Query:
 
     statement: str
     mode: ReadMode = ReadMode.SEAM
-    at: When | None = None
+    at: PastPoint | None = None
     """A past state to read. If it is set, the lake is read and `mode` is ignored."""
     min_lsn: Lsn | None = None
     """The oldest frontier that may be read. None: the current frontier; in mode hybrid, the current end of WAL."""
@@ -280,7 +280,7 @@ def _await(settings: Settings, query: Query) -> None:
         raise error
 
 
-def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn: Warn) -> list[TableRead]:
+def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, warn: Warn) -> list[TableRead]:
     seams = {seam.table.name: seam for seam in moment.seams.values()}
     present = one_frontier(seams.values())
     assert present is not None

@@ -56,7 +56,7 @@ class Initialised:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedSlot:
     """A row of modak.mirror_slots."""
 
     slot: str
@@ -148,16 +148,16 @@ def _triggers(connection: PgConnection, say: Say) -> None:
         )
 
 
-def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
+def _recorded(connection: PgConnection) -> tuple[_RecordedSlot, ...]:
     if connection.execute("SELECT to_regclass('modak.mirror_slots') IS NULL").fetchone() == (True,):
         return ()
     return tuple(
-        _Recorded(slot, publication, SystemIdentity(system, timeline, database), Lsn(applied))
+        _RecordedSlot(slot, publication, SystemIdentity(system, timeline, database), Lsn(applied))
         for slot, publication, system, timeline, database, applied in connection.execute(_SQL["slots"]).fetchall()
     )
 
 
-def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Settings:
+def _recorded_names(settings: Settings, recorded: tuple[_RecordedSlot, ...]) -> Settings:
     """Return the settings with the mirror's slot and publication. Raises UsageError if other names were requested."""
     if not recorded:
         return settings

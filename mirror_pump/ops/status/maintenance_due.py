@@ -18,7 +18,7 @@ from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.plan import (
     NAMES,
     ExpireSnapshots,
-    Operation,
+    MaintenanceOperation,
     Past,
     RewriteDataFiles,
     RewriteManifests,
@@ -103,7 +103,7 @@ def maintenance_due(
 
 
 def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now: datetime) -> MaintenanceDue:
-    due: list[Operation] = []
+    due: list[MaintenanceOperation] = []
     enabled, problem = True, state.failure
     try:
         policy = policy_of(table.policy)
@@ -125,7 +125,7 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
 
 def _due(
     table: MaintainedTable, content: LakeContent, state: Attention, policy: Policy, now: datetime
-) -> list[Operation]:
+) -> list[MaintenanceOperation]:
     figures = _figures(table, content.figures, state.stats, policy)
     now_ms = round(now.timestamp() * 1000)
     decided = (

@@ -29,13 +29,13 @@ Key: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class UnchangedValue:
     """A value that an UPDATE did not send: it is the one that the heap has, at L, under `key`."""
 
     key: Key
 
 
-Cell: TypeAlias = str | Unchanged | None
+Cell: TypeAlias = str | UnchangedValue | None
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _change(overlay: CatchUpTable, tag: bytes, message: bytes) -> None:
     if tag == b"U":
         known = overlay.rows.get(former)
         new = [
-            (known[place] if known is not None else Unchanged(former)) if cell == b"u" else cell
+            (known[place] if known is not None else UnchangedValue(former)) if cell == b"u" else cell
             for place, cell in enumerate(new)
         ]
         if former != key:
@@ -166,7 +166,7 @@ def _key(cells: list[Cell | bytes], places: list[int]) -> Key:
 def former_rows(overlay: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
     """The heap's rows at the consistent point that unchanged values refer to, by key."""
     wanted = {
-        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, Unchanged)
+        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, UnchangedValue)
     }
     columns = overlay.table.columns
     found = read_rows(reader, overlay.table, columns, sorted(wanted))

@@ -19,7 +19,7 @@ from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, 
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, Unchanged, former_rows
+from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk
 
@@ -113,7 +113,9 @@ def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
         with source_errors(f"reading rows of {overlay.table.name}"), reader.transaction():
             former = former_rows(overlay, reader)
         return [
-            tuple(former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
+            tuple(
+                former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
+            )
             for row in overlay.rows.values()
             if row is not None
         ]

@@ -133,7 +133,7 @@ class TableProgress:
 
 
 @dataclass(frozen=True)
-class _Heap:
+class _CopiedHeap:
     """A heap as it was at the consistent point."""
 
     lake: LakeTable
@@ -271,7 +271,7 @@ class _Verification:
     def _compare_at_frontier(
         self,
         tables: Mapping[TableId, MirroredTable],
-        heaps: Mapping[TableId, _Heap],
+        heaps: Mapping[TableId, _CopiedHeap],
         point: ConsistentPoint,
         reader: PgConnection,
     ) -> dict[TableId, TableReport | Disturbed]:
@@ -301,7 +301,9 @@ class _Verification:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes
 
-    def _read_heap(self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str) -> _Heap:
+    def _read_heap(
+        self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str
+    ) -> _CopiedHeap:
         chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
         with source_errors(f"looking how large {table.name} is"):
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
@@ -319,10 +321,10 @@ class _Verification:
         dsn = self._settings.require_dsn()
         heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
         self._observe(replace(progress, phase=VerifyPhase.READ))
-        return _Heap(heap, nbytes)
+        return _CopiedHeap(heap, nbytes)
 
     def _compare_table(
-        self, heap: _Heap, overlay: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
+        self, heap: _CopiedHeap, overlay: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
     ) -> Comparison:
         if overlay.altered:
             raise Disturbed(f"it was altered: {overlay.altered}")

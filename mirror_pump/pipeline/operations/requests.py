@@ -11,7 +11,7 @@ from mirror_pump.pipeline.operations.combinations import SchemaOperation, TableO
 from mirror_pump.pipeline.operations.operation import Operation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
-_Kind = TypeVar("_Kind", bound=Operation)
+_OperationType = TypeVar("_OperationType", bound=Operation)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TableDelta:
     def __post_init__(self) -> None:
         object.__setattr__(self, "operations", arranged(self.operations))
 
-    def get(self, kind: type[_Kind]) -> _Kind | None:
+    def get(self, kind: type[_OperationType]) -> _OperationType | None:
         """The operation of this kind, of which there is one at most."""
         return next((operation for operation in self.operations if isinstance(operation, kind)), None)
 

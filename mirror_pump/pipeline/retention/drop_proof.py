@@ -63,7 +63,7 @@ _LOOKED_AT = 8
 _ROWS_AT_ONCE = 1 << 18
 """Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
 
-Side: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
+DigestSide: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
 """Digests the heap or the lake. Includes the rows of the given buckets; if keys are given, only the rows with these
 keys."""
 
@@ -236,7 +236,7 @@ class Prover:
         return Digest.total(parts + [self._tasks.result(future) for future in waiting])
 
 
-def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list[str]]:
+def compare_sides(heap: DigestSide, cold: DigestSide, *, truncated: bool) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
     partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake."""
     mine, theirs = heap(None, None), cold(None, None)

@@ -47,7 +47,7 @@ from sql import queries
 
 _SQL = queries("pump")
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 _CURABLE = (
     ConnectionLost,
@@ -218,7 +218,7 @@ class Pump:
             self._failures.failed(error, totals.frontier, totals.epoch, retry_in=None)
             raise
 
-    def _persist(self, attempt: Callable[[], Outcome], totals: RunState) -> Outcome | None:
+    def _persist(self, attempt: Callable[[], Result], totals: RunState) -> Result | None:
         """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is
         requested."""
         pause, broken_tasks = _FIRST_PAUSE, 0

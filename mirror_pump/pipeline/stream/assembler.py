@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass
-class _Batch:
+class _OpenBatch:
     """What the open batch has collected so far."""
 
     segments: int = 0
@@ -134,7 +134,7 @@ class Assembler:
         self._messages: list[bytes] = []
         self._size = 0
         self._changes = 0
-        self._batch = _Batch()
+        self._batch = _OpenBatch()
         self._in_transaction = False
         self._skipping = False
         self._final_lsn = 0
@@ -233,7 +233,7 @@ class Assembler:
         if self._in_transaction:
             raise AssertionError("a batch holds whole transactions: it cannot close inside one")
         self._cut()
-        batch, self._batch = self._batch, _Batch()
+        batch, self._batch = self._batch, _OpenBatch()
         return BatchEnd(
             end_lsn=self.position,
             commit_time_us=batch.commit_time_us,
@@ -261,7 +261,7 @@ class Assembler:
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
             raise AssertionError("only a transaction in a batch of its own can be passed over")
         self._messages, self._size, self._changes = [], 0, 0
-        self._batch = _Batch(transactions=1)
+        self._batch = _OpenBatch(transactions=1)
         self._notes, self._emptied = {}, {}
         active, self._followed, self._set_aside = self._before_apart
         self._set_active(active)

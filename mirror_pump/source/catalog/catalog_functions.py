@@ -48,7 +48,7 @@ class FunctionDifference:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedFunctions:
     checksum: str
     objects: tuple[str, ...]
     """As DROP takes them, such as `FUNCTION modak.pin_below(bigint,bigint,boolean)`."""
@@ -107,7 +107,7 @@ def apply_functions(connection: _Connection, *, everything: bool) -> tuple[str, 
     return tuple(file.name for file in stale)
 
 
-def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _Recorded]) -> list[str]:
+def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _RecordedFunctions]) -> list[str]:
     """Runs one file; returns the objects that it defines."""
     ours = {name for row in former.values() for name in row.objects}
     before = _present(connection)
@@ -155,7 +155,10 @@ def _drop_to_replace(connection: _Connection, name: str) -> None:
 
 
 def _drop_undefined(
-    connection: _Connection, former: Mapping[str, _Recorded], defined: Mapping[str, list[str]], files: Iterable[str]
+    connection: _Connection,
+    former: Mapping[str, _RecordedFunctions],
+    defined: Mapping[str, list[str]],
+    files: Iterable[str],
 ) -> None:
     """Drops recorded objects that no file defines any more. Those that something depends on stay recorded."""
     kept = {name for file, row in former.items() if file not in defined and file in files for name in row.objects}
@@ -188,9 +191,9 @@ def _present(connection: _Connection) -> dict[str, str]:
     return dict(_rows(connection, _SQL["objects"]))
 
 
-def _recorded(connection: _Connection) -> dict[str, _Recorded]:
+def _recorded(connection: _Connection) -> dict[str, _RecordedFunctions]:
     return {
-        file: _Recorded(checksum, tuple(objects), program)
+        file: _RecordedFunctions(checksum, tuple(objects), program)
         for file, checksum, objects, program in _rows(connection, _SQL["recorded"])
     }
 

@@ -20,7 +20,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
-from tests.support.cli import Run, ThreadedProgram
+from tests.support.cli import RunCommand, ThreadedProgram
 from tests.support.proxy import Proxy
 
 
@@ -97,7 +97,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
     ],
 )
 def test_what_waiting_cannot_cure_ends_run_at_once(
-    run: Run, database: Database, changed: dict[str, str], code: int, message: str
+    run: RunCommand, database: Database, changed: dict[str, str], code: int, message: str
 ) -> None:
     result = run("run", "--dsn", psycopg.conninfo.make_conninfo(database.dsn, **changed))
     assert result.exit_code == code

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, register_by_hand
+from tests.support.cli import RunCommand, register_by_hand
 
 
 def completed(line: str, environment: Mapping[str, str]) -> list[str]:
@@ -41,7 +41,7 @@ def environment(database: Database) -> dict[str, str]:
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_commands_options_and_tables(
-    run: Run, database: Database, slot: str, tmp_path: Path, environment: dict[str, str]
+    run: RunCommand, database: Database, slot: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     register_by_hand(database, slot)

@@ -31,7 +31,7 @@ from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def mirror(database: Database, tmp_path: Path) -> Iterator[Mirror]:
     runner.close()
 
 
-def status(run: Run) -> dict[str, Any]:
+def status(run: RunCommand) -> dict[str, Any]:
     result = run("status", "--json")
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
-def shown(run: Run) -> str:
+def shown(run: RunCommand) -> str:
     """What people see; a terminal's lines end anywhere."""
     return " ".join(run("status").stdout.split())
 
@@ -78,7 +78,7 @@ def maintainer(mirror: Mirror) -> Iterator[Maintenance]:
         yield Maintenance(dsn, connection, mirror.settings.slot, StorageOptions(), start, heartbeat)
 
 
-def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
+def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
     document = status(run)
     (table,) = document["tables"]
     assert (table["maintenance"]["due"], table["maintenance"]["problem"]) == ([], None)
@@ -127,7 +127,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
         assert status(run)["tables"][0]["maintenance"]["due"] == []
 
 
-def test_a_table_that_nobody_maintains_for_a_day(mirror: Mirror, run: Run) -> None:
+def test_a_table_that_nobody_maintains_for_a_day(mirror: Mirror, run: RunCommand) -> None:
     database = mirror.database
     assert not warnings(status(run)), "it is young"
     steps = Steps()
@@ -171,7 +171,7 @@ def test_a_table_that_nobody_maintains_for_a_day(mirror: Mirror, run: Run) -> No
     assert not warnings(status(run)), "somebody wants it so"
 
 
-def test_maintenance_that_failed(mirror: Mirror, run: Run) -> None:
+def test_maintenance_that_failed(mirror: Mirror, run: RunCommand) -> None:
     with mirror.database.connect() as connection:
         (found,) = read_tables(connection, mirror.settings.slot)
         op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, {"operation": "pass"})

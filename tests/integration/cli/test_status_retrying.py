@@ -15,7 +15,7 @@ from mirror_pump.errors import StorageFull
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -52,14 +52,14 @@ def mirror(database: Database, tmp_path: Path, storage: FullStorage) -> Mirror:
     return Mirror.create(database, str(tmp_path / "lake"), storage, reconnect_backoff_max=0.4)
 
 
-def status(run: Run) -> dict[str, Any]:
+def status(run: RunCommand) -> dict[str, Any]:
     result = run("status", "--json")
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
-def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage: FullStorage, run: Run) -> None:
+def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage: FullStorage, run: RunCommand) -> None:
     database = mirror.database
     with mirror.pumping():
         mirror.register("t")
@@ -101,7 +101,7 @@ def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage
 
 
 def test_an_error_is_over_when_nothing_is_left_to_publish(
-    mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
+    mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror_pump.pipeline.session.session, "_RECOVERED_AFTER", 0.2)
     database = mirror.database

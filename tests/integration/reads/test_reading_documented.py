@@ -16,7 +16,7 @@ from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.readers import role_of
 from tests.support.retention import at_once
 
@@ -80,7 +80,7 @@ def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
     return read | {at: v for at, _, v in young}
 
 
-def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSession, monkeypatch: Any) -> None:
+def test_every_block_runs_as_it_stands(mirror: Mirror, run: RunCommand, spark: SparkSession, monkeypatch: Any) -> None:
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *values: printed.append(" ".join(map(str, values))))
     Path("report.sql").write_text(
@@ -118,7 +118,7 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
+def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: RunCommand) -> None:
     mirror.database.execute("UPDATE public.orders SET paid = 2 WHERE id = 3")
     mirror.catch_up()
     first = mirror.frontier()
@@ -146,7 +146,7 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
-def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
@@ -166,7 +166,7 @@ def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: R
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_two_moments_in_one_statement_are_told(mirror: Mirror, run: Run) -> None:
+def test_two_moments_in_one_statement_are_told(mirror: Mirror, run: RunCommand) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
     for mode, told in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
         with mirror.pumping():
@@ -178,7 +178,7 @@ def test_two_moments_in_one_statement_are_told(mirror: Mirror, run: Run) -> None
     assert "retention" not in run("sql", "FROM events").stderr
 
 
-def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: Run) -> None:
+def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: RunCommand) -> None:
     mirror.database.execute(
         'CREATE SCHEMA "Old Ones"',
         'CREATE TABLE "Old Ones".orders (id bigint PRIMARY KEY)',

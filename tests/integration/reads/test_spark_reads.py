@@ -21,7 +21,7 @@ from tests.support.seam import EVENTS, Retained
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Read = Callable[..., PinnedDataFrame]
+PinnedRead = Callable[..., PinnedDataFrame]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def retained(database: Database, warehouse: str, runner: TaskRunner) -> Retained
 
 
 @pytest.fixture
-def read(spark: SparkSession, retained: Retained) -> Read:
+def read(spark: SparkSession, retained: Retained) -> PinnedRead:
     def reading(*arguments: Any, **options: Any) -> PinnedDataFrame:
         return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=retained.mirror.settings, **options)
 
@@ -46,7 +46,7 @@ def rows(frame: DataFrame) -> list[Row]:
     return normalised([tuple(row) for row in frame.collect()])
 
 
-def test_seam_reads_are_exact_with_odd_values_on_every_side(retained: Retained, read: Read) -> None:
+def test_seam_reads_are_exact_with_odd_values_on_every_side(retained: Retained, read: PinnedRead) -> None:
     retained.upsert(10, 10, n="'NaN'")
     retained.upsert(50, 51, day="'infinity'")
     retained.delete(20, 20)
@@ -64,7 +64,9 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(retained: Retained, 
     assert retained.pins() == []
 
 
-def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, retained: Retained, read: Read) -> None:
+def test_filters_and_columns_are_pushed_to_both_sides(
+    spark: SparkSession, retained: Retained, read: PinnedRead
+) -> None:
     # Else the plan names the first of them only.
     spark.conf.set("spark.sql.maxMetadataStringLength", "10000")
     with read() as frame:
@@ -86,7 +88,9 @@ def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, retai
         assert sorted(row[0] for row in narrow.collect()) == sorted(wanted)
 
 
-def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, retained: Retained, read: Read) -> None:
+def test_a_pushed_filter_means_what_it_means_to_spark(
+    spark: SparkSession, retained: Retained, read: PinnedRead
+) -> None:
     """On the heap's side Postgres evaluates what Spark pushes: with its collations, time zones and literals."""
     retained.both("UPDATE {} SET t = upper(t) || 'ä' WHERE at IN (210, 310)")
     retained.both(
@@ -129,7 +133,9 @@ def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, retai
         assert sorted(found) == sorted(wanted)
 
 
-def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, retained: Retained, read: Read) -> None:
+def test_a_session_of_another_time_zone_reads_the_same(
+    spark: SparkSession, retained: Retained, read: PinnedRead
+) -> None:
     with read() as frame:
         wanted = frame.selectExpr("id", "unix_micros(seen)", "cast(local as string)").collect()
         try:
@@ -143,7 +149,7 @@ def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, reta
 
 
 def test_all_partitions_of_a_read_see_one_snapshot(
-    retained: Retained, read: Read, monkeypatch: pytest.MonkeyPatch
+    retained: Retained, read: PinnedRead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mirror_pump.spark.heap._LEAST_BLOCKS", 1)
     retained.both(
@@ -163,7 +169,7 @@ def test_all_partitions_of_a_read_see_one_snapshot(
         assert sorted(found) == sorted((row[1], row[2]) for row in wanted if row[0] >= 200)
 
 
-def test_the_lake_is_read_as_of_f_and_the_heap_as_of_now(retained: Retained, read: Read) -> None:
+def test_the_lake_is_read_as_of_f_and_the_heap_as_of_now(retained: Retained, read: PinnedRead) -> None:
     with read(mode="lake") as before:
         retained.insert((399, 1))
         retained.mirror.catch_up()
@@ -174,7 +180,7 @@ def test_the_lake_is_read_as_of_f_and_the_heap_as_of_now(retained: Retained, rea
             assert len(retained.pins()) == 5
 
 
-def test_a_read_that_waits_in_vain_says_so(retained: Retained, read: Read) -> None:
+def test_a_read_that_waits_in_vain_says_so(retained: Retained, read: PinnedRead) -> None:
     with pytest.raises(SourceError, match="has not passed"):
         read(mode="lake", min_lsn="7FFFFFFF/0", max_wait=0.2)
     assert retained.pins() == []
