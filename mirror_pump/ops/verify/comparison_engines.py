@@ -1,4 +1,5 @@
-"""Who compares a table: DuckDB within the process if it is small, for there is nothing to start; else Spark."""
+"""Chooses the engine that compares a table: DuckDB in this process for small tables, as it starts at once, else
+Spark."""
 
 from __future__ import annotations
 
@@ -30,37 +31,38 @@ if TYPE_CHECKING:
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 SMALL_BYTES = 64 << 20
-"""Of the heap with its TOAST, and of the lake's files: more is not compared within the process. Spark takes some ten
-seconds to start, and about as long as DuckDB to compare so much."""
+"""Limit for DuckDB in this process, both of the heap with its TOAST and of the lake's files. Spark takes about ten
+seconds to start, and DuckDB about as long to compare this much."""
 SMALL_ROWS = 2_000_000
-"""Rows and deleted rows in the lake's files: a file of one repeated value may hold any number of them."""
+"""Limit for DuckDB on rows plus deleted rows in the lake: a small file of repeated values may hold any number."""
 _MEMORY = "1GiB"
-"""That DuckDB may take, whatever the sizes promised; beyond it, it spills, and what cannot be spilled goes to Spark."""
+"""Memory limit of DuckDB. Beyond it DuckDB spills to disk; a comparison that cannot spill is repeated in Spark."""
 
 
 @dataclass(frozen=True)
 class ComparisonEngine:
-    """Who reads the heap's chunks, and who compares two Iceberg tables by their metadata files, as
-    `mirror_pump.ops.verify.compare_spark.compare` does."""
+    """A runner that reads the heap's chunks, and a function that compares two Iceberg tables given their metadata files
+    (see `mirror_pump.ops.verify.compare_spark.compare`)."""
 
     runner: TaskRunner
     compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
 
 
 class Engines(Protocol):
-    """The engines of one verification. `heap_bytes`: of the table's heap, TOAST included."""
+    """The engines of one verification. `heap_bytes` is the size of the table's heap, TOAST included."""
 
     def for_heap(self, heap_bytes: int, /) -> ComparisonEngine:
-        """Whose runner is to read the heap."""
+        """The engine whose runner reads the heap."""
         ...
 
     def for_tables(self, heap_bytes: int, lake_location: str, /) -> ComparisonEngine:
-        """Who is to compare it with the lake table that has this metadata file."""
+        """The engine that compares the heap with the lake table whose metadata file is `lake_location`."""
         ...
 
 
 class EnginesBySize:
-    """A context manager: Spark starts when a table first needs it, and ends with the block."""
+    """Chooses by the table's size. A context manager: Spark starts when a table first needs it, and ends at its
+    exit."""
 
     def __init__(self, settings: Settings, storage: StorageOptions) -> None:
         self._settings = settings
@@ -78,7 +80,7 @@ class EnginesBySize:
 
     def for_tables(self, heap_bytes: int, lake_location: str) -> ComparisonEngine:
         engine = self.for_heap(heap_bytes)
-        # The lake may hold more than the heap: that is what is being looked for.
+        # The lake may hold more than the heap: that would be a difference to find.
         return engine if engine is not self._small or self._is_small(lake_location) else self._spark
 
     def _is_small(self, lake_location: str) -> bool:
@@ -94,7 +96,7 @@ class EnginesBySize:
 
     @cached_property
     def _small(self) -> ComparisonEngine | None:
-        """DuckDB; None where it is not installed, or cannot reach the lake."""
+        """DuckDB. None if it is not installed or cannot reach the lake."""
         try:
             duckdb = open_duckdb()
         except UsageError:
@@ -136,7 +138,7 @@ class EnginesBySize:
 
 @dataclass(frozen=True)
 class OneEngine:
-    """The same for all tables."""
+    """Uses the same engine for all tables."""
 
     engine: ComparisonEngine
 

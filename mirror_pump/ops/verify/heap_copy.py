@@ -1,4 +1,4 @@
-"""The heap of a table as it was at a consistent point, and then at the frontier, as a scratch Iceberg table."""
+"""Copies a table's heap as of a consistent point into a scratch Iceberg table, and brings it to the frontier."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk
 
 if TYPE_CHECKING:
-    # Not otherwise: it would load pyspark.
+    # Imported for type checking only, since it loads pyspark.
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
 class Disturbed(MirrorPumpError):
-    """A table changed while it was being read, in a way that the stream's rows cannot make up for: another try, of the
-    whole table, may be left in peace."""
+    """While the table was being read, it changed in a way that cannot be derived from the stream. A new attempt, from
+    the start, may succeed."""
 
 
 class NotReadable(MirrorPumpError):
-    """The heap of a table cannot be read, and would not be the next time."""
+    """The table's heap cannot be read. A new attempt would fail as well."""
 
 
 def read_heap(
@@ -47,10 +47,11 @@ def read_heap(
     location: str,
     on_chunk: Callable[[int], None] = lambda _: None,
 ) -> LakeTable:
-    """The rows that the exported `snapshot` sees, as an Iceberg table at `location`.
+    """Copy the rows that the exported database snapshot `snapshot` sees into an Iceberg table at `location`.
 
-    `on_chunk` is called with the rows of each chunk that was read, in this thread. Raises Disturbed if a chunk's heap
-    was rewritten, dropped or altered, or stayed locked, NotReadable for what Postgres does not print.
+    `on_chunk` is called in this thread, with the number of rows of each chunk that was read. Raises Disturbed if the
+    heap or a partition was rewritten, dropped, altered or locked for too long, and NotReadable if Postgres cannot
+    output a row.
     """
     target = replace(table, location=location)
     staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
@@ -62,7 +63,7 @@ def read_heap(
             try:
                 result = future.result()
             except ConnectionLost as error:
-                # A lock that is held for too long, too. If the server is gone, the next try says so.
+                # Also raised for a lock held too long. If the server is gone, the next attempt reports that.
                 raise Disturbed(f"its heap could not be read: {error}") from error
             if result.error is not None:
                 raise NotReadable(result.error)
@@ -75,7 +76,7 @@ def read_heap(
     finally:
         for future in futures:
             future.cancel()
-        # What runs writes files, which the caller is about to remove.
+        # Wait for running tasks: the caller is about to remove the files that they write.
         for future in futures:
             if not future.cancelled():
                 future.exception()
@@ -84,8 +85,8 @@ def read_heap(
 
 
 def laid_over(heap: LakeTable, overlay: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
-    """The scratch table with the overlay on top. `reader` sees the consistent point. Raises Disturbed if the heap is
-    not any more what the consistent point saw."""
+    """The scratch table with the changes applied. `reader` sees the consistent point. Raises Disturbed if the heap has
+    been truncated or rewritten since, so that `reader` no longer finds the rows of the consistent point."""
     if not overlay.rows and not overlay.truncated:
         return heap
     table, schema = overlay.table, without_raw_text(heap.schema)
@@ -107,9 +108,9 @@ def laid_over(heap: LakeTable, overlay: CatchUpTable, reader: PgConnection, stor
 
 
 def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
-    """The overlay's rows, with the values that the stream did not send."""
+    """The changed rows, completed by the values that the stream did not send."""
     try:
-        # A savepoint: the reader has other tables to read.
+        # In a savepoint, so that after an error the reader can read other tables.
         with source_errors(f"reading rows of {overlay.table.name}"), reader.transaction():
             former = former_rows(overlay, reader)
         return [
@@ -128,7 +129,7 @@ def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
 
 
 def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
-    """The columns, and every sidecar of the schema."""
+    """The rows as an Arrow table with the columns, and every raw text column of the schema."""
     typed, raw = parse_rows(rows, {column.name: column.type for column in columns})
     return widened(pa.table(typed), raw, schema)
 
