@@ -1,13 +1,13 @@
-"""Room for Spark's commits beside a pump that never rests.
+"""Pauses the pump's publishes while Spark commits, since Spark would otherwise rarely succeed.
 
-Iceberg's commits are optimistic: read the pointer, write metadata, swap the pointer if nobody else did. Whoever is
-slower starves, and Spark takes some tenths of a second for what the pump does in hundredths: beside 20 commits a
-second it did not get through with 50 tries. So while Spark commits, the slot's row is held, which makes publishes
-wait, for half of the time at most: two seconds at first, and twice as long after each try that this was not enough
-for. Spark looks at every commit since its rewrite began whenever it tries, so that a try takes the longer the more of
-them there are; a fixed limit would be one that a long rewrite never gets below. The table's pointer tells when the
-commit is through: what Spark does after that needs no room. The server ends the session, and with it the wait, should
-this process be stopped in the middle.
+An Iceberg commit is optimistic: it reads the pointer, writes metadata, and swaps the pointer if it has not changed. The
+slower writer starves. Spark takes some tenths of a second where the pump takes hundredths: with 20 publishes a second,
+50 attempts of Spark failed.
+
+So while Spark commits, the maintainer locks the slot's row, and publishes wait. They wait for at most half of the time:
+for two seconds at first, and twice as long after each pause that was too short. The limit has to grow, because each
+attempt reads all commits since the rewrite began, and takes longer the more there are. The pause ends as soon as the
+table's pointer has changed. If this process dies, the server ends its session and thereby the pause.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from sql import queries
 _LOCK = queries("publish")["lock_slot"]
 
 _POLL = 0.02
-"""Seconds between looks at what Spark does."""
+"""Seconds between two checks of Spark's jobs and of the pointer."""
 _FIRST, _LONGEST = 2.0, 60.0
-"""Seconds that a publish is made to wait at most: for the first try, and ever."""
+"""Maximum seconds of the first pause, and of any."""
 _LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 _GRACE = 3.0
-"""Seconds beyond these after which the server ends a window that this process does not."""
+"""Seconds after the maximum at which the server ends a pause that this process did not end."""
 
 
 class CommitPause:
-    """Holds publishes up whenever Spark has finished its jobs and not yet returned: then it commits. A context manager
-    around one procedure, which commits once, on this table of the Iceberg catalog.
+    """Pauses publishes while Spark has finished its jobs and the procedure has not returned: Spark commits then. A
+    context manager around one procedure that commits once to the table `lake_name` of the Iceberg catalog.
 
-    `busy` says whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first` are the
-    seconds of the first wait.
+    `busy` tells whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first` is the
+    maximum length of the first pause, in seconds.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class CommitPause:
                         self._thread.pause(self._hold(connection))
                     self._thread.pause(_POLL)
         except SourceError as error:
-            # Without the window the commit may still get through.
+            # Without the pause the commit may still succeed.
             get_logger("maintain").warning("no commit window", error=str(error))
 
     def _hold(self, connection: PgConnection) -> float:
-        """Keeps publishes waiting while Spark commits; returns the seconds for which."""
+        """Pauses publishes while Spark commits. Returns the length of the pause in seconds. Raises SourceError."""
         with source_errors("holding publishes up for Spark's commit"), connection.transaction():
             connection.execute(_LIMIT, (f"{self._longest + _GRACE:.0f}s",))
             connection.execute(_LOCK, {"slot": self._slot})

@@ -1,4 +1,4 @@
-"""Who maintains: `maintain TABLE` once, or a server that answers requests and pays debt as it becomes due."""
+"""Maintains tables: once for `maintain TABLE`, or as a server that handles requests and runs due maintenance."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.telemetry import get_logger
 
 _POLL = 0.5
-"""Seconds between looks at requests, and at the answer to one."""
+"""Seconds between two checks for requests, or for the answer to one."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds that a table whose pass failed is left alone for; doubles with each failure in a row."""
+"""Seconds until a table whose pass failed is maintained again: after the first failure, and at most. Doubles each
+time."""
 _RECONNECT_PAUSE = 5.0
 
 Start = Callable[[], Procedures]
 
 
 def own_spark(settings: Settings) -> Start:
-    """Starts, at its first call, a Spark of this process with Iceberg's jars, on a bounded share of the machine."""
+    """A function that at its first call starts Spark in this process, with Iceberg's jars and limited cores and
+    memory."""
     started: list[Procedures] = []
 
     def start() -> Procedures:
@@ -71,7 +73,7 @@ def own_spark(settings: Settings) -> Start:
 
 @dataclass(frozen=True)
 class MaintenanceOutcome:
-    """What became of one table's maintenance."""
+    """The outcome of one table's maintenance, as lines for people."""
 
     table: str
     lines: tuple[str, ...]
@@ -81,9 +83,10 @@ class MaintenanceOutcome:
 def maintain_tables(
     settings: Settings, names: Sequence[str], *, wait: bool, start: Start | None = None
 ) -> Iterator[MaintenanceOutcome]:
-    """Requests maintenance of the tables, all of the slot's if none is named, and yields what became of each.
+    """Request maintenance of the named tables, or of all, and yield the outcome for each.
 
-    A maintainer that serves does the work, else this process. Without `wait`, requests are filed and that is all.
+    If a maintainer serves the slot, it does the work; otherwise this process does. Without `wait`, only files requests.
+    Raises UsageError for a name that is no table, TableError for a table that is not mirrored.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection:
         tables = choose(connection, settings, names)
@@ -98,7 +101,7 @@ def maintain_tables(
                 for table_id, name in tables.items():
                     yield _answered(connection, settings.slot, maintenance, table_id, name, filed[table_id])
         except (KeyboardInterrupt, GeneratorExit):
-            # Else the next maintainer to start would do what nobody waits for any more.
+            # Otherwise the next maintainer would handle requests for which nobody waits.
             withdraw_requests(connection, list(tables), who)
             raise
 
@@ -106,8 +109,8 @@ def maintain_tables(
 def _answered(
     connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
 ) -> MaintenanceOutcome:
-    """Waits for a server's answer, or does the work here when nobody serves. TableError once the table is not mirrored
-    any more."""
+    """Waits for a server's answer, or does the work here if no server runs. Raises TableError if the table is
+    unregistered meanwhile."""
     while True:
         answer = answer_to(connection, table_id, since)
         if answer is not None:
@@ -132,7 +135,7 @@ def _lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
 
 
 def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None) -> Iterator[MaintenanceOutcome]:
-    """What maintenance of the tables would do now; changes nothing but modak.lake_stats."""
+    """Yield what maintenance of each table would do now. Changes nothing except statistics in modak.lake_stats."""
     start = start or own_spark(settings)
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection,
@@ -160,7 +163,8 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
 
 
 def choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> dict[TableId, str]:
-    """The named tables, or all of the slot's, by ID. TableError for one that is not mirrored."""
+    """Names of the given tables, or of all tables of the slot, by ID. Raises TableError for one that is not
+    mirrored."""
     known = {table.table_id: str(table.name) for table in read_tables(connection, settings.slot)}
     if not names:
         return known
@@ -183,10 +187,9 @@ def _who() -> str:
 
 
 class MaintenanceServer:
-    """Answers requests at once, and looks at every table's debt now and then. Several may run beside each other.
+    """Handles requests at once, and runs due maintenance of all tables periodically. Several servers may run.
 
-    Work that nobody asked for is followed by a pause in which the machine belongs to others: `maintain_share` of the
-    time is worked at most.
+    After work that nobody requested it pauses, so that this takes at most the share `maintain_share` of the time.
     """
 
     def __init__(self, settings: Settings, start: Start | None = None) -> None:
@@ -197,11 +200,11 @@ class MaintenanceServer:
         self._log = get_logger("maintain")
 
     def request_stop(self) -> None:
-        """Return from `run` after the operation under way. Safe in a signal handler."""
+        """Make `run` return after the current operation. Safe in a signal handler."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Serve until a stop is requested. Lost connections are made anew; raises what a person has to mend."""
+        """Serve until a stop is requested. Reconnects by itself; raises errors that need an operator."""
         while not self._stopping.is_set():
             try:
                 with self._maintenance() as (connection, maintenance):
@@ -236,7 +239,7 @@ class MaintenanceServer:
             self._stopping.wait(_POLL)
 
     def _look(self, maintenance: Maintenance) -> bool:
-        """Maintains the tables whose debt is due; returns whether there were any."""
+        """Maintains the tables for which something is due. Returns whether there were any."""
         worked = False
         for debt in maintenance.look():
             table_id = debt.table.table_id

@@ -1,7 +1,7 @@
-"""One pass of maintenance over one table: look at its debt, do what is due, journal it, publish what it left.
+"""One maintenance pass over one table: finds out what is due, does it, records it in the journal, publishes the result.
 
-The pump may run or not, and commits meanwhile; Iceberg's optimistic commits and ours see to it that neither undoes the
-other. A table whose initial copy is not complete is left alone: its later chunks need the deletes that it has.
+The pump may run meanwhile: since commits of both are optimistic, neither undoes the other's. A table whose initial copy
+is incomplete is skipped, because its remaining chunks need the present delete files.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.telemetry import get_logger
 
 _ATTEMPTS = 4
-"""Of an operation that other commits were in the way of: Iceberg itself has tried its commit 50 times by then, so the
-conflict is in substance, and goes away only with new input."""
+"""Number of attempts at an operation whose commit conflicts with others. Iceberg has already tried each commit 50
+times, so the operation has to be computed again."""
 _SWEPT_SHOWN = 20
-"""Locations of deleted files that the journal keeps."""
+"""Number of deleted files whose locations the journal keeps."""
 
 
 @dataclass(frozen=True)
 class MaintenanceBacklog:
-    """A table as a look at it found it."""
+    """A table's state, from which follows what maintenance is due."""
 
     table: MaintainedTable
     state: LakeTable
@@ -91,7 +91,7 @@ class MaintenanceBacklog:
         return TableName(self.table.name.schema, self.table.lake_table)
 
     def due(self, *, asked: bool) -> tuple[MaintenanceOperation, ...]:
-        """What there is to do; `asked`: somebody wants all of it, whether it is worth the effort or not."""
+        """The operations that are due. With `asked`, also those below the policy's thresholds."""
         return tuple(operation for decide in _DECISIONS if (operation := decide(self, asked)) is not None)
 
 
@@ -111,7 +111,7 @@ _DECISIONS: tuple[_Decision, ...] = (
     ),
     lambda debt, asked: sweep_of(debt.figures, debt.policy, debt.past, asked=asked),
 )
-"""In the order in which the operations follow each other: each makes work for the next."""
+"""Decides on each operation, in the order in which they run: each makes work for the next."""
 
 
 @dataclass
@@ -120,16 +120,16 @@ class PassResult:
 
     table: str
     done: list[str] = field(default_factory=list)
-    """A line per operation."""
+    """A line per operation that was done."""
     errors: list[str] = field(default_factory=list)
     skipped: str = ""
-    """Why nothing was done, if nothing could be."""
+    """Why the table could not be maintained; empty if it could."""
     before: TableStats | None = None
     after: TableStats | None = None
 
 
 class Maintenance:
-    """Looks at tables and maintains them, one at a time. `procedures` starts Spark when it is first called."""
+    """Maintains tables, one at a time. `procedures` starts Spark when it is first called."""
 
     def __init__(
         self,
@@ -151,8 +151,10 @@ class Maintenance:
         self._log = get_logger("maintain")
 
     def look(self, table_ids: Sequence[TableId] | None = None) -> list[MaintenanceBacklog]:
-        """Each table's debt, stored in modak.lake_stats too. Tables that are being copied, or cannot be read, are left
-        out; the latter are logged."""
+        """The backlog of each of the tables, of all tables by default. Its statistics are stored in modak.lake_stats.
+
+        Leaves out tables that are being copied, and those that cannot be read, with a warning in the log.
+        """
         found = []
         for table in read_tables(self._connection, self._slot, table_ids):
             if table.copying:
@@ -168,8 +170,11 @@ class Maintenance:
         return found
 
     def maintain(self, table_id: TableId, *, claimed_only: bool = False) -> PassResult | None:
-        """One pass. A request for it that is pending is claimed, and makes the pass do all there is to do; with
-        `claimed_only` nothing is done without one. None: another maintainer works on the table, or has the request."""
+        """One pass over a table. Returns None if another maintainer works on the table.
+
+        Claims a pending request for the table; such a pass ignores the policy's thresholds. With `claimed_only` nothing
+        is done, and None is returned, if no request is pending.
+        """
         with table_lock(self._connection, table_id) as granted:
             if not granted:
                 return None
@@ -181,7 +186,7 @@ class Maintenance:
             return self._pass(table_id, claimed[0] if claimed else None)
 
     def dry_run(self, debt: MaintenanceBacklog) -> tuple[tuple[MaintenanceOperation, ...], Sweep | None]:
-        """What a requested pass would do now, and which files its sweep would delete."""
+        """The operations that a requested pass would run now, and the files that its sweep would delete."""
         operations = debt.due(asked=True)
         swept = None
         if any(isinstance(operation, SweepFiles) for operation in operations):
@@ -225,8 +230,8 @@ class Maintenance:
         return debt is not None and debt.policy.maintenance_enabled and bool(debt.due(asked=False))
 
     def _do(self, debt: MaintenanceBacklog, due: MaintenanceOperation, result: PassResult) -> bool:
-        """One operation, journalled; tried again when other commits were in the way. Whether it left a part of its work
-        to the next."""
+        """Runs one operation, again after conflicts with other commits, and adds the outcome to `result`. Returns True
+        if it was one part of a rewrite and more parts are left."""
         name = NAMES[type(due)]
         self._log.info(name, table=str(debt.table.name), reason=due.reason)
         attempts = Retrying(
@@ -250,8 +255,10 @@ class Maintenance:
         return False
 
     def _once(self, table_id: TableId, due: MaintenanceOperation) -> dict[str, int] | None:
-        """One attempt, on the table as it is now. None: the table is gone or being copied."""
-        # First: its start may take minutes, in which commits land, readers pin, and a pump should know of no rewrite.
+        """One attempt, on the table as it is now. Returns the procedure's counts, or None if the table cannot be
+        maintained now."""
+        # Start Spark before looking at the table. It may take minutes, during which the pump commits and readers pin
+        # snapshots, and the journal should not show a rewrite yet.
         procedures = self._procedures()
         debt = self.debt_of(table_id, PassResult(""))
         if debt is None:
@@ -263,7 +270,7 @@ class Maintenance:
             kind = MAINTENANCE
         else:
             phase = REWRITING
-            # Of main's head, which Spark begins at: the last commit may have been one to the branch `cold`.
+            # The sequence number of main's head, where Spark begins. The last commit may have been to branch `cold`.
             details["since_sequence"] = int(debt.state.sequence_number)
         with operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
             counts = self._execute(procedures, debt, due, outcome)
@@ -293,8 +300,9 @@ class Maintenance:
                 with self._window(debt):
                     counts = procedures.rewrite_data_files(name, due.rewrite)
                 if due.rewrite.deletes and due.rewrite.complete(counts):
-                    # The rewrite began at this table or a later one, and took every file that one of its deletes may
-                    # concern. Iceberg keeps them as long as any older file is left, which they do not concern.
+                    # The rewrite began at this state of the table or a later one, and rewrote every file that its
+                    # deletes may apply to. Iceberg itself keeps a delete while any older data file exists, even if it
+                    # does not apply to that file.
                     with self._window(debt, at_once=True):
                         dropped = procedures.drop_deletes(name, int(debt.state.sequence_number))
                     counts["removed_delete_files_count"] = counts.get("removed_delete_files_count", 0) + dropped
@@ -324,9 +332,9 @@ class Maintenance:
     def _expire(
         self, procedures: Procedures, debt: MaintenanceBacklog, due: ExpireSnapshots, outcome: dict[str, Any]
     ) -> dict[str, int]:
-        # A pinned one that the history lost may need files of those that are in it.
+        # Raises LakeError if a pinned snapshot is no longer in the history: it may need files that expiry would delete.
         pinned_snapshots(debt.state, debt.table)
-        # What was pinned since the decision, and what the history has lost since, is left out.
+        # Leave out snapshots that were pinned, or removed from the history, since the decision.
         present = {int(snapshot["snapshot-id"]) for snapshot in debt.state.metadata["snapshots"]}
         ids = [
             snapshot_id
@@ -337,8 +345,8 @@ class Maintenance:
             return {"expired_snapshots": 0}
         with self._window(debt, at_once=True):
             delete = procedures.expire_snapshots(debt.lake_name, ids)
-        # Readers look whether a snapshot is in the history after they pinned it. So a pin that is not seen now comes
-        # from one who does not find it there any more, and reads nothing of it.
+        # Readers pin a snapshot first, and then check that it is in the history. So a reader whose pin is not visible
+        # here will find that the snapshot is gone, and read nothing.
         (table,) = read_tables(self._connection, self._slot, [debt.table.table_id]) or (None,)
         if table is None or not table.pinned.isdisjoint(ids):
             outcome["left"] = "one of them was pinned meanwhile: their files are for the sweep, once it no longer is"
@@ -352,7 +360,7 @@ class Maintenance:
         republish(self._connection, self._slot, debt.table.table_id, debt.table.start_lsn, self._storage)
 
     def debt_of(self, table_id: TableId, result: PassResult) -> MaintenanceBacklog | None:
-        """The table's present debt; None, with the reason in `result`, if it cannot be maintained now."""
+        """The table's present backlog. If it cannot be maintained now, adds the reason to `result` and returns None."""
         tables = read_tables(self._connection, self._slot, [table_id])
         if not tables:
             result.skipped = "not registered any more"
@@ -373,11 +381,11 @@ class Maintenance:
         try:
             if state is None or state.metadata_location != table.metadata_location:
                 state = self._loaded[table.table_id] = LakeTable.load(table.metadata_location, self._storage)
-            # What is remembered of it may be gone.
+            # The state may have been loaded long ago, and its files may be missing by now.
             require_files(head_files(state), self._storage)
         except FileMissing as error:
             raise self._explained(table.table_id, error) from error
-        # Raises where another engine altered the table: of such a one there is no debt to be decided on.
+        # Raises if another engine has altered the table. Such a table is not maintained.
         key = tuple(field.name for field in state.schema.key.fields)
         figures = self._meter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
@@ -386,7 +394,7 @@ class Maintenance:
         return MaintenanceBacklog(table, state, key, policy, figures, self._past(table.table_id), warnings)
 
     def _explained(self, table_id: TableId, error: FileMissing) -> LakeError:
-        """What a missing file means: for this table, or for the warehouse."""
+        """An error that says whether only this table lacks files, or the whole warehouse is gone."""
         table = load_table(self._connection, table_id)
         if table is None:
             return error
@@ -399,5 +407,5 @@ class Maintenance:
 
 
 def described(operations: Iterable[MaintenanceOperation]) -> list[str]:
-    """Operations as lines for people."""
+    """One line of text per operation: its name and its reason."""
     return [f"{NAMES[type(operation)]}: {operation.reason}" for operation in operations]

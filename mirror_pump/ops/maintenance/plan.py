@@ -1,4 +1,4 @@
-"""What maintenance a table's debt calls for. Pure: figures and policy in, operations out."""
+"""Decides which maintenance of a table is due, from its statistics and its policy. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.policy import Policy
 
 _METADATA_LARGE = 4 << 20
-"""Bytes of a metadata file from which on writing it whole with every commit is felt."""
+"""Size of a metadata file, in bytes, from which on `status` warns: every commit writes the whole file."""
 _SNAPSHOTS_MANY = 1000
+"""Number of snapshots from which on `status` warns."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class RewriteDataFiles:
     reason: str
     rewrite: RewriteRequest
     parts: int = 1
-    """Of it, each a commit: that many at most, so that it ends beside a pump which makes more to do all the time."""
+    """Maximum number of commits. Without a limit the rewrite might never end, since the pump keeps writing files."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class RewriteManifests:
 
 @dataclass(frozen=True)
 class ExpireSnapshots:
-    """Expire snapshots, delete what only they need."""
+    """Expire snapshots and delete the files that only they need."""
 
     reason: str
     snapshot_ids: tuple[int, ...]
@@ -65,19 +66,19 @@ NAMES: Mapping[type, str] = {
     ExpireSnapshots: "expire_snapshots",
     SweepFiles: "remove_orphan_files",
 }
-"""Each operation's name in the journal: its procedure."""
+"""Each operation's name in the journal: that of Iceberg's procedure."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What the journal says of the table's earlier maintenance."""
+    """Earlier maintenance of the table, from the journal."""
 
     swept_at_sequence: int = 0
-    """Sequence number at the last sweep."""
+    """The table's sequence number at the last sweep; 0 if there was none."""
 
 
 def rewrite_of(figures: TableStats, policy: Policy, key: tuple[str, ...], *, asked: bool) -> RewriteDataFiles | None:
-    """The rewrite of data files that is due, if one is. `asked`: somebody wants whatever there is to do."""
+    """The rewrite of data files that is due, or None. With `asked`, also one below the policy's thresholds."""
     bounds = class_bounds(policy.rewrite_target_bytes)
     least = 2 if asked else policy.rewrite_min_input_files
     small = _small(figures, policy, bounds, least, asked=asked)
@@ -104,7 +105,7 @@ def rewrite_of(figures: TableStats, policy: Policy, key: tuple[str, ...], *, ask
             deletes=deletes,
             max_files=most,
         ),
-        # Each makes one file of so many at least, or frees so many of their deletes.
+        # Each part replaces at least that many files by one, or rewrites that many without their deletes.
         parts=1 if most is None else figures.data_files // (most - 1) + 1,
     )
 
@@ -114,8 +115,8 @@ def _in_parts(figures: TableStats, policy: Policy) -> bool:
 
 
 def _most_files(figures: TableStats, policy: Policy, small_below: int | None) -> int | None:
-    """Files to rewrite, and to commit, at a time; None for all. `small_below`: only files of less bytes are rewritten;
-    None: those with deletes too, which are as large as any."""
+    """Maximum number of files per commit; None for no limit. If only files below `small_below` bytes are rewritten,
+    these determine the number; with None, files with deletes are rewritten too, whatever their size."""
     if not _in_parts(figures, policy):
         return None
     size = small_below or max(policy.rewrite_target_bytes, figures.data_bytes // max(figures.data_files, 1))
@@ -125,7 +126,7 @@ def _most_files(figures: TableStats, policy: Policy, small_below: int | None) ->
 def _small(
     figures: TableStats, policy: Policy, bounds: tuple[int, ...], least: int, *, asked: bool
 ) -> tuple[int, int] | None:
-    """The size below which files are to be merged, and their number; None if there are not enough."""
+    """The size in bytes below which files are to be merged, and the number of such files; None if there are too few."""
     if not policy.rewrite_enabled:
         return None
     if asked:
@@ -133,13 +134,14 @@ def _small(
     full = [place for place, count in enumerate(figures.small_by_class) if count >= least]
     if not full:
         return None
-    # In parts the smallest come first: a part that larger ones are in has room for few of them, which are merged again.
+    # A rewrite in parts merges the smallest files only: a part has room for few larger ones, so these would have to be
+    # merged again.
     place = full[-1] if _in_parts(figures, policy) else full[0]
     return bounds[place], sum(figures.small_by_class[place:])
 
 
 def position_deletes_of(figures: TableStats, policy: Policy, *, asked: bool) -> RewritePositionDeletes | None:
-    """The rewrite of position-delete files that is due, if one is."""
+    """The rewrite of position-delete files that is due, or None."""
     least = 2 if asked else policy.position_delete_rewrite_min_files
     if not policy.position_delete_rewrite_enabled or figures.position_delete_files < least:
         return None
@@ -147,7 +149,7 @@ def position_deletes_of(figures: TableStats, policy: Policy, *, asked: bool) -> 
 
 
 def manifests_of(figures: TableStats, policy: Policy, *, asked: bool) -> RewriteManifests | None:
-    """The rewrite of manifests that is due, if one is. On request from ten on: fewer are not worth a commit."""
+    """The rewrite of manifests that is due, or None. Even on request it needs ten: fewer are not worth a commit."""
     least = min(10, policy.manifest_rewrite_min_manifests) if asked else policy.manifest_rewrite_min_manifests
     if not policy.manifest_rewrite_enabled or figures.manifests < least:
         return None
@@ -157,7 +159,7 @@ def manifests_of(figures: TableStats, policy: Policy, *, asked: bool) -> Rewrite
 def expiry_of(
     metadata: Mapping[str, Any], protected: Collection[int], policy: Policy, now_ms: int, *, asked: bool
 ) -> ExpireSnapshots | None:
-    """The expiry that is due, if one is."""
+    """The expiry of snapshots that is due, or None. `protected`: IDs of snapshots that must stay."""
     if not policy.snapshot_expiry_enabled or ages_by_branch(metadata):
         return None
     ids = expirable(metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, protected)
@@ -167,7 +169,7 @@ def expiry_of(
 
 
 def sweep_of(figures: TableStats, policy: Policy, past: Past, *, asked: bool) -> SweepFiles | None:
-    """The sweep that is due, if one is."""
+    """The sweep that is due, or None."""
     commits = figures.sequence_number - past.swept_at_sequence
     if not policy.orphan_sweep_enabled or (commits < policy.orphan_sweep_min_commits and not asked):
         return None
@@ -175,7 +177,7 @@ def sweep_of(figures: TableStats, policy: Policy, past: Past, *, asked: bool) ->
 
 
 def warnings_of(metadata: Mapping[str, Any], figures: TableStats, policy: Policy) -> list[str]:
-    """What somebody should know of a table's lake side, in words."""
+    """Warnings about the lake table for `status`."""
     found = []
     if figures.equality_delete_rows >= policy.delete_compaction_min_rows:
         found.append(
