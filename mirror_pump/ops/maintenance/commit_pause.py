@@ -29,9 +29,9 @@ _LOCK = queries("publish")["lock_slot"]
 
 _POLL = 0.02
 """Seconds between two checks of Spark's jobs and of the pointer."""
-_FIRST, _LONGEST = 2.0, 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0
 """Maximum seconds of the first pause, and of any."""
-_LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
+_SET_TIMEOUT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 _GRACE = 3.0
 """Seconds after the maximum at which the server ends a pause that this process did not end."""
 
@@ -40,8 +40,8 @@ class CommitPause:
     """Pauses publishes while Spark has finished its jobs and the procedure has not returned: Spark commits then. A
     context manager around one procedure that commits once to the table `lake_name` of the Iceberg catalog.
 
-    `busy` tells whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first` is the
-    maximum length of the first pause, in seconds.
+    `busy` tells whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first_pause` is
+    the maximum length of the first pause, in seconds.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class CommitPause:
         busy: Callable[[], bool],
         *,
         at_once: bool = False,
-        first: float = _FIRST,
+        first_pause: float = _FIRST_PAUSE,
     ) -> None:
         self._dsn = dsn
         self._slot = slot
         self._lake_name = lake_name
         self._busy = busy
-        self._longest = first
-        self._computed = at_once
+        self._limit = first_pause
+        self._jobs_done = at_once
         self._thread = ServiceThread("commit-pause", self._run)
 
     def __enter__(self) -> Self:
@@ -76,27 +76,27 @@ class CommitPause:
             with connect(self._dsn, autocommit=True, application_name="mirror-pump-maintain") as connection:
                 while not self._thread.stopping():
                     if self._busy():
-                        self._computed = True
-                    elif self._computed:
-                        self._thread.pause(self._hold(connection))
+                        self._jobs_done = True
+                    elif self._jobs_done:
+                        self._thread.pause(self._pause_publishes(connection))
                     self._thread.pause(_POLL)
         except SourceError as error:
             # Without the pause the commit may still succeed.
             get_logger("maintain").warning("no commit window", error=str(error))
 
-    def _hold(self, connection: PgConnection) -> float:
+    def _pause_publishes(self, connection: PgConnection) -> float:
         """Pauses publishes while Spark commits. Returns the length of the pause in seconds. Raises SourceError."""
         with source_errors("holding publishes up for Spark's commit"), connection.transaction():
-            connection.execute(_LIMIT, (f"{self._longest + _GRACE:.0f}s",))
+            connection.execute(_SET_TIMEOUT, (f"{self._limit + _GRACE:.0f}s",))
             connection.execute(_LOCK, {"slot": self._slot})
             began = time.monotonic()
             pointer = self._pointer(connection)
-            while not self._thread.pause(_POLL) and not self._busy() and time.monotonic() - began < self._longest:
+            while not self._thread.pause(_POLL) and not self._busy() and time.monotonic() - began < self._limit:
                 if self._pointer(connection) != pointer:
                     self._thread.request_stop()
         held = time.monotonic() - began
-        if held >= self._longest:
-            self._longest = min(2 * self._longest, _LONGEST)
+        if held >= self._limit:
+            self._limit = min(2 * self._limit, _LONGEST_PAUSE)
         return held
 
     def _pointer(self, connection: PgConnection) -> str | None:

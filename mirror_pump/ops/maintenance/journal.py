@@ -66,7 +66,7 @@ class Heartbeat:
 
 
 @contextmanager
-def operation(
+def journaled_operation(
     connection: PgConnection,
     heartbeat: Heartbeat,
     table_id: TableId,
@@ -77,13 +77,13 @@ def operation(
     """Records one operation in the journal for the duration of the block. What the block puts into the yielded dict is
     added to its details. An error ends the operation as failed, and is raised again."""
     op_id = begin(connection, table_id, kind, phase, details)
-    with ended(connection, heartbeat, op_id) as outcome:
+    with running_operation(connection, heartbeat, op_id) as outcome:
         yield outcome
 
 
 @contextmanager
-def ended(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> Iterator[dict[str, Any]]:
-    """Like `operation`, for one that is already in the journal."""
+def running_operation(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> Iterator[dict[str, Any]]:
+    """Like `journaled_operation`, for one that is already in the journal."""
     began = time.monotonic()
     outcome: dict[str, Any] = {}
     heartbeat.add(op_id)
@@ -91,7 +91,7 @@ def ended(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> I
         yield outcome
     except BaseException as error:
         heartbeat.remove(op_id)
-        outcome |= {"seconds": round(time.monotonic() - began, 3), "error": _words(error)}
+        outcome |= {"seconds": round(time.monotonic() - began, 3), "error": _error_text(error)}
         if not connection.closed and not connection.broken:
             finish(connection, op_id, FAILED, outcome)
         raise
@@ -100,6 +100,6 @@ def ended(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> I
     finish(connection, op_id, str(outcome.pop("phase", DONE)), outcome, outcome.pop("snapshot_id", None))
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = f"{error} {error.remedy}" if isinstance(error, MirrorPumpError) else f"{type(error).__name__}: {error}"
     return redact(" ".join(text.split()))[:2000]

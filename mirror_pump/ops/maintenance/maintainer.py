@@ -21,7 +21,7 @@ from mirror_pump.errors import ConnectionLost, LakeError, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.journal import Heartbeat
-from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, described
+from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, operation_lines
 from mirror_pump.source.catalog.maintenance import (
     announce_server,
     answer_to,
@@ -90,8 +90,8 @@ def maintain_tables(
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection:
         tables = choose(connection, settings, names)
-        who = _who()
-        filed = {table_id: file_request(connection, table_id, who) for table_id in tables}
+        requester = _requester()
+        filed = {table_id: file_request(connection, table_id, requester) for table_id in tables}
         if not wait:
             yield from (MaintenanceOutcome(name, ("requested",)) for name in tables.values())
             return
@@ -99,14 +99,14 @@ def maintain_tables(
             with Heartbeat(settings.require_dsn()) as heartbeat:
                 maintenance = _maintenance(settings, connection, start or own_spark(settings), heartbeat)
                 for table_id, name in tables.items():
-                    yield _answered(connection, settings.slot, maintenance, table_id, name, filed[table_id])
+                    yield _await_outcome(connection, settings.slot, maintenance, table_id, name, filed[table_id])
         except (KeyboardInterrupt, GeneratorExit):
             # Otherwise the next maintainer would handle requests for which nobody waits.
-            withdraw_requests(connection, list(tables), who)
+            withdraw_requests(connection, list(tables), requester)
             raise
 
 
-def _answered(
+def _await_outcome(
     connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
 ) -> MaintenanceOutcome:
     """Waits for a server's answer, or does the work here if no server runs. Raises TableError if the table is
@@ -119,18 +119,18 @@ def _answered(
                 (str(details.get("error") or phase),) if phase != "done" else ()
             )
             return MaintenanceOutcome(
-                name, _lines(details.get("done") or [], str(details.get("skipped") or "")), errors
+                name, _outcome_lines(details.get("done") or [], str(details.get("skipped") or "")), errors
             )
         if not read_tables(connection, slot, [table_id]):
             raise TableError(f"{name} is not registered any more")
         if not is_served(connection, slot):
             result = maintenance.maintain(table_id, claimed_only=True)
             if result is not None:
-                return MaintenanceOutcome(name, _lines(result.done, result.skipped), tuple(result.errors))
+                return MaintenanceOutcome(name, _outcome_lines(result.done, result.skipped), tuple(result.errors))
         time.sleep(_POLL)
 
 
-def _lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
+def _outcome_lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
     return tuple(done) or ((f"left alone: {skipped}",) if skipped else ("nothing to do",))
 
 
@@ -144,18 +144,18 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
         maintenance = _maintenance(settings, connection, start, heartbeat)
         for table_id, name in choose(connection, settings, names).items():
             found = PassResult(name)
-            debt = maintenance.debt_of(table_id, found)
-            if debt is None:
+            backlog = maintenance.backlog_of(table_id, found)
+            if backlog is None:
                 yield MaintenanceOutcome(
                     name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors)
                 )
                 continue
             try:
-                operations, swept = maintenance.dry_run(debt)
+                operations, swept = maintenance.dry_run(backlog)
             except LakeError as error:
                 yield MaintenanceOutcome(name, (), (str(error),))
                 continue
-            lines = [f"would run {line}" for line in described(operations)]
+            lines = [f"would run {line}" for line in operation_lines(operations)]
             if swept is not None:
                 lines.append(f"would delete {len(swept.files)} files of {swept.size_bytes} bytes:")
                 lines.extend(f"  {file.location}" for file in swept.files)
@@ -182,7 +182,7 @@ def _maintenance(settings: Settings, connection: PgConnection, start: Start, hea
     return Maintenance(settings.require_dsn(), connection, settings.slot, storage, start, heartbeat)
 
 
-def _who() -> str:
+def _requester() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
 
@@ -232,23 +232,23 @@ class MaintenanceServer:
                     self._report(table_id, maintenance.maintain(table_id, claimed_only=True))
             if time.monotonic() >= next_look:
                 began = time.monotonic()
-                worked = self._look(maintenance)
+                did_work = self._maintain_due_tables(maintenance)
                 seconds = time.monotonic() - began
-                rest = seconds * (1 / self._settings.maintain_share - 1) if worked else 0.0
+                rest = seconds * (1 / self._settings.maintain_share - 1) if did_work else 0.0
                 next_look = time.monotonic() + max(self._settings.maintain_interval, rest)
             self._stopping.wait(_POLL)
 
-    def _look(self, maintenance: Maintenance) -> bool:
+    def _maintain_due_tables(self, maintenance: Maintenance) -> bool:
         """Maintains the tables for which something is due. Returns whether there were any."""
-        worked = False
-        for debt in maintenance.look():
-            table_id = debt.table.table_id
-            due = debt.policy.maintenance_enabled and debt.due(asked=False)
+        did_work = False
+        for backlog in maintenance.read_backlogs():
+            table_id = backlog.table.table_id
+            due = backlog.policy.maintenance_enabled and backlog.due(requested=False)
             if self._stopping.is_set() or not due or time.monotonic() < self._failures.get(table_id, (0, 0.0))[1]:
                 continue
-            worked = True
+            did_work = True
             self._report(table_id, maintenance.maintain(table_id))
-        return worked
+        return did_work
 
     def _report(self, table_id: TableId, result: PassResult | None) -> None:
         if result is None:

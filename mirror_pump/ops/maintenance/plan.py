@@ -70,20 +70,22 @@ NAMES: Mapping[type, str] = {
 
 
 @dataclass(frozen=True)
-class Past:
+class PastMaintenance:
     """Earlier maintenance of the table, from the journal."""
 
     swept_at_sequence: int = 0
     """The table's sequence number at the last sweep; 0 if there was none."""
 
 
-def rewrite_of(figures: TableStats, policy: Policy, key: tuple[str, ...], *, asked: bool) -> RewriteDataFiles | None:
-    """The rewrite of data files that is due, or None. With `asked`, also one below the policy's thresholds."""
+def rewrite_of(
+    figures: TableStats, policy: Policy, key: tuple[str, ...], *, requested: bool
+) -> RewriteDataFiles | None:
+    """The rewrite of data files that is due, or None. With `requested`, also one below the policy's thresholds."""
     bounds = class_bounds(policy.rewrite_target_bytes)
-    least = 2 if asked else policy.rewrite_min_input_files
-    small = _small(figures, policy, bounds, least, asked=asked)
+    min_files = 2 if requested else policy.rewrite_min_input_files
+    small = _small_file_class(figures, policy, bounds, min_files, requested=requested)
     deletes = policy.delete_compaction_enabled and figures.delete_rows >= (
-        1 if asked else max(policy.delete_compaction_min_rows, policy.delete_compaction_ratio * figures.records)
+        1 if requested else max(policy.delete_compaction_min_rows, policy.delete_compaction_ratio * figures.records)
     )
     if small is None and not deletes:
         return None
@@ -93,20 +95,20 @@ def rewrite_of(figures: TableStats, policy: Policy, key: tuple[str, ...], *, ask
     if deletes:
         reasons.append(f"{figures.delete_rows} rows in {figures.delete_files} delete files")
     small_below = small[0] if small is not None else bounds[-1] if policy.rewrite_enabled else 0
-    most = _most_files(figures, policy, None if deletes else small_below)
+    max_files = _max_files(figures, policy, None if deletes else small_below)
     return RewriteDataFiles(
         " and ".join(reasons),
         RewriteRequest(
             target_bytes=policy.rewrite_target_bytes,
             small_below=small_below,
-            min_input_files=least,
+            min_input_files=min_files,
             max_group_bytes=policy.rewrite_max_group_bytes,
             sort_by=key if policy.rewrite_strategy == "sort" else (),
             deletes=deletes,
-            max_files=most,
+            max_files=max_files,
         ),
         # Each part replaces at least that many files by one, or rewrites that many without their deletes.
-        parts=1 if most is None else figures.data_files // (most - 1) + 1,
+        parts=1 if max_files is None else figures.data_files // (max_files - 1) + 1,
     )
 
 
@@ -114,7 +116,7 @@ def _in_parts(figures: TableStats, policy: Policy) -> bool:
     return figures.data_bytes > policy.rewrite_max_group_bytes
 
 
-def _most_files(figures: TableStats, policy: Policy, small_below: int | None) -> int | None:
+def _max_files(figures: TableStats, policy: Policy, small_below: int | None) -> int | None:
     """Maximum number of files per commit; None for no limit. If only files below `small_below` bytes are rewritten,
     these determine the number; with None, files with deletes are rewritten too, whatever their size."""
     if not _in_parts(figures, policy):
@@ -123,15 +125,15 @@ def _most_files(figures: TableStats, policy: Policy, small_below: int | None) ->
     return max(2, policy.rewrite_max_group_bytes // size)
 
 
-def _small(
-    figures: TableStats, policy: Policy, bounds: tuple[int, ...], least: int, *, asked: bool
+def _small_file_class(
+    figures: TableStats, policy: Policy, bounds: tuple[int, ...], min_files: int, *, requested: bool
 ) -> tuple[int, int] | None:
     """The size in bytes below which files are to be merged, and the number of such files; None if there are too few."""
     if not policy.rewrite_enabled:
         return None
-    if asked:
-        return (bounds[0], figures.small_files) if figures.small_files >= least else None
-    full = [place for place, count in enumerate(figures.small_by_class) if count >= least]
+    if requested:
+        return (bounds[0], figures.small_files) if figures.small_files >= min_files else None
+    full = [place for place, count in enumerate(figures.small_by_class) if count >= min_files]
     if not full:
         return None
     # A rewrite in parts merges the smallest files only: a part has room for few larger ones, so these would have to be
@@ -140,38 +142,38 @@ def _small(
     return bounds[place], sum(figures.small_by_class[place:])
 
 
-def position_deletes_of(figures: TableStats, policy: Policy, *, asked: bool) -> RewritePositionDeletes | None:
+def position_deletes_of(figures: TableStats, policy: Policy, *, requested: bool) -> RewritePositionDeletes | None:
     """The rewrite of position-delete files that is due, or None."""
-    least = 2 if asked else policy.position_delete_rewrite_min_files
-    if not policy.position_delete_rewrite_enabled or figures.position_delete_files < least:
+    min_files = 2 if requested else policy.position_delete_rewrite_min_files
+    if not policy.position_delete_rewrite_enabled or figures.position_delete_files < min_files:
         return None
-    return RewritePositionDeletes(f"{figures.position_delete_files} position-delete files", 2 if asked else 5)
+    return RewritePositionDeletes(f"{figures.position_delete_files} position-delete files", 2 if requested else 5)
 
 
-def manifests_of(figures: TableStats, policy: Policy, *, asked: bool) -> RewriteManifests | None:
+def manifests_of(figures: TableStats, policy: Policy, *, requested: bool) -> RewriteManifests | None:
     """The rewrite of manifests that is due, or None. Even on request it needs ten: fewer are not worth a commit."""
-    least = min(10, policy.manifest_rewrite_min_manifests) if asked else policy.manifest_rewrite_min_manifests
-    if not policy.manifest_rewrite_enabled or figures.manifests < least:
+    min_files = min(10, policy.manifest_rewrite_min_manifests) if requested else policy.manifest_rewrite_min_manifests
+    if not policy.manifest_rewrite_enabled or figures.manifests < min_files:
         return None
     return RewriteManifests(f"{figures.manifests} manifests")
 
 
 def expiry_of(
-    metadata: Mapping[str, Any], protected: Collection[int], policy: Policy, now_ms: int, *, asked: bool
+    metadata: Mapping[str, Any], protected: Collection[int], policy: Policy, now_ms: int, *, requested: bool
 ) -> ExpireSnapshots | None:
     """The expiry of snapshots that is due, or None. `protected`: IDs of snapshots that must stay."""
     if not policy.snapshot_expiry_enabled or ages_by_branch(metadata):
         return None
     ids = expirable(metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, protected)
-    if len(ids) < (1 if asked else policy.snapshot_expiry_min_snapshots):
+    if len(ids) < (1 if requested else policy.snapshot_expiry_min_snapshots):
         return None
     return ExpireSnapshots(f"{len(ids)} snapshots replaced over {policy.snapshot_retention_hours:g} h ago", ids)
 
 
-def sweep_of(figures: TableStats, policy: Policy, past: Past, *, asked: bool) -> SweepFiles | None:
+def sweep_of(figures: TableStats, policy: Policy, past: PastMaintenance, *, requested: bool) -> SweepFiles | None:
     """The sweep that is due, or None."""
     commits = figures.sequence_number - past.swept_at_sequence
-    if not policy.orphan_sweep_enabled or (commits < policy.orphan_sweep_min_commits and not asked):
+    if not policy.orphan_sweep_enabled or (commits < policy.orphan_sweep_min_commits and not requested):
         return None
     return SweepFiles(f"{commits} commits since the last sweep")
 

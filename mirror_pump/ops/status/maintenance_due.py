@@ -19,7 +19,7 @@ from mirror_pump.ops.maintenance.plan import (
     NAMES,
     ExpireSnapshots,
     MaintenanceOperation,
-    Past,
+    PastMaintenance,
     RewriteDataFiles,
     RewriteManifests,
     RewritePositionDeletes,
@@ -129,11 +129,11 @@ def _due(
     figures = _figures(table, content.figures, state.stats, policy)
     now_ms = round(now.timestamp() * 1000)
     decided = (
-        rewrite_of(figures, policy, (), asked=False),
-        position_deletes_of(figures, policy, asked=False),
-        manifests_of(figures, policy, asked=False),
-        expiry_of(content.history, table.protected, policy, now_ms, asked=False),
-        sweep_of(figures, policy, Past(state.swept_at_sequence), asked=False),
+        rewrite_of(figures, policy, (), requested=False),
+        position_deletes_of(figures, policy, requested=False),
+        manifests_of(figures, policy, requested=False),
+        expiry_of(content.history, table.protected, policy, now_ms, requested=False),
+        sweep_of(figures, policy, PastMaintenance(state.swept_at_sequence), requested=False),
     )
     return [operation for operation in decided if operation is not None]
 

@@ -105,8 +105,8 @@ def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
     (table,) = status(run)["tables"]
     due = {operation["operation"]: operation["reason"] for operation in table["maintenance"]["due"]}
     with maintainer(mirror) as maintenance:
-        (debt,) = maintenance.look()
-    decided = {NAMES[type(operation)]: operation.reason for operation in debt.due(asked=False)}
+        (backlog,) = maintenance.read_backlogs()
+    decided = {NAMES[type(operation)]: operation.reason for operation in backlog.due(requested=False)}
     assert set(decided) == {"rewrite_data_files", "expire_snapshots", "remove_orphan_files"}
     assert due == decided, "as a maintainer decides it, who reads the manifests"
     assert {operation["operation"] for operation in status(run)["tables"][0]["maintenance"]["due"]} == set(decided)
@@ -116,7 +116,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
     with mirror.database.connect() as connection:
         operation = {"operation": "remove_orphan_files"}
         op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, operation)
-        finish(connection, op_id, DONE, {"sequence_number": debt.figures.sequence_number})
+        finish(connection, op_id, DONE, {"sequence_number": backlog.figures.sequence_number})
         announce_server(connection, mirror.settings.slot)
         document = status(run)
         assert document["maintenance"]["served"] is True
@@ -153,7 +153,7 @@ def test_a_table_that_nobody_maintains_for_a_day(mirror: Mirror, run: RunCommand
     assert steps.details(Step.TABLE_NEGLECTED, "hours") == [30]
 
     with maintainer(mirror) as maintenance:
-        maintenance.look()
+        maintenance.read_backlogs()
     (table,) = status(run)["tables"]
     assert (table["maintenance"]["unattended_commits"], table["maintenance"]["unattended_seconds"]) == (0, None)
     age = "UPDATE modak.lake_stats SET collected_at = now() - interval '30 hours'"
