@@ -105,7 +105,7 @@ DECLARE
     missing jsonb := '{}';
 BEGIN
     SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
-    UPDATE modak.mirror_shapes SET shape = present, told_at = now() WHERE table_id = told_id;
+    UPDATE modak.mirror_shapes SET shape = present, noted_at = now() WHERE table_id = told_id;
     PERFORM modak.mirror_rename_payloads(told_id, former, present);
     IF present IS NOT NULL THEN
         added := modak.mirror_added(former, present);

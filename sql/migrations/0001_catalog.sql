@@ -264,15 +264,15 @@ COMMENT ON TABLE modak.former_locations IS 'Where files of registrations that ha
 CREATE TABLE modak.mirror_shapes (
     table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
     shape       jsonb,
-    told_at     timestamptz NOT NULL DEFAULT now()
+    noted_at     timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE modak.mirror_shapes IS 'What the stream was last told about each mirrored table''s columns, key and partitions';
 
--- Anybody may put a message into the stream; ours bear a seal that takes a secret, and is good in one transaction only.
+-- Anybody may put a message into the stream; ours bear a signature, which needs a secret and is valid in one transaction only.
 CREATE TABLE modak.mirror_secret (
     secret      text        NOT NULL
 );
-COMMENT ON TABLE modak.mirror_secret IS 'What notes of schema changes are sealed with: whoever reads it can tell the mirror anything';
+COMMENT ON TABLE modak.mirror_secret IS 'Secret that signs the notes of schema changes: a role that can read it can forge them';
 INSERT INTO modak.mirror_secret VALUES (gen_random_uuid()::text || gen_random_uuid()::text);
 
 CREATE TABLE modak.mirror_captured (
@@ -285,7 +285,7 @@ CREATE TABLE modak.mirror_captured (
     payload         jsonb,
     PRIMARY KEY (table_id, pk)
 );
-COMMENT ON TABLE modak.mirror_captured IS 'Changes of partitions that are being sealed; they become corrections when T passes';
+COMMENT ON TABLE modak.mirror_captured IS 'Changes of partitions that are being sealed; they become corrections when the cut-line passes';
 CREATE INDEX mirror_captured_partition_idx ON modak.mirror_captured (table_id, partition_id);
 
 CREATE TABLE modak.mirror_functions (

@@ -10,14 +10,14 @@ SELECT secret FROM modak.mirror_secret;
 -- name: waiting
 -- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
 -- them. Not those that the stream has nothing or not all of.
-SELECT s.table_id, s.told_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
+SELECT s.table_id, s.noted_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND (m.shape IS NULL OR m.state = 'waiting')
    AND modak.mirror_has_key(s.shape)
    AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged
 -- Keeps everybody from telling more of the table, if nobody has since.
-SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND told_at = %(told_at)s FOR UPDATE;
+SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND noted_at = %(noted_at)s FOR UPDATE;
 
 -- name: note
 -- Tells the stream about tables that changed without it, and about those that are settled.

@@ -143,8 +143,8 @@ def _exact(
             if old.rewritten(seam):
                 raise _FromHeap(f"{seam.table.name} was truncated or rewritten this moment")
         with point.stream(settings.publication) as stream:
-            overlay = read_catch_up_changes(stream, tables, point.lsn, frontier)
-        reads = [_read(old, lake.seams[table_id], overlay.tables[table_id], split, storage) for table_id in table_ids]
+            changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
+        reads = [_read(old, lake.seams[table_id], changes.tables[table_id], split, storage) for table_id in table_ids]
         attempt.pop_all()
     enter(old)
     enter(lake)
@@ -152,18 +152,18 @@ def _exact(
 
 
 def _read(
-    moment: ConsistentSnapshot, seam: TableCutline, overlay: CatchUpTable, split: Split | None, storage: StorageOptions
+    moment: ConsistentSnapshot, seam: TableCutline, changes: CatchUpTable, split: Split | None, storage: StorageOptions
 ) -> TableRead:
     table = seam.table
-    if overlay.altered:
-        raise _FromHeap(f"{table.name} was altered this moment: {overlay.altered}")
-    if overlay.truncated:
+    if changes.altered:
+        raise _FromHeap(f"{table.name} was altered this moment: {changes.altered}")
+    if changes.truncated:
         raise _FromHeap(f"{table.name} was truncated this moment")
     point = _point(moment, table, split)
     if point is None:
         return lake_read(seam, published(seam), storage)
     heap = heap_side(moment.connection, moment.snapshot, table, point.above)
-    rows = _changed(moment, overlay)
+    rows = _changed(moment, changes)
     young = _young(moment, table, rows, point)
     # A row that is old or deleted at the frontier only hides the heap's version of its key.
     corrections = [
@@ -173,13 +173,13 @@ def _read(
     return assemble(table, ReadMode.HYBRID, lake, heap, storage, corrections, of_lake=False, frontier=promised(seam))
 
 
-def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow]:
+def _changed(moment: ConsistentSnapshot, changes: CatchUpTable) -> list[DeltaRow]:
     """Return the last version of each key that changed between L and the frontier."""
-    table = overlay.table
+    table = changes.table
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-    former = former_rows(overlay, moment.connection)
+    former = former_rows(changes, moment.connection)
     found = []
-    for key, row in overlay.rows.items():
+    for key, row in changes.rows.items():
         if row is None:
             values: list[str | None] = [None] * len(table.columns)
             for place, part in zip(places, key, strict=True):

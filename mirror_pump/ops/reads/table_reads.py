@@ -302,9 +302,9 @@ def narrowed(read: TableRead, wanted: frozenset[str] | None = None) -> tuple[Hea
         return wanted is None or column.name in wanted or names.get(column.field_id) in wanted
 
     columns = tuple(column for column in read.table.columns if used(column)) or read.table.key_columns[:1]
-    beside = heap.raw_text_columns & {column.name for column in columns}
-    raw = [names[column.field_id] for column in columns if column.name in beside]
-    side = replace(heap, table=replace(heap.table, columns=columns), raw_text_columns=beside)
+    raw_text = heap.raw_text_columns & {column.name for column in columns}
+    raw = [names[column.field_id] for column in columns if column.name in raw_text]
+    side = replace(heap, table=replace(heap.table, columns=columns), raw_text_columns=raw_text)
     return side, [*(column.name for column in columns), *raw]
 
 

@@ -162,8 +162,8 @@ def _recorded_names(settings: Settings, recorded: tuple[_RecordedSlot, ...]) -> 
     if not recorded:
         return settings
     mirror = recorded[0]
-    asked = {name: getattr(settings, name) for name in ("slot", "publication") if name in settings.model_fields_set}
-    for name, value in asked.items():
+    requested = {name: getattr(settings, name) for name in ("slot", "publication") if name in settings.model_fields_set}
+    for name, value in requested.items():
         present = mirror.slot if name == "slot" else mirror.publication
         if value != present:
             raise UsageError(

@@ -90,8 +90,8 @@ class CatchUpChanges:
                 table.altered = table.altered or difference_from(table.table, relation)
             return
         if tag == b"M":
-            told = parse_logical_message(message)
-            note = parse_note(told.content) if told.prefix == PREFIX else None
+            logical = parse_logical_message(message)
+            note = parse_note(logical.content) if logical.prefix == PREFIX else None
             table = self.tables.get(note.table_id) if note is not None else None
             if table is not None:
                 table.altered = table.altered or "a note of a schema change came"
@@ -108,36 +108,36 @@ class CatchUpChanges:
             _change(table, tag, message)
 
 
-def _change(overlay: CatchUpTable, tag: bytes, message: bytes) -> None:
-    key_places = [place for place, column in enumerate(overlay.table.columns) if column.name in overlay.table.key]
+def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
+    key_places = [place for place, column in enumerate(changes.table.columns) if column.name in changes.table.key]
     position = 5
     old: list[Cell | bytes] | None = None
     new: list[Cell | bytes] | None = None
     while position < len(message):
         kind = message[position : position + 1]
         cells, position = _tuple(message, position + 1)
-        cells = [cell for place, cell in enumerate(cells) if place not in overlay.table.excluded_places]
+        cells = [cell for place, cell in enumerate(cells) if place not in changes.table.excluded_places]
         if kind == b"N":
             new = cells
         else:
             old = cells
     if new is None:
         assert old is not None
-        overlay.rows[_key(old, key_places)] = None
+        changes.rows[_key(old, key_places)] = None
         return
     if old is not None:
         new = [before if cell == b"u" and before is not None else cell for cell, before in zip(new, old, strict=True)]
     key = _key(new, key_places)
     former = _key(old, key_places) if old is not None else key
     if tag == b"U":
-        known = overlay.rows.get(former)
+        known = changes.rows.get(former)
         new = [
             (known[place] if known is not None else UnchangedValue(former)) if cell == b"u" else cell
             for place, cell in enumerate(new)
         ]
         if former != key:
-            overlay.rows[former] = None
-    overlay.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
+            changes.rows[former] = None
+    changes.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
 
 
 def _tuple(message: bytes, position: int) -> tuple[list[Cell | bytes], int]:
@@ -165,14 +165,14 @@ def _key(cells: list[Cell | bytes], places: list[int]) -> Key:
     return tuple(str(part) for part in key)
 
 
-def former_rows(overlay: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
+def former_rows(changes: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
     """By key, the rows of the consistent point that unchanged values refer to. `reader` sees the consistent point."""
     wanted = {
-        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, UnchangedValue)
+        cell.key for row in changes.rows.values() if row is not None for cell in row if isinstance(cell, UnchangedValue)
     }
-    columns = overlay.table.columns
-    found = read_rows(reader, overlay.table, columns, sorted(wanted))
-    places = [place for place, column in enumerate(columns) if column.name in overlay.table.key]
+    columns = changes.table.columns
+    found = read_rows(reader, changes.table, columns, sorted(wanted))
+    places = [place for place, column in enumerate(columns) if column.name in changes.table.key]
     return {tuple(str(row[place]) for place in places): row for row in found}
 
 
@@ -180,14 +180,14 @@ def read_catch_up_changes(
     stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
 ) -> CatchUpChanges:
     """The changes of all transactions that ended after `start` and at or before `until`."""
-    overlay = CatchUpChanges(tables, start)
+    changes = CatchUpChanges(tables, start)
     while True:
         messages: list[bytes] = []
         stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
         for message in messages:
-            if not overlay.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
-                return overlay
+            if not changes.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
+                return changes
         keepalive = stream.keepalive
-        if overlay.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
-            return overlay
+        if changes.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
+            return changes
         stream.send_status(start, start, start, reply=not messages)

@@ -137,7 +137,7 @@ class EnginesBySize:
 
 
 @dataclass(frozen=True)
-class OneEngine:
+class SingleEngine:
     """Uses the same engine for all tables."""
 
     engine: ComparisonEngine

@@ -57,7 +57,7 @@ def read_heap(
     staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
     futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
     backdated = []
-    beside: frozenset[int] = frozenset()
+    raw_text: frozenset[int] = frozenset()
     try:
         for future in futures:
             try:
@@ -71,7 +71,7 @@ def read_heap(
                 raise Disturbed("its heap, or a partition's, was rewritten, altered or dropped while it was being read")
             if result.file is not None:
                 backdated.append(BackdatedFile(result.file, staged.sequence_number))
-                beside |= result.sidecars
+                raw_text |= result.raw_text_columns
             on_chunk(result.rows)
     finally:
         for future in futures:
@@ -80,44 +80,44 @@ def read_heap(
         for future in futures:
             if not future.cancelled():
                 future.exception()
-    schema = with_raw_text(staged.table.schema, beside)
+    schema = with_raw_text(staged.table.schema, raw_text)
     return staged.table.stage(RowDelta((), backdated=tuple(backdated), schema=schema), _now_ms()).table
 
 
-def laid_over(heap: LakeTable, overlay: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
+def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
     """The scratch table with the changes applied. `reader` sees the consistent point. Raises Disturbed if the heap has
     been truncated or rewritten since, so that `reader` no longer finds the rows of the consistent point."""
-    if not overlay.rows and not overlay.truncated:
+    if not changes.rows and not changes.truncated:
         return heap
-    table, schema = overlay.table, without_raw_text(heap.schema)
-    beside = raw_text_fields(heap.schema)
-    rows = _rows(overlay, reader)
+    table, schema = changes.table, without_raw_text(heap.schema)
+    raw_text = raw_text_fields(heap.schema)
+    rows = _rows(changes, reader)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
     if rows:
         typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
-        beside |= raw_text_fields(file_schema)
+        raw_text |= raw_text_fields(file_schema)
         data = (write_data_file(typed, file_schema, heap.location, storage),)
-    if overlay.rows:
-        keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
+    if changes.rows:
+        keys = _typed(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
-    grown = with_raw_text(schema, beside)
-    replaces = EveryFile() if overlay.truncated else None
+    grown = with_raw_text(schema, raw_text)
+    replaces = EveryFile() if changes.truncated else None
     delta = RowDelta((SegmentFiles(data, deletes),), replaces=replaces, schema=grown)
     return heap.stage(delta, _now_ms()).table
 
 
-def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
+def _rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
     """The changed rows, completed by the values that the stream did not send."""
     try:
         # In a savepoint, so that after an error the reader can read other tables.
-        with source_errors(f"reading rows of {overlay.table.name}"), reader.transaction():
-            former = former_rows(overlay, reader)
+        with source_errors(f"reading rows of {changes.table.name}"), reader.transaction():
+            former = former_rows(changes, reader)
         return [
             tuple(
                 former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
             )
-            for row in overlay.rows.values()
+            for row in changes.rows.values()
             if row is not None
         ]
     except ConnectionLost:

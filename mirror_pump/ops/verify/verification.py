@@ -36,9 +36,15 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_ls
 from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.ops.verify.comparison_engines import SMALL_BYTES, ComparisonEngine, Engines, EnginesBySize, OneEngine
+from mirror_pump.ops.verify.comparison_engines import (
+    SMALL_BYTES,
+    ComparisonEngine,
+    Engines,
+    EnginesBySize,
+    SingleEngine,
+)
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
-from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, laid_over, read_heap
+from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
@@ -158,7 +164,7 @@ def verify(
         chosen = _choose(connection, settings, names)
         tables = {table.table_id: table for table in chosen if table.state is TableState.LIVE}
         storage = StorageOptions(settings.storage_properties, fsync=False)
-        with EnginesBySize(settings, storage) if engine is None else nullcontext(OneEngine(engine)) as engines:
+        with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
             reports = _Verification(settings, storage, connection, engines, observe).run(tables)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
@@ -290,13 +296,13 @@ class _Verification:
             if not present:
                 return outcomes
             with point.stream(self._settings.publication) as stream:
-                overlay = read_catch_up_changes(stream, present, point.lsn, frontier)
+                changes = read_catch_up_changes(stream, present, point.lsn, frontier)
             for table_id, table in present.items():
                 line = CutLine.of(table, cuts[table_id])
                 try:
                     refuse_missing(self._connection, table, self._storage)
                     found = self._compare_table(
-                        heaps[table_id], overlay.tables[table_id], reader, locations[table_id], line
+                        heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
                     )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
@@ -329,16 +335,16 @@ class _Verification:
         return _CopiedHeap(heap, nbytes)
 
     def _compare_table(
-        self, heap: _CopiedHeap, overlay: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
+        self, heap: _CopiedHeap, changes: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
     ) -> Comparison:
-        if overlay.altered:
-            raise Disturbed(f"it was altered: {overlay.altered}")
-        progress = TableProgress(str(overlay.table.name), VerifyPhase.COMPARING, heap.nbytes <= SMALL_BYTES)
+        if changes.altered:
+            raise Disturbed(f"it was altered: {changes.altered}")
+        progress = TableProgress(str(changes.table.name), VerifyPhase.COMPARING, heap.nbytes <= SMALL_BYTES)
         self._observe(progress)
-        over = laid_over(heap.lake, overlay, reader, self._storage)
-        schema = LakeSchema.of_table(overlay.table)
+        changed = with_changes(heap.lake, changes, reader, self._storage)
+        schema = LakeSchema.of_table(changes.table)
         engine = self._engines.for_tables(heap.nbytes, location)
-        found = engine.compare(over.metadata_location, location, schema, line)
+        found = engine.compare(changed.metadata_location, location, schema, line)
         self._observe(replace(progress, phase=VerifyPhase.DONE))
         return found
 

@@ -168,7 +168,7 @@ class Copier:
             self._reported.add(identity)
             chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
             beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, beside=beside)
+            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, raw_text_columns=beside)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, number, relation_id))
 
@@ -200,9 +200,9 @@ class Copier:
             self._inbox.put(CopyInvalid(table))
         else:
             identity = table.table_id, table.start_lsn
-            self._beside[identity] = self._beside.get(identity, frozenset()) | result.sidecars
+            self._beside[identity] = self._beside.get(identity, frozenset()) | result.raw_text_columns
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
-            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
+            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.raw_text_columns)
             self._inbox.put(ChunkCopied(table, copied))
 
 

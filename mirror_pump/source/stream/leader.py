@@ -56,7 +56,7 @@ class Leader:
     @classmethod
     def take_lead(cls, connection: PgConnection, slot: str) -> Self:
         """The leader, over a connection that holds the slot's advisory lock, which it keeps from now on."""
-        return cls(connection, slot, _enter(connection, slot))
+        return cls(connection, slot, _begin_epoch(connection, slot))
 
     def check(self) -> None:
         """Raises ConnectionLost if the lock may be gone with its connection."""
@@ -136,11 +136,11 @@ def _take_over(connection: PgConnection, slot: str, former: int | None) -> int:
     with source_errors("becoming the leader"):
         locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
         if not (locked and locked[0]):
-            raise _led(connection, slot, former)
-    return _enter(connection, slot)
+            raise _refusal(connection, slot, former)
+    return _begin_epoch(connection, slot)
 
 
-def _enter(connection: PgConnection, slot: str) -> int:
+def _begin_epoch(connection: PgConnection, slot: str) -> int:
     """The epoch of a new leader, which holds the lock already."""
     with source_errors("becoming the leader"):
         info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
@@ -153,7 +153,7 @@ def _enter(connection: PgConnection, slot: str) -> int:
     return int(row[0])
 
 
-def _led(connection: PgConnection, slot: str, former: int | None) -> SourceError:
+def _refusal(connection: PgConnection, slot: str, former: int | None) -> SourceError:
     row = connection.execute(
         "SELECT leader, leader_epoch FROM modak.mirror_slots WHERE slot_name = %s", (slot,)
     ).fetchone()

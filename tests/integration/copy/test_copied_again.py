@@ -321,7 +321,7 @@ def test_a_table_without_a_key_keeps_nobody_waiting(database: Database, warehous
     (shown,) = [table for table in status.tables if table.table == "public.t"]
     assert (shown.state, shown.note) == (TableState.WAITING, None)
     assert shown.lag_bytes
-    told = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
+    told = "SELECT noted_at FROM modak.mirror_shapes ORDER BY table_id"
     before_that = database.rows(told)
     with mirror.pumping():
         mirror.await_frontier()
