@@ -82,7 +82,7 @@ class CommitPause:
                     self._thread.pause(_POLL)
         except SourceError as error:
             # Without the pause the commit may still succeed.
-            get_logger("maintain").warning("no commit window", error=str(error))
+            get_logger("maintain").warning("no commit pause", error=str(error))
 
     def _pause_publishes(self, connection: PgConnection) -> float:
         """Pauses publishes while Spark commits. Returns the length of the pause in seconds. Raises SourceError."""

@@ -166,7 +166,7 @@ class Maintenance:
             try:
                 found.append(self._backlog_now(table))
             except (LakeError, UsageError) as error:
-                self._log.warning("cannot look at a table", table=str(table.name), error=str(error))
+                self._log.warning("cannot read a table", table=str(table.name), error=str(error))
         if table_ids is None:
             present = {backlog.table.table_id: backlog.state for backlog in found}
             self._loaded = present
@@ -372,7 +372,7 @@ class Maintenance:
         # here will find that the snapshot is gone, and read nothing.
         (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
         if table is None or not table.pinned.isdisjoint(ids):
-            outcome["left"] = "one of them was pinned meanwhile: their files are for the sweep, once it no longer is"
+            outcome["left"] = "one of them was pinned meanwhile: a sweep deletes their files once the pin is released"
             return {"expired_snapshots": len(ids)}
         return {"expired_snapshots": len(ids), **delete()}
 
@@ -386,7 +386,7 @@ class Maintenance:
         """The table's present backlog. If it cannot be maintained now, adds the reason to `result` and returns None."""
         tables = read_tables(self._connection, self._slot, [table_id])
         if not tables:
-            result.skipped = "not registered any more"
+            result.skipped = "no longer registered"
             return None
         result.table = str(tables[0].name)
         if tables[0].copying:

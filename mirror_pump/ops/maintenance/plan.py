@@ -183,8 +183,8 @@ def warnings_of(metadata: Mapping[str, Any], figures: TableStats, policy: Policy
     found = []
     if figures.equality_delete_rows >= policy.delete_compaction_min_rows:
         found.append(
-            f"{figures.equality_delete_rows} rows in equality-delete files: some engines are slow to read past them, "
-            "others refuse"
+            f"{figures.equality_delete_rows} rows in equality-delete files: some engines read such a table slowly, "
+            "others refuse to"
         )
     limit = max(policy.delete_compaction_min_rows, policy.delete_compaction_ratio * figures.records)
     if figures.delete_rows >= 2 * limit:
@@ -194,11 +194,11 @@ def warnings_of(metadata: Mapping[str, Any], figures: TableStats, policy: Policy
     if figures.manifests >= 2 * policy.manifest_rewrite_min_manifests:
         found.append(f"{figures.manifests} manifests")
     if figures.snapshots >= _SNAPSHOTS_MANY:
-        found.append(f"{figures.snapshots} snapshots in the history: every commit writes them all")
+        found.append(f"{figures.snapshots} snapshots in the history: every commit writes all of them again")
     if figures.metadata_bytes >= _METADATA_LARGE:
-        found.append(f"a metadata file of {figures.metadata_bytes} bytes: every commit writes one")
+        found.append(f"a metadata file of {figures.metadata_bytes} bytes: every commit writes a new one")
     if policy.snapshot_expiry_enabled and ages_by_branch(metadata):
-        found.append("a branch has a snapshot age of its own, which expiry would obey against read pins: none is done")
+        found.append("a branch has its own snapshot age, by which expiry would ignore read pins: nothing expires")
     if metadata.get("properties", {}).get("gc.enabled") == "false":
         found.append("the table property gc.enabled is false: nothing expires and nothing is swept")
     return found

@@ -137,7 +137,7 @@ def _exact(
         attempt.callback(lake.release)
         frontier = one_frontier(lake.seams.values())
         if frontier is None or frontier < target:
-            raise _FromHeap("a table was set aside by the mirror")
+            raise _FromHeap("a table can no longer be mirrored")
         tables = {seam.table.table_id: seam.table for seam in lake.seams.values()}
         for seam in old.seams.values():
             if old.rewritten(seam):

@@ -265,8 +265,8 @@ def _not_followed(seam: TableCutline) -> str | None:
     if seam.dropped:
         return "was dropped in Postgres"
     states = {
-        TableState.FAILED: "was set aside by the mirror",
-        TableState.WAITING: "waits to be copied again",
+        TableState.FAILED: "has failed",
+        TableState.WAITING: "is waiting to be copied again",
     }
     return states.get(seam.table.state)
 

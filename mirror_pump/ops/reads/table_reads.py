@@ -202,7 +202,7 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
     found = {promised(seam): seam for seam in seams}
     if len(found) > 1:
         oldest = found[min(found)]
-        state = "was set aside" if oldest.table.state is TableState.FAILED else "is behind"
+        state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"
         if oldest.dropped:
             state = "was dropped in Postgres"
         raise TableError(

@@ -207,8 +207,8 @@ def _register_one(
     if known is not None and former is None:
         if known.state is TableState.FAILED:
             raise TableError(
-                f"{known.name} is registered, but was set aside",
-                "`mirror-pump status` says why; mend that, then unregister and register the table.",
+                f"{known.name} is registered, but has failed",
+                "`mirror-pump status` says why. Fix that, then unregister and register the table.",
             )
         if table_id in not_whole(connection, settings.slot):
             raise TableError(

@@ -127,7 +127,7 @@ def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -
     tables = make_publication(connection, settings.publication)
     made = "there already" if tables is None else "created"
     # The stream lacks the changes that were made while the publication was missing.
-    again = f" anew, with {tables} tables, which are copied again" if tables else ""
+    again = f" again, with {tables} tables, which are copied again" if tables else ""
     say(f"publication {settings.publication}: {made}{again}")
     if tables is None and publishes_generated(connection):
         _send_generated(connection, settings, say)
@@ -245,7 +245,7 @@ def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) ->
         check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied
-    again = " anew: the old one is gone, and no table depended on it" if recorded is not None else ""
+    again = " again: the old one is gone, and no table depended on it" if recorded is not None else ""
     position = _slot_made(connection, settings, say, undo, again)
     _store_slot(connection, settings, position)
     return position

@@ -94,7 +94,7 @@ class CatchUpChanges:
             note = parse_note(logical.content) if logical.prefix == PREFIX else None
             table = self.tables.get(note.table_id) if note is not None else None
             if table is not None:
-                table.altered = table.altered or "a note of a schema change came"
+                table.altered = table.altered or "its schema changed"
             return
         if tag == b"T":
             for relation_id in parse_truncate(message).relation_ids:

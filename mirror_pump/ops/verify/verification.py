@@ -64,7 +64,7 @@ TRIES = 5
 FIRST_PAUSE = 0.25
 """Seconds before the second attempt. Doubles each time, since a series of partitions may be under construction."""
 
-_LEFT = "the table left the mirror while it was being compared"
+_UNREGISTERED = "the table was unregistered while it was being compared"
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class _Verification:
         for table_id in table_ids:
             table = load_table(self._connection, table_id)
             if table is None:
-                reports[table_id] = TableReport(reports[table_id].table, None, _LEFT)
+                reports[table_id] = TableReport(reports[table_id].table, None, _UNREGISTERED)
             elif table.state is not TableState.LIVE:
                 reports[table_id] = _not_live(table)
             else:
@@ -292,7 +292,7 @@ class _Verification:
             present = {table_id: table for table_id, table in tables.items() if table_id in locations}
             for table_id in tables.keys() - present.keys():
                 # Until its copy is complete, readers see the table as of a former frontier.
-                outcomes[table_id] = Disturbed("it was set aside, is copied again, or left the mirror")
+                outcomes[table_id] = Disturbed("it failed, is being copied again, or was unregistered")
             if not present:
                 return outcomes
             with point.stream(self._settings.publication) as stream:
@@ -385,6 +385,6 @@ class _Verification:
 
 def _given_up(reason: Disturbed) -> str:
     return (
-        f"the table changed each of the {TRIES} times that it was being compared, the last time: {reason}. Run verify"
-        " again when nobody alters it"
+        f"the table changed during each of {TRIES} attempts to compare it. In the last one: {reason}. Run verify again"
+        " when nobody alters the table"
     )

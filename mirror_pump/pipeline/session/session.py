@@ -347,7 +347,10 @@ class PumpSession:
                     remove_from_publication(self._services.connection, publication, table_id)
                 # This transaction now holds a lock that registering needs. If the table was registered again before
                 # that, it has to stay published.
-                if self._services.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
+                if (
+                    self._services.connection.execute(_SQL["failed_or_dropped"], {"table_id": table_id}).fetchone()
+                    is None
+                ):
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:

@@ -148,7 +148,7 @@ def _drop_to_replace(connection: _Connection, name: str) -> None:
             connection.execute(f"DROP {name}".encode())
     except psycopg.errors.DependentObjectsStillExist as error:
         raise SourceError(
-            f"{name.lower()} has to be made anew for this mirror-pump, and something depends on it:"
+            f"{name.lower()} has to be dropped and created again for this mirror-pump, but other objects depend on it:"
             f" {error.diag.message_detail}",
             "drop what depends on it, run `mirror-pump init`, then create it again",
         ) from error

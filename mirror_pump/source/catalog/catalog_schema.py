@@ -57,8 +57,8 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     if not ledger:
         if seam:
             raise SourceError(
-                "schema modak of this database was made by another program that keeps the seam catalog",
-                "mirror from a database without it, or unregister its tables there and drop schema modak",
+                "schema modak of this database belongs to another program that implements the seam protocol",
+                "mirror a database without that program, or unregister its tables there and drop schema modak",
             )
         return None
     version, seam_version = _one(
@@ -95,7 +95,7 @@ def require_current(connection: psycopg.Connection[Any]) -> None:
     _refuse_newer(difference)
     raise SourceError(
         f"the functions in schema modak are not those of this mirror-pump, {program_version()}:"
-        f" {', '.join(difference.files)} differ, as applied by {difference.applied_by or 'none'}",
+        f" {', '.join(difference.files)} differ (last applied by mirror-pump {difference.applied_by or '-'})",
         "run: mirror-pump init",
     )
 
@@ -154,7 +154,7 @@ def _readable() -> Iterator[None]:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise SourceError(
-            f"this role may not use or make schema modak: {error.diag.message_primary}",
-            "use the role that owns schema modak; where there is none yet, as an owner of the database:"
+            f"this role may not use or create schema modak: {error.diag.message_primary}",
+            "use the role that owns schema modak. If the schema does not exist yet, run as the database's owner:"
             " CREATE SCHEMA modak AUTHORIZATION <the mirror's role>",
         ) from error

@@ -143,13 +143,13 @@ def note_reader(connection: PgConnection, on_unsigned: Callable[[int], None]) ->
     """Returns a reader of this catalog's notes. It calls `on_unsigned` with the number of the first transaction that
     has a message with our prefix, but without our signature. Raises SourceError if the secret is missing or
     unreadable."""
-    with source_errors("reading what notes of schema changes are sealed with"):
+    with source_errors("reading the secret that signs notes of schema changes"):
         rows = connection.execute(_SQL["secret"]).fetchall()
     if len(rows) != 1:
         raise SourceError(
-            f"modak.mirror_secret has {len(rows)} rows, not one: what triggers say of schema changes cannot be told"
-            " from what others say",
-            "restore the row that the catalog was made with; if it is lost, put one random text there, then unregister"
+            f"modak.mirror_secret has {len(rows)} rows instead of one: the signatures of notes of schema changes"
+            " cannot be checked",
+            "restore the row that `mirror-pump init` created. If it is lost, insert one random text, then unregister"
             " and register every table",
         )
     secret = rows[0][0].encode()
@@ -326,7 +326,7 @@ class Waiting:
 
 def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str]]:
     """The tables that are waiting for a description, each with the open transactions that may have written to it."""
-    with source_errors("looking for tables that wait"):
+    with source_errors("looking for tables that wait for a description"):
         found = [Waiting(*row) for row in connection.execute(_SQL["waiting"], {"slot": slot}).fetchall()]
         # The order matters: a transaction that wrote before the last note, and is not among these, has ended.
         return {

@@ -124,11 +124,11 @@ def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
             "SELECT leader_epoch, leader FROM modak.mirror_slots WHERE slot_name = %s FOR UPDATE", (slot,)
         ).fetchone()
     if row is None:
-        raise NotLeader(f"slot {slot} is not in the catalog any more", "the mirror was removed; stop this pump")
+        raise NotLeader(f"slot {slot} is no longer in the catalog", "the mirror was removed: stop this pump")
     if row[0] != epoch:
         raise NotLeader(
-            f"{leader_name(row[1])} took over slot {slot} (epoch {row[0]}, ours is {epoch})",
-            "this pump stops; nothing that it had not published is lost",
+            f"{leader_name(row[1])} took over slot {slot} (its epoch is {row[0]}, ours is {epoch})",
+            "this pump stops. No change is lost: the new leader receives again what this pump had not published",
         )
 
 
@@ -161,13 +161,13 @@ def _refusal(connection: PgConnection, slot: str, former: int | None) -> SourceE
     # A new leader has the lock a moment before its epoch: then we ask once more.
     if former is not None and epoch == former:
         return ConnectionLost(
-            f"the server holds the lead of slot {slot} for this pump's former connection still",
-            "it notices within a minute that the connection is gone; mirror-pump tries again by itself",
+            f"the server has not yet released slot {slot}, which this pump led through a connection that broke",
+            "the server notices within a minute that the connection is gone; mirror-pump retries by itself",
         )
     return NotLeader(
-        f"{leader_name(leader)} leads slot {slot} already",
-        "one pump per database: stop that one first, or let it work. If its machine is gone, try again in a minute: the"
-        " server has not noticed yet",
+        f"{leader_name(leader)} already leads slot {slot}",
+        "only one pump can lead: stop that one first, or let it work. If its machine is gone, try again in a minute,"
+        " when the server has noticed",
     )
 
 
