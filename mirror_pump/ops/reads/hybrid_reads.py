@@ -5,19 +5,20 @@ heap snapshot taken before the frontier misses transactions committed up to the 
 the frontier shows more than the frontier. An ordinary snapshot does not say which WAL position it corresponds to. A
 hybrid read therefore takes three steps:
 
-1. It creates a temporary slot, which gives a WAL position L and a database snapshot that sees exactly the transactions
-that ended before L.
-2. It waits until the frontier has passed L and the position that the reader asks for. It pins the lake there.
-3. It reads the temporary slot's stream from L to the frontier and applies the changes of the requested tables to the
-heap's rows.
+1. It creates a temporary slot, which gives a consistent point: a WAL position, and a database snapshot that sees
+   exactly the transactions that ended before it.
+2. It waits until the frontier has passed the consistent point and the position that the reader requests. It pins the
+   lake there.
+3. It reads the temporary slot's stream from the consistent point to the frontier, and applies the changes of the
+   requested tables to the heap's rows.
 
 Old side: the rows below the split, from the lake at the frontier. Young side: the rows at or above the split. Young
-rows whose key did not change between L and the frontier come from the heap at L; those whose key changed are read as
-they were at the frontier.
+rows whose key did not change between the consistent point and the frontier come from the heap; those whose key changed
+are read as they were at the frontier.
 
 Invariant: the union of both sides is the table at the frontier, which is a state that the database had. Both sides
-decide by the row as it was at the frontier whether it is old or young. If a row moved across the split between L and
-the frontier, its key changed, so the heap's version is hidden; the row comes from the side it is on at the frontier.
+decide by the row as it was at the frontier whether it is old or young. If a row moved across the split
+in between, its key changed, so the heap's version is hidden; the row comes from the side it is on at the frontier.
 All tables are read at the same frontier. The frontier includes everything that was committed when the read began.
 
 The read falls back to the heap, in one database snapshot for all tables, and warns the reader if the frontier is too
@@ -174,7 +175,7 @@ def _read(
 
 
 def _changed(moment: ConsistentSnapshot, changes: CatchUpTable) -> list[DeltaRow]:
-    """Return the last version of each key that changed between L and the frontier."""
+    """Return the last version of each key that changed between the consistent point and the frontier."""
     table = changes.table
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     former = former_rows(changes, moment.connection)
