@@ -27,7 +27,7 @@ class TableEvent(StrEnum):
     COPIED_TO_FILL = "copied, to be filled"
     """The copy of what is at or above the cut-line is complete; files below lack the value of a new column."""
     FILL_NEEDED = "fill needed"
-    """Rows from before lack the value of a new column, or went with their partition: files are to be written anew."""
+    """Older rows lack the value of a new column, or were dropped with their partition: files have to be rewritten."""
     COMPLETED = "completed"
     """The frontier has passed the end of WAL that was noted when the copy or the fill was done."""
     FAILED = "failed"

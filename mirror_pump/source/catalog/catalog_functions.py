@@ -42,7 +42,7 @@ class FunctionDifference:
     files: tuple[str, ...]
     """The files of sql/functions that differ, or that only one of the two has."""
     applied_by: str | None
-    """Version of the program that applied them last; None if nobody has."""
+    """Version of the program that applied them last; None if none has."""
     newer: bool
     """That program is newer than this one."""
 

@@ -332,7 +332,7 @@ def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, bef
 
     Publishes that committed earlier are visible to everybody who reads the pointer afterwards. A later publish that
     contains a file as old as that fails, and its batch is received again. So no publish can refer to a file that is
-    being swept, no matter how long it was delayed. False: the table was registered anew, or is being copied.
+    being swept, no matter how long it was delayed. Returns False if the table was registered again or is being copied.
     """
     with source_errors("declaring a sweep"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})

@@ -90,7 +90,8 @@ def publication_exists(conn: PgConnection, name: str) -> bool:
 
 
 def check_publication(conn: PgConnection, name: str) -> None:
-    """SourceError with what to do if the publication is gone, or publishes something else than we need."""
+    """Raises SourceError, with a remedy, if the publication does not exist or does not publish what the mirror
+    needs."""
     if not _publishes_ours(conn, name):
         raise SourceError(
             f"publication {name} does not exist (any more): changes since the frontier are lost to the mirror",
@@ -164,7 +165,7 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName) -
 
 
 def remove_from_publication(conn: PgConnection, publication: str, table_id: TableId) -> bool:
-    """Takes a table out, whatever it is called by now; False if it was not in there, or is gone."""
+    """Removes a table, under its present name, from the publication. False if it was not in it, or was dropped."""
     with source_errors(f"removing table {table_id} from publication {publication}"):
         row = conn.execute("SELECT modak.mirror_unpublish(%s, %s)", (publication, table_id)).fetchone()
     return row is not None and bool(row[0])
