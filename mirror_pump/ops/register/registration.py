@@ -184,8 +184,8 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
     stands = []
     if registered:
         stands.append(
-            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register` goes on"
-            " with"
+            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register`"
+            " continues"
         )
     if missing:
         stands.append(f"not registered: {', '.join(missing)}")

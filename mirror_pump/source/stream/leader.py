@@ -163,7 +163,7 @@ def _refusal(connection: PgConnection, slot: str, former: int | None) -> SourceE
     # caller retries.
     if former is not None and epoch == former:
         return ConnectionLost(
-            f"the server has not yet released slot {slot}, which this pump led through a connection that broke",
+            f"the server still holds the lead of slot {slot} for this pump's former connection",
             "the server notices within a minute that the connection is gone; mirror-pump retries by itself",
         )
     return NotLeader(

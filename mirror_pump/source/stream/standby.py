@@ -1,4 +1,4 @@
-"""Standbys of a slot: pumps that wait until the slot has no leader, and then take the lead.
+"""Standbys of a slot: pumps that wait until the slot has no leader, and then lead it.
 
 A standby polls the leader's advisory lock instead of waiting for it: a waiting statement would hold a snapshot, and so
 hold back VACUUM, as long as the leader lives. On the same connection, all standbys hold a shared lock, from which

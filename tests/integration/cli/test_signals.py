@@ -158,7 +158,7 @@ def test_register_that_waits_for_a_lock(mirror: InterruptedCommands, tmp_path: P
 def test_register_while_spark_starts_and_while_it_copies(mirror: InterruptedCommands) -> None:
     """The table is registered, and the next register goes on with its copy."""
     mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
-    stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` goes on with"
+    stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` continues"
     process = mirror.start("register", "t")
     mirror.until(lambda: spark_starts(process), process)
     code, events = mirror.ended(process)
