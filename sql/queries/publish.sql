@@ -6,21 +6,21 @@
 SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
 -- name: registrations
--- Of each table: its state, its Iceberg pointer, whether that is missing in the catalog, the snapshots that readers have
--- pinned, the sequence number from which on a running rewrite needs the history, the time before which unreferenced files may
--- have been removed, the present time, the policy, the start sequence number of its copy, the published snapshot, whether
--- rows of dropped partitions remain, and the columns that determine the cut-line.
-SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_table,
-       coalesce(m.staged_location, i.metadata_location, ''), m.staged_location IS NOT NULL, i.metadata_location IS NULL,
+-- Where each table stands: see Registration in mirror_pump/pipeline/operations/registrations.py.
+SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespace, m.lake_table,
+       coalesce(m.staged_location, i.metadata_location, '') AS metadata_location, m.staged_location IS NOT NULL AS staged,
+       i.metadata_location IS NULL AS lake_table_missing,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
-                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}'),
+                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
        (SELECT min((o.details ->> 'since_sequence')::bigint)
           FROM modak.op_log o
-         WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'),
-       extract(epoch FROM m.swept_before)::float8, clock_timestamp(), t.maintenance_policy,
-       m.born_sequence, c.lake_snapshot_id, m.dropped_rows IS NOT NULL,
-       jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id'), t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+         WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s') AS rewrite_since,
+       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at,
+       t.maintenance_policy AS policy, m.born_sequence AS data_sequence_number, c.lake_snapshot_id AS snapshot_id,
+       m.dropped_rows IS NOT NULL AS rows_dropped,
+       jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id') AS initial_fields,
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -30,7 +30,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
 -- name: due_to_go_live
 -- Tables that go live at this frontier, or at the present one: their metadata if they were copied again, what readers see,
 -- and the frontier. Leaves out tables that are filled first (fill_next).
-SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s::bigint, s.applied_lsn)
+SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS seen,
+       greatest(%(frontier)s::bigint, s.applied_lsn) AS frontier
   FROM modak.mirror_tables m
   JOIN modak.mirror_slots s USING (slot_name)
   JOIN modak.tables t USING (table_id)
@@ -41,7 +42,8 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
 
 -- name: stored
 -- The locations of all mirrored tables, the metadata file on which the next commit builds, and the one that readers see.
-SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), i.metadata_location, m.state = 'failed'
+SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) AS metadata_location,
+       i.metadata_location AS readers_location, m.state = 'failed' AS failed
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)

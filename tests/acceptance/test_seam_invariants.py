@@ -19,7 +19,7 @@ import pytest
 from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolation
 from psycopg.types.json import Jsonb
 
-from mirror_pump.lake.format.metadata import COLD_CUT, current_snapshot, read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.ops.retain.retention import look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
@@ -160,9 +160,9 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
                     continue
                 seen[t, s, location] = None
                 assert snapshot == str(s)
-                current = current_snapshot(read_metadata(location, STORAGE))
+                current = read_metadata(location, STORAGE).current_snapshot
                 assert current is not None
-                assert (current["snapshot-id"], current["summary"][COLD_CUT]) == (s, str(t)), (
+                assert (current.snapshot_id, current.summary.archive_cut_line) == (s, str(t)), (
                     "one is newer than another"
                 )
                 assert all(row[0] < t for row in lake_rows(location, scene.duckdb))

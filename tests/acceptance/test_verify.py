@@ -185,7 +185,7 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
             partitioned.database.execute("VACUUM FULL low")
 
     runner = HookedRunner(ThreadTaskRunner(), rewrite)
-    monkeypatch.setattr(verifying, "FIRST_PAUSE", 0.0)
+    monkeypatch.setenv("MIRROR_PUMP_LIMITS__VERIFY_PAUSE", "0")
     with partitioned.pumping(), duckdb_connection() as duckdb:
         engine = ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
         monkeypatch.setattr(verifying, "verify", partial(verify, engine=engine))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database
@@ -215,7 +215,7 @@ class SeamScene:
     def snapshots(self) -> set[int]:
         """IDs of the snapshots in the lake table's history."""
         metadata = read_metadata(self.mirror.location("public.events"), STORAGE)
-        return {int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"]}
+        return {int(snapshot.snapshot_id) for snapshot in metadata.snapshots}
 
 
 def canonical(*parts: object) -> str:

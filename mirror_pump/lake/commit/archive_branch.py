@@ -28,31 +28,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import ManifestWriter
-from mirror_pump.lake.format.metadata import (
-    COLD_CUT,
-    SEAM_METADATA,
-    archive_snapshot,
+from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.metadata_files import (
     metadata_directory,
-    new_snapshot_id,
     next_location,
     seam_directory,
     seam_location,
-    seam_metadata,
-    with_archive_snapshot,
 )
-from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
-from mirror_pump.lake.format.snapshot_summary import FileTally, totals
+from mirror_pump.lake.metadata.next_metadata import seam_metadata, with_archive_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, archive_summary
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
@@ -120,26 +115,27 @@ class ArchiveBranch:
     ) -> StagedArchive:
         """Stages the published snapshot. Each file is `written`'s as soon as it is there."""
         metadata = table.metadata
-        number = int(metadata["last-sequence-number"]) + 1
+        number = metadata.last_sequence_number + 1
         seam_at = seam_location(metadata, number)
-        former = archive_snapshot(metadata)
-        if former is None or SEAM_METADATA not in former["summary"]:
+        former = metadata.archive_snapshot
+        if former is None or former.summary.seam_metadata is None:
             # The first one. Later the directory is there, or somebody removed it.
             make_directory(seam_directory(metadata), self._storage)
-        writer = ManifestWriter(metadata, metadata_directory(metadata), new_snapshot_id(metadata), number)
+        writer = ManifestWriter(metadata, metadata_directory(metadata), metadata.new_snapshot_id(), number)
         manifests, tally = self._content(table, line, writer, number, written)
-        content = _summary(tally, line, summary or {}, seam_at)
-        snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, int(metadata["last-updated-ms"])))
-        document = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
+        cut = line.cut if line is not None else EVERYTHING_IN_HEAP
+        content = archive_summary(tally, cut, seam_at, summary or {})
+        snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, metadata.last_updated_ms))
+        after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
         files = [
             *writer.files,
-            (seam_at, orjson.dumps(seam_metadata(document, snapshot))),
-            (location, orjson.dumps(document)),
+            (seam_at, seam_metadata(after, snapshot).to_json()),
+            (location, after.to_json()),
         ]
         write_all(files, self._storage)
         return StagedArchive(
-            table=LakeTable(document, location, table.storage, table.manifests, table.retention),
+            table=LakeTable(after, location, table.storage, table.manifests, table.retention),
             new_location=location,
             snapshot_id=SnapshotId(writer.snapshot_id),
             sequence_number=SequenceNumber(number),
@@ -189,37 +185,24 @@ class ArchiveBranch:
 
 
 def _snapshot(
-    metadata: Mapping[str, Any],
+    metadata: TableMetadata,
     writer: ManifestWriter,
     manifests: list[Manifest],
     summary: Mapping[str, str],
     timestamp: int,
-) -> dict[str, Any]:
-    """The published snapshot as metadata has it; its manifest list is encoded. `timestamp`: milliseconds since 1970
-    UTC."""
-    former = archive_snapshot(metadata)
-    snapshot = {
-        "sequence-number": writer.sequence_number,
-        "snapshot-id": writer.snapshot_id,
-        "timestamp-ms": timestamp,
-        "summary": summary,
-        "manifest-list": writer.list(manifests, former["snapshot-id"] if former else None),
-        "schema-id": metadata["current-schema-id"],
-    }
-    if former:
-        snapshot["parent-snapshot-id"] = former["snapshot-id"]
-    return snapshot
-
-
-def _summary(tally: FileTally, line: CutLine | None, extra: Mapping[str, str], seam_at: str) -> dict[str, str]:
-    """The published snapshot's summary. `seam_at`: the location of its seam metadata."""
-    return {
-        "operation": "overwrite",
-        **totals(tally),
-        **extra,
-        COLD_CUT: str(line.cut if line is not None else EVERYTHING_IN_HEAP),
-        SEAM_METADATA: seam_at,
-    }
+) -> Snapshot:
+    """The new archive snapshot; its manifest list is encoded. `timestamp`: milliseconds since 1970 UTC."""
+    former = metadata.archive_snapshot
+    manifest_list = writer.list(manifests, former.snapshot_id if former is not None else None)
+    return Snapshot.new(
+        writer.snapshot_id,
+        former,
+        writer.sequence_number,
+        timestamp,
+        summary,
+        manifest_list,
+        metadata.current_schema_id,
+    )
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:

@@ -39,10 +39,10 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile, followed
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_entries import StoredEntry
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import entries_of
 from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.metadata.manifest_entries import StoredEntry
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 

@@ -21,15 +21,15 @@ who may not list the bucket, S3 says 403 instead of 404: then a missing object i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.format.manifest_list import read_list
-from mirror_pump.lake.format.metadata import SEAM_METADATA, archive_snapshot, current_snapshot
+from mirror_pump.lake.metadata.manifest_list import read_list
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
@@ -70,8 +70,9 @@ def head_files(table: LakeTable, *, manifests: bool = True) -> list[str]:
     """What a commit on top of this state relies on, and its readers open first: metadata file, manifest lists (of the
     published snapshot too, and the metadata file in which that is current) and, unless told otherwise, the
     manifests."""
-    named = [str(one["manifest-list"]) for one in _heads(table.metadata)]
-    named += [one["summary"][SEAM_METADATA] for one in _heads(table.metadata) if SEAM_METADATA in one["summary"]]
+    heads = list(_heads(table.metadata))
+    named = [head.manifest_list for head in heads]
+    named += [location for head in heads if (location := head.summary.seam_metadata) is not None]
     return [table.metadata_location, *named, *((one.path for one in table.manifests) if manifests else ())]
 
 
@@ -177,9 +178,9 @@ def _directory(location: str) -> str:
     return location.rpartition("/")[0]
 
 
-def _heads(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _heads(metadata: TableMetadata) -> Iterator[Snapshot]:
     """The snapshots that readers are given: main's, and the published snapshot of a table with heap retention."""
-    for snapshot in (current_snapshot(metadata), archive_snapshot(metadata)):
+    for snapshot in (metadata.current_snapshot, metadata.archive_snapshot):
         if snapshot is not None:
             yield snapshot
 
@@ -188,7 +189,7 @@ def _readers_files(table: LakeTable) -> list[str]:
     """Manifests, data files and delete files."""
     found = []
     for snapshot in _heads(table.metadata):
-        manifests = read_list(snapshot["manifest-list"], table.storage)
+        manifests = read_list(snapshot.manifest_list, table.storage)
         found += [one.path for one in manifests]
         require_files(found, table.storage)
         listed = Listing(table.storage).files(manifests)

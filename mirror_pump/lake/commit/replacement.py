@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.manifest_entries import ManifestEntry
-from mirror_pump.lake.format.manifest_list import Manifest
 from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
+from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 

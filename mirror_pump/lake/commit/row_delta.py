@@ -9,45 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import needed_manifests, needed_snapshots, placeholder_number
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
-from mirror_pump.lake.commit.schema_evolution import with_schema
+from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
-from mirror_pump.lake.format.manifest_list import Manifest, read_list
-from mirror_pump.lake.format.manifests import ManifestWriter, Removal
-from mirror_pump.lake.format.metadata import (
-    COLD,
-    DEFAULT_RETENTION,
-    HistoryRetention,
-    current_schema,
-    current_snapshot,
-    metadata_directory,
-    new_metadata,
-    new_snapshot_id,
-    next_location,
-    read_metadata,
-    snapshot_of,
-    with_branch,
-    with_snapshot,
-)
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.format.snapshot_summary import (
-    REPLACE,
-    FileTally,
-    live_rows,
-    pending_after,
-    pending_since,
-    snapshot_stats,
-    summarise,
-)
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifests import ManifestWriter, Removal
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location, read_metadata
+from mirror_pump.lake.metadata.next_metadata import with_branch, with_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, SnapshotSummary, Total, summarise
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
 from mirror_pump.model import SequenceNumber, SnapshotId
 
@@ -136,8 +118,7 @@ class LakeTable:
     Holds everything that the next commit needs, so that a commit reads nothing back but small manifests it merges.
     """
 
-    metadata: Mapping[str, Any]
-    """The metadata document, as parsed JSON. Not to be changed."""
+    metadata: TableMetadata
     metadata_location: str
     storage: StorageOptions
     manifests: tuple[Manifest, ...]
@@ -165,7 +146,7 @@ class LakeTable:
         root = location.rstrip("/")
         for name in ("metadata", "data"):
             make_directory(join(root, name), storage)
-        empty = cls(new_metadata(schema, root, properties, now_ms), "", storage, ())
+        empty = cls(TableMetadata.new(schema, root, properties, now_ms), "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
 
     @classmethod
@@ -175,8 +156,8 @@ class LakeTable:
         Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
         """
         metadata = read_metadata(metadata_location, storage)
-        snapshot = current_snapshot(metadata)
-        manifests = read_list(snapshot["manifest-list"], storage) if snapshot else ()
+        snapshot = metadata.current_snapshot
+        manifests = read_list(snapshot.manifest_list, storage) if snapshot is not None else ()
         return cls(metadata, metadata_location, storage, manifests)
 
     def stage(
@@ -202,7 +183,7 @@ class LakeTable:
             keep |= needed_snapshots(self.metadata, rewrite_since)
         under = self
         if delta.schema is not None:
-            metadata = with_schema(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
+            metadata = evolved(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
             under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
         return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
 
@@ -231,26 +212,26 @@ class LakeTable:
         divided: bool,
     ) -> StagedCommit:
         """Stages the delta. Each file is `written`'s as soon as it is there."""
-        sequence_number = int(self.metadata["last-sequence-number"]) + max(len(delta.segments), 1)
+        sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
         replaced = self._replaced(delta, added, sequence_number, written)
         self._place_holder(added, written)
         added.data.extend(replaced.data)
-        snapshot_id = new_snapshot_id(self.metadata)
+        snapshot_id = self.metadata.new_snapshot_id()
         directory = metadata_directory(self.metadata)
         writer = ManifestWriter(self.metadata, directory, snapshot_id, sequence_number)
         removal = Removal(list(self.manifests), [], FileTally())
         if delta.replaces is not None:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
         manifests = self._manifests(writer, added, removal, rewrite_since)
-        timestamp = max(now_ms, int(self.metadata["last-updated-ms"]))
+        timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
         snapshot = self._snapshot(writer, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if divided:
-            metadata = with_branch(metadata, COLD, snapshot_id)
+            metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*writer.files, (new_location, orjson.dumps(metadata))]
+        files = [*writer.files, (new_location, metadata.to_json())]
         if old_location is not None and not old_location.startswith(f"{directory}/"):
             # Another engine has just chosen another directory.
             make_directory(directory, self.storage)
@@ -294,14 +275,18 @@ class LakeTable:
     ) -> dict[str, str]:
         """The new snapshot's summary. `timestamp`: of the snapshot, milliseconds since 1970 UTC."""
         tally = added.tally()
-        parent = current_snapshot(self.metadata)
-        summary = summarise(tally, removal.removed, parent["summary"] if parent else None, delta.summary)
+        parent = self.metadata.current_snapshot
+        summary = summarise(
+            tally,
+            removal.removed,
+            parent.summary if parent is not None else None,
+            delta.summary,
+            only_rewrites=replaced.only_rewrites,
+        )
         counted = snapshot_stats(self.metadata)
         if replaced.empties:
             counted = replace(counted, dangling=0)
         summary |= counted.after(tally, removal.removed, replaced.rewritten_bytes).to_summary()
-        if replaced.only_rewrites and not tally.delete_files:
-            summary["operation"] = REPLACE
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 
     def _snapshot(
@@ -310,55 +295,54 @@ class LakeTable:
         manifests: tuple[Manifest, ...],
         summary: Mapping[str, str],
         timestamp: int,
-    ) -> dict[str, Any]:
-        """The snapshot as metadata has it; its manifest list is encoded."""
-        parent = current_snapshot(self.metadata)
-        snapshot: dict[str, Any] = {
-            "sequence-number": writer.sequence_number,
-            "snapshot-id": writer.snapshot_id,
-            "timestamp-ms": timestamp,
-            "summary": summary,
-            "manifest-list": writer.list(manifests, parent["snapshot-id"] if parent else None),
-            "schema-id": self.metadata["current-schema-id"],
-        }
-        if parent:
-            snapshot["parent-snapshot-id"] = parent["snapshot-id"]
-        return snapshot
+    ) -> Snapshot:
+        """The new snapshot; its manifest list is encoded."""
+        parent = self.metadata.current_snapshot
+        manifest_list = writer.list(manifests, parent.snapshot_id if parent is not None else None)
+        return Snapshot.new(
+            writer.snapshot_id,
+            parent,
+            writer.sequence_number,
+            timestamp,
+            summary,
+            manifest_list,
+            self.metadata.current_schema_id,
+        )
 
     @property
     def location(self) -> str:
         """Root URI of the table's files."""
-        return str(self.metadata["location"])
+        return self.metadata.location
 
     @cached_property
     def schema(self) -> LakeSchema:
         """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
-        return LakeSchema.from_iceberg_json(current_schema(self.metadata))
+        return self.metadata.current_schema
 
     @property
     def snapshot_id(self) -> SnapshotId:
         """The current snapshot. LakeError if the table has none."""
-        return SnapshotId(self._current["snapshot-id"])
+        return self._current.snapshot_id
 
     @property
     def sequence_number(self) -> SequenceNumber:
         """The current snapshot's sequence number."""
-        return SequenceNumber(self._current["sequence-number"])
+        return self._current.sequence_number
 
     @property
     def partitioned(self) -> bool:
         """Whether new files of the table belong to partitions: another engine made it so."""
-        return any(spec["spec-id"] == self.spec_id and spec["fields"] for spec in self.metadata["partition-specs"])
+        return any(spec.spec_id == self.spec_id and spec.fields for spec in self.metadata.partition_specs)
 
     @property
     def spec_id(self) -> int:
         """The partition spec of new files."""
-        return int(self.metadata["default-spec-id"])
+        return self.metadata.default_spec_id
 
     @property
-    def summary(self) -> Mapping[str, str]:
+    def summary(self) -> SnapshotSummary:
         """The current snapshot's summary."""
-        return dict(self._current.get("summary", {}))
+        return self._current.summary
 
     def live_data_files(self) -> list[LiveFile]:
         """The current snapshot's data files; reads its manifests."""
@@ -371,32 +355,32 @@ class LakeTable:
     @property
     def data_files(self) -> int:
         """Live data files."""
-        return self._total("total-data-files", 0, rows=False)
+        return self._total(Total.DATA_FILES, 0, rows=False)
 
     @property
     def records(self) -> int:
         """Rows in live data files, those that deletes hide included."""
-        return self._total("total-records", 0, rows=True)
+        return self._total(Total.RECORDS, 0, rows=True)
 
     @property
     def live_rows(self) -> int:
-        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.format.snapshot_summary)."""
-        return live_rows(self.metadata, self._current.get("summary", {}))
+        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.metadata.snapshot_stats)."""
+        return live_rows(self.metadata, self.summary)
 
     @property
     def delete_files(self) -> int:
         """Live delete files of both kinds."""
-        return self._total("total-delete-files", 1, rows=False)
+        return self._total(Total.DELETE_FILES, 1, rows=False)
 
     @property
     def position_deletes(self) -> int:
         """Rows in live position-delete files."""
-        return self._total("total-position-deletes", 1, rows=True)
+        return self._total(Total.POSITION_DELETES, 1, rows=True)
 
     @property
     def equality_deletes(self) -> int:
         """Rows in live equality-delete files."""
-        return self._total("total-equality-deletes", 1, rows=True)
+        return self._total(Total.EQUALITY_DELETES, 1, rows=True)
 
     @property
     def equality_deletes_since(self) -> int | None:
@@ -406,37 +390,35 @@ class LakeTable:
 
     def has_snapshot(self, snapshot_id: int) -> bool:
         """Whether a snapshot is still in the history."""
-        return snapshot_of(self.metadata, snapshot_id) is not None
+        return self.metadata.snapshot(snapshot_id) is not None
 
     @property
-    def _current(self) -> dict[str, Any]:
-        snapshot = current_snapshot(self.metadata)
+    def _current(self) -> Snapshot:
+        snapshot = self.metadata.current_snapshot
         if snapshot is None:
             raise LakeError(f"{self.metadata_location} has no snapshot", "copy the table again")
         return snapshot
 
-    def _total(self, name: str, content: int, *, rows: bool) -> int:
+    def _total(self, name: Total, content: int, *, rows: bool) -> int:
         """A total from the summary, or counted from the manifest list where another engine left it out."""
-        stated = self._current.get("summary", {}).get(name)
+        stated = self.summary.total(name)
         if stated is not None:
-            return int(stated)
+            return stated
         counted = [manifest for manifest in self.manifests if manifest.content == content]
-        if name == "total-equality-deletes":
+        if name is Total.EQUALITY_DELETES:
             # At most so many: of manifests that this process did not write, only a reader knows the kind of deletes.
             counted = [manifest for manifest in counted if manifest.deletes is not FileContent.POSITION_DELETES]
         numbers = [manifest.rows if rows else manifest.files for manifest in counted]
         return sum(added + existing for added, existing, _ in numbers)
 
 
-def _staged(
-    table: LakeTable, snapshot: Mapping[str, Any], old_location: str | None, written: StagedFiles
-) -> StagedCommit:
+def _staged(table: LakeTable, snapshot: Snapshot, old_location: str | None, written: StagedFiles) -> StagedCommit:
     return StagedCommit(
         table=table,
         old_location=old_location,
         new_location=table.metadata_location,
-        snapshot_id=SnapshotId(snapshot["snapshot-id"]),
-        sequence_number=SequenceNumber(snapshot["sequence-number"]),
+        snapshot_id=snapshot.snapshot_id,
+        sequence_number=snapshot.sequence_number,
         files=written.locations,
     )
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
+from mirror_pump.backoff import Backoff
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
@@ -68,6 +67,8 @@ from mirror_pump.telemetry import get_logger
 _ATTEMPTS = 4
 """Number of attempts at an operation whose commit conflicts with others. Iceberg has already tried each commit 50
 times, so the operation has to be computed again."""
+_BACKOFF = Backoff(first=0.5, longest=10.0, jitter=1.0)
+"""Pauses between these attempts."""
 _SWEPT_SHOWN = 20
 """Number of deleted files whose locations the journal keeps."""
 
@@ -249,14 +250,8 @@ class Maintenance:
         if it was one part of a rewrite and more parts are left."""
         name = NAMES[type(due)]
         self._log.info(name, table=str(backlog.table.name), reason=due.reason)
-        attempts = Retrying(
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.5, max=10),
-            retry=retry_if_exception_type(CommitConflict),
-            reraise=True,
-        )
         try:
-            for attempt in attempts:
+            for attempt in _BACKOFF.attempts(lambda error: isinstance(error, CommitConflict), most=_ATTEMPTS):
                 with attempt:
                     counts = self._attempt(backlog.table.table_id, due)
         except (LakeError, TableError) as error:
@@ -307,7 +302,7 @@ class Maintenance:
                 missing = {
                     key: value
                     for key, value in {**ENGINE_PROPERTIES, **backlog.state.schema.engine_properties}.items()
-                    if key not in backlog.state.metadata.get("properties", {})
+                    if key not in backlog.state.metadata.properties
                 }
                 if missing:
                     with self._commit_pause(backlog, at_once=True):
@@ -358,7 +353,7 @@ class Maintenance:
         # Raises LakeError if a pinned snapshot is no longer in the history: it may need files that expiry would delete.
         pinned_snapshots(backlog.state, backlog.table)
         # Leave out snapshots that were pinned, or removed from the history, since the decision.
-        present = {int(snapshot["snapshot-id"]) for snapshot in backlog.state.metadata["snapshots"]}
+        present = {snapshot.snapshot_id for snapshot in backlog.state.metadata.snapshots}
         ids = [
             snapshot_id
             for snapshot_id in due.snapshot_ids

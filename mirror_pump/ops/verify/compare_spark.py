@@ -13,18 +13,24 @@ from decoders.columns import Kind
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.ops.verify import comparison
-from mirror_pump.ops.verify.comparison import Comparison, difference, is_floating, is_temporal
+from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import spark_identifier
 
 
 def compare(
-    spark: SparkSession, heap_location: str, lake_location: str, schema: LakeSchema, line: CutLine | None = None
+    spark: SparkSession,
+    heap_location: str,
+    lake_location: str,
+    schema: LakeSchema,
+    line: CutLine | None = None,
+    *,
+    shown: int = SHOWN_ROWS,
 ) -> Comparison:
     """Compare the tables of two metadata files. They have the columns of `schema`, and its raw text columns as needed.
 
     A raw text column that one side lacks counts as NULL. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key
     that occurs twice on one side is a difference. With `line`, only rows at or above the cut-line are compared.
+    The result contains the first `shown` differing rows.
     """
     tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
     if line is not None:
@@ -51,8 +57,8 @@ def compare(
         f.count(f.when(~(present["h"] & present["l"] & same), 1)),
     ).first()
     assert counts is not None
-    shown = differing.limit(comparison.SHOWN).select(_printable(schema)).collect() if counts[2] else []
-    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in shown))
+    rows = differing.limit(shown).select(_printable(schema)).collect() if counts[2] else []
+    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in rows))
 
 
 def _tier_value(line: CutLine) -> Column:

@@ -8,9 +8,10 @@ from typing import Any
 
 from decoders.columns import Kind
 from mirror_pump.lake.format.schema import LakeField
+from mirror_pump.limits import InternalLimits
 
-SHOWN = 20
-"""Number of differing rows that a report shows. It counts all."""
+SHOWN_ROWS = InternalLimits().verify_shown_rows
+"""Default number of differing rows that a report shows. It counts all."""
 _SHOWN_CHARACTERS = 200
 """Number of characters that a report shows of each value."""
 

@@ -19,6 +19,7 @@ from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("publish")
@@ -29,8 +30,7 @@ _MANIFESTS_INTERVAL = 60.0
 
 def stored_tables(connection: PgConnection) -> list[StoredTable]:
     """All mirrored tables, as the catalog names their files."""
-    rows = connection.execute(_SQL["stored"]).fetchall()
-    return [StoredTable(TableId(row[0]), *row[1:]) for row in rows]
+    return fetch_rows(connection, StoredTable, _SQL["stored"])
 
 
 class MissingFiles:

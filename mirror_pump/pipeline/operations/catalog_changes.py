@@ -12,6 +12,7 @@ are gone by then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -23,6 +24,7 @@ from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.model import MirroredTable, TableId, TableName, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("change")
@@ -81,6 +83,15 @@ def _complete_corrections(cursor: psycopg.Cursor[tuple[Any, ...]], table: Mirror
     cursor.execute(_SQL["complete_corrections"], {"table_id": table.table_id, "columns": Jsonb(values)})
 
 
+@dataclass(frozen=True)
+class _NameRow:
+    """A row of the query `names`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+
+
 def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, TableName]) -> None:
     """Give tables that were renamed or moved the names that they have in Postgres, in the catalog and in the lake.
 
@@ -89,8 +100,8 @@ def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, Tab
     """
     if not wanted:
         return
-    cursor.execute(_SQL["names"])
-    present = {TableId(table_id): TableName(schema, name) for table_id, schema, name in cursor.fetchall()}
+    rows = fetch_rows(cursor.connection, _NameRow, _SQL["names"])
+    present = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
     cursor.execute(_SQL["lake_names"])
     taken = {TableName(schema, name) for schema, name in cursor.fetchall()}
     moving = {table_id: name for table_id, name in wanted.items() if present.get(table_id, name) != name}

@@ -8,15 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.format.metadata import DEFAULT_RETENTION, HistoryRetention, is_archive_snapshot
-from mirror_pump.model import Lsn, SequenceNumber, TableState, Tier
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableState, Tier
 from mirror_pump.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of
 
 _HOUR_MS = 3_600_000
-
-_TIER = 4
-"""Columns of the query `registrations` that tell the cut-line: the last ones."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,14 @@ class Registration:
             return self.staged
         return self.state is TableState.LIVE and self.rewrite_since is None
 
-    def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:
+    def kept(self, metadata: TableMetadata) -> frozenset[int]:
         """Snapshots that commits must not thin out: pinned ones, the published snapshot, which readers pin as long as
         it is published, also after this row was read, and as long as a pin is in hand every published snapshot: it may
         be of any of them."""
         kept = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
             return kept
-        return kept | {
-            int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"] if is_archive_snapshot(snapshot)
-        }
+        return kept | {snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.is_archive}
 
     @property
     def retention(self) -> HistoryRetention:
@@ -92,30 +88,54 @@ class Registration:
         return HistoryRetention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS))
 
 
-def registration_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Registration:
-    """From a row of the query `registrations`, without the table_id."""
-    state, start, generation, namespace, name, location, staged, lake_table_missing, pins, *others = row[:-_TIER]
-    rewrite_since, swept_before, read_at, policy, data_sequence_number, snapshot_id, rows_dropped, initial_fields = (
-        others
-    )
-    return Registration(
-        state=TableState(state),
-        start_lsn=Lsn(start),
-        generation=generation,
-        namespace=namespace,
-        lake_table=name,
-        metadata_location=location,
-        staged=staged,
-        lake_table_missing=lake_table_missing,
-        pinned=frozenset(pins),
-        pin_in_hand=pin_in_hand,
-        rewrite_since=rewrite_since,
-        swept_before=swept_before,
-        read_at=read_at,
-        policy=policy,
-        data_sequence_number=SequenceNumber(data_sequence_number),
-        snapshot_id=snapshot_id,
-        rows_dropped=rows_dropped,
-        initial_fields=frozenset(initial_fields),
-        tier=tier_of(*row[-_TIER:]),
-    )
+@dataclass(frozen=True)
+class RegistrationRow:
+    """A row of the query `registrations`. Fields with the name of one of `Registration` mean the same."""
+
+    table_id: TableId
+    state: str
+    start_lsn: Lsn
+    generation: int
+    namespace: str
+    lake_table: str
+    metadata_location: str
+    staged: bool
+    lake_table_missing: bool
+    pinned: list[int]
+    rewrite_since: int | None
+    swept_before: float | None
+    read_at: datetime
+    policy: dict[str, Any] | None
+    data_sequence_number: SequenceNumber
+    snapshot_id: int
+    rows_dropped: bool
+    initial_fields: list[int]
+    tier_key_col: str
+    tier_key_type: str
+    tier_key_hi: int
+    """The cut-line."""
+    heap_retention_lag: int | None
+    """None if no partition leaves the heap."""
+
+    def registration(self, *, pin_in_hand: bool) -> Registration:
+        return Registration(
+            state=TableState(self.state),
+            start_lsn=self.start_lsn,
+            generation=self.generation,
+            namespace=self.namespace,
+            lake_table=self.lake_table,
+            metadata_location=self.metadata_location,
+            staged=self.staged,
+            lake_table_missing=self.lake_table_missing,
+            pinned=frozenset(self.pinned),
+            pin_in_hand=pin_in_hand,
+            rewrite_since=self.rewrite_since,
+            swept_before=self.swept_before,
+            read_at=self.read_at,
+            policy=self.policy,
+            data_sequence_number=self.data_sequence_number,
+            snapshot_id=self.snapshot_id,
+            rows_dropped=self.rows_dropped,
+            initial_fields=frozenset(self.initial_fields),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag),
+        )

@@ -9,15 +9,16 @@ one, and the slot can be acknowledged with nothing else.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 import psycopg
 import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from mirror_pump.backoff import Backoff
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
@@ -41,20 +42,26 @@ from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.operations.catalog_changes import rename
 from mirror_pump.pipeline.operations.operation import Cursor
-from mirror_pump.pipeline.operations.registrations import Registration, registration_of
+from mirror_pump.pipeline.operations.registrations import Registration, RegistrationRow
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.staging import Staged, StagedDelta, Stager, lake_table_gone, with_due_tables
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import refuse_changed
 from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
 
+_FIRST_PAUSE = 0.05
+"""Seconds before a publish that met a conflict is tried again, at most."""
+
 _MADE_HERE = object()
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class RetryPolicy:
 
     attempts: int = 16
     longest_pause: float = 10.0
-    """Longest pause in seconds. Pauses grow exponentially from 50 ms, with jitter."""
+    """Longest pause in seconds. Pauses double from `_FIRST_PAUSE`, with jitter."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,26 @@ class _Landed:
     live: tuple[TableId, ...]
     failures: tuple[Failure, ...]
     filling: tuple[TableId, ...] = ()
+
+
+@dataclass(frozen=True)
+class _LockedSlotRow:
+    """A row of the query `lock_slot`."""
+
+    leader_epoch: int
+    applied_lsn: Lsn
+    publish_id: int | None
+    """The random number that the last publish wrote. None before the first one."""
+
+
+@dataclass(frozen=True)
+class _DueRow:
+    """A row of the query `due_to_go_live`; see DueTable."""
+
+    table_id: TableId
+    staged: str | None
+    seen: str | None
+    frontier: Lsn
 
 
 class Publisher:
@@ -155,12 +182,10 @@ class Publisher:
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
         certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
-        for attempt in Retrying(
-            stop=stop_after_attempt(self._retry.attempts),
-            wait=wait_random_exponential(multiplier=0.05, max=self._retry.longest_pause),
+        for attempt in Backoff(_FIRST_PAUSE, self._retry.longest_pause, jitter=1.0).attempts(
             # A publish that landed must not be repeated, whatever error follows it.
-            retry=retry_if_exception(lambda error: isinstance(error, CommitConflict) and not self.may_have_landed),
-            reraise=True,
+            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
+            most=self._retry.attempts,
         ):
             with attempt:
                 return self._publish_once(request)
@@ -212,8 +237,8 @@ class Publisher:
 
     def _left_to_the_lake(self, table_id: TableId) -> str | None:
         """Returns which of the table's rows only the lake has, or None if there are none."""
-        found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
-        return str(found[0][0]) if found and found[0][0] is not None else None
+        partitions = self._scalar(_SQL["left_to_the_lake"], {"table_id": table_id})
+        return None if partitions is None else str(partitions)
 
     def _stored_tables(self) -> list[StoredTable]:
         with source_errors("reading where the tables' files are"):
@@ -221,16 +246,16 @@ class Publisher:
 
     def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
         """Returns the tables that go live at this frontier, or at the present one if it is None."""
-        rows = self._execute(_SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
-        tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
-        return [DueTable(table, *others) for table, *others in tables if table is not None]
+        rows = self._rows(_DueRow, _SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
+        tables = [(load_table(self._open(), row.table_id), row) for row in rows]
+        return [DueTable(table, row.staged, row.seen, row.frontier) for table, row in tables if table is not None]
 
     def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Registration]:
         if not table_ids:
             return {}
-        pin_in_hand = bool(self._execute(_SQL["pin_in_hand"], {})[0][0])
-        rows = self._execute(_SQL["registrations"], {"table_ids": list(table_ids)})
-        return {TableId(row[0]): registration_of(row[1:], pin_in_hand=pin_in_hand) for row in rows}
+        pin_in_hand = bool(self._scalar(_SQL["pin_in_hand"], {}))
+        rows = self._rows(RegistrationRow, _SQL["registrations"], {"table_ids": list(table_ids)})
+        return {row.table_id: row.registration(pin_in_hand=pin_in_hand) for row in rows}
 
     def _transaction(self, request: PublishRequest, staged: Staged) -> _Landed:
         """Does everything in one transaction. Raises CommitConflict if nothing was done."""
@@ -257,14 +282,14 @@ class Publisher:
     def _lock_slot(self, cursor: Cursor) -> Lsn:
         """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
         leads."""
-        cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
-        slot = cursor.fetchone()
-        if slot is None or slot[0] != self._epoch:
+        slot = fetch_row(cursor.connection, _LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
+        if slot is None or slot.leader_epoch != self._epoch:
+            present = None if slot is None else slot.leader_epoch
             raise NotLeader(
-                f"another pump has taken over slot {self._slot} (epoch {slot and slot[0]}, ours is {self._epoch})",
+                f"another pump has taken over slot {self._slot} (epoch {present}, ours is {self._epoch})",
                 "Stop one of the two; nothing of this batch was published by this one.",
             )
-        return Lsn(slot[1])
+        return slot.applied_lsn
 
     def _advance_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
         cursor.execute(
@@ -346,7 +371,7 @@ class Publisher:
                 "state": state_by(TableEvent.COPIED_TO_FILL).value,
             },
         )
-        return tuple(TableId(row[0]) for row in cursor.fetchall())
+        return tuple(TableId(table_id) for (table_id,) in cursor.fetchall())
 
     def _swap_in(self, cursor: Cursor, staged: Staged) -> None:
         """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
@@ -381,7 +406,7 @@ class Publisher:
                 "state": state_by(TableEvent.COMPLETED).value,
             },
         )
-        live = tuple(TableId(row[0]) for row in cursor.fetchall())
+        live = tuple(TableId(table_id) for (table_id,) in cursor.fetchall())
         if set(live) != set(expected):
             raise CommitConflict("the copy of a table was completed or given up while this was being published")
         return live
@@ -421,16 +446,15 @@ class Publisher:
             raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
         try:
             connection = self._open()
-            with connection.transaction(), connection.cursor() as cursor:
-                cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
-                slot = cursor.fetchone()
+            with connection.transaction():
+                slot = fetch_row(connection, _LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
         except (psycopg.OperationalError, psycopg.InterfaceError, ConnectionLost) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",
                 "The pump reads it back when it reconnects; no file of this publish was deleted.",
             ) from again
-        landed = slot is not None and slot[2] == self._publish_id
-        if not landed and (slot is None or slot[0] != self._epoch):
+        landed = slot is not None and slot.publish_id == self._publish_id
+        if not landed and (slot is None or slot.leader_epoch != self._epoch):
             raise OutcomeUnknown(
                 "the connection was lost during COMMIT, and another pump took over before its outcome was read",
                 "No file of this publish was deleted; what the other pump publishes is right either way.",
@@ -446,12 +470,23 @@ class Publisher:
             self._connection = self._connect()
         return self._connection
 
-    def _execute(self, query: str, parameters: dict[str, object]) -> list[tuple[Any, ...]]:
-        try:
-            with self._open().cursor() as cursor:
-                return list(cursor.execute(query, parameters))
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
+    def _rows(self, row_class: type[_Row], query: str, parameters: dict[str, object]) -> list[_Row]:
+        with _catalog_errors():
+            return fetch_rows(self._open(), row_class, query, parameters)
+
+    def _scalar(self, query: str, parameters: dict[str, object]) -> object:
+        """Returns the value of a query with one column and one row. None if it has no row."""
+        with _catalog_errors():
+            row = self._open().execute(query, parameters).fetchone()
+        return None if row is None else row[0]
+
+
+@contextmanager
+def _catalog_errors() -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
 
 
 def _fail(cursor: Cursor, failure: Failure) -> bool:

@@ -31,6 +31,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles,
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FILLING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
@@ -51,15 +52,6 @@ from mirror_pump.pipeline.publish.archive_refresh import (
     would_lose,
 )
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
-
-FRONTIER_PROPERTY = "mirror-pump.frontier"
-"""Snapshot summary key: a frontier, in Postgres's notation, at which the table's rows are the snapshot's. Each snapshot
-of a live table has it, beginning with that of the publish with which the table goes live."""
-COPYING_PROPERTY = "mirror-pump.copying"
-"""Snapshot summary key that takes the place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled.
-The table had these rows at no frontier."""
-FILLING_PROPERTY = "mirror-pump.filling"
-"""Snapshot summary key, `true`: rows from before a column was added may still lack its value."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +325,7 @@ class Stager:
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         shown = row.readers_see_commits and plan.state is TableState.LIVE
         renewing = shown and archive_refresh_due(row.tier, row.snapshot_id, known, asked=plan.archive_due)
-        accepted = StagedDelta(delta, plan, row, int(known.metadata["last-sequence-number"]))
+        accepted = StagedDelta(delta, plan, row, known.metadata.last_sequence_number)
         if not (commits or renewing):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
@@ -466,8 +458,8 @@ def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, l
     if frontier is not None:
         return {FRONTIER_PROPERTY: format_lsn(frontier)}
     # A commit that moves no frontier keeps the frontier of the previous snapshot.
-    former = known.summary.get(FRONTIER_PROPERTY)
-    return {} if former is None else {FRONTIER_PROPERTY: former}
+    former = known.summary.frontier
+    return {} if former is None else {FRONTIER_PROPERTY: format_lsn(former)}
 
 
 def _refuse_swept(delta: TableDelta, row: Registration, request: PublishRequest) -> None:

@@ -40,27 +40,24 @@ from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.upkeep.jobs import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
 
-_TASK_BYTES = 64 << 20
-"""Bytes of heap blocks, or of data files, that one task reads."""
 _IN_FLIGHT = 2
 """Concurrent tasks of a proof. The number is small because the stream's segments need the machine more urgently."""
-_PIN_SECONDS = 120.0
-"""Lifetime of a proof's pin, which a pump that is killed during the comparison leaves behind. The pin is renewed after
-half of it."""
 _SHOWN = 10
 """Differing keys that a failed proof names, at most."""
 _LOOKED_AT = 8
 """Buckets whose rows are read again to find the differing keys, at most."""
-_ROWS_AT_ONCE = 1 << 18
+ROWS_AT_ONCE = 1 << 18
 """Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
 
 DigestSide: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
@@ -88,23 +85,58 @@ class _Pin:
 
     connection: PgConnection
     pin_id: Any
+    seconds: float
+    """How long the pin lives after it was made or renewed."""
     renewed_at: float
     """time.monotonic(), in seconds."""
 
     def renew(self) -> None:
-        if time.monotonic() - self.renewed_at > _PIN_SECONDS / 2:
-            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": _PIN_SECONDS})
+        """Renew the pin after half of its life."""
+        if time.monotonic() - self.renewed_at > self.seconds / 2:
+            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": self.seconds})
             self.renewed_at = time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Seam:
+    """A row of the query `seam`."""
+
+    cut: int
+    snapshot_id: int
+    location: str
+    """The metadata file of the published snapshot."""
+    exported: str
+    """The name of the exported snapshot of the database."""
+    watched_as: str | None
+    """None for a partition that is detached, or without its trigger."""
+
+
+@dataclass(frozen=True)
+class _ComparedCorrection:
+    """A row of the query `corrections`."""
+
+    key: list[str]
+    """The texts of the key columns in attribute order."""
+    difference: str | None
+    """A key of _WORDS; None if the heap has the corrected row."""
 
 
 class Prover:
     """Compares partitions with the lake, one at a time."""
 
-    def __init__(self, connect: Callable[[], PgConnection], tasks: Tasks, storage: StorageOptions, dsn: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], PgConnection],
+        tasks: Tasks,
+        storage: StorageOptions,
+        dsn: str,
+        limits: InternalLimits,
+    ) -> None:
         self._connect = connect
         self._tasks = tasks
         self._storage = storage
         self._dsn = dsn
+        self._limits = limits
 
     def prove(self, table: MirroredTable, partition: Partition) -> Proof:
         """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
@@ -114,27 +146,33 @@ class Prover:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             bounded(reader)
             where = {"table_id": table.table_id, "relation_id": partition.relation_id}
-            row = reader.execute(_SQL["seam"], where).fetchone()
-            assert row is not None
-            cut, snapshot_id, location, exported, watched_as = row
-            if watched_as is None:
+            seam = fetch_row(reader, _Seam, _SQL["seam"], where)
+            assert seam is not None
+            if seam.watched_as is None:
                 raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
-            with self._pinned(table, snapshot_id, cut) as pin:
-                rows, differing = self._compare(table, partition, reader, pin, snapshot_id, location, exported)
-            return Proof(rows, snapshot_id, watched_as, tuple(differing[:_SHOWN]))
+            with self._pinned(table, seam) as pin:
+                rows, differing = self._compare(table, partition, reader, pin, seam)
+            return Proof(rows, seam.snapshot_id, seam.watched_as, tuple(differing[:_SHOWN]))
 
     @contextmanager
-    def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
+    def _pinned(self, table: MirroredTable, seam: _Seam) -> Iterator[_Pin]:
         """Pins the published snapshot for the duration of the block, in a transaction that other sessions see."""
         with self._connect() as connection:
-            where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
+            seconds = self._limits.proof_pin_seconds
+            where = {
+                "table_id": table.table_id,
+                "snapshot_id": seam.snapshot_id,
+                "cut": seam.cut,
+                "seconds": seconds,
+            }
             row = connection.execute(_SQL["pin"], where).fetchone()
             assert row is not None
+            (pin_id,) = row
             try:
-                yield _Pin(connection, row[0], time.monotonic())
+                yield _Pin(connection, pin_id, seconds, time.monotonic())
             finally:
                 if not connection.broken:
-                    connection.execute("SELECT modak.release(%s)", (row[0],))
+                    connection.execute("SELECT modak.release(%s)", (pin_id,))
 
     def _compare(
         self,
@@ -142,20 +180,20 @@ class Prover:
         partition: Partition,
         reader: PgConnection,
         pin: _Pin,
-        snapshot_id: int,
-        location: str,
-        exported: str,
+        seam: _Seam,
     ) -> tuple[int, list[str]]:
         """Returns the number of rows in the heap and the differences."""
-        lake = LakeTable.load(location, self._storage)
-        if lake.snapshot_id != snapshot_id:
-            raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
+        lake = LakeTable.load(seam.location, self._storage)
+        if lake.snapshot_id != seam.snapshot_id:
+            raise LakeError(
+                f"{seam.location} is not the metadata of snapshot {seam.snapshot_id}", "report this: it is a bug"
+            )
         packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
-        chunks = plan_chunks(reader, _relation(partition), _TASK_BYTES)
-        heap_tasks = [HeapTask(self._dsn, chunk, exported, comparing) for chunk in chunks]
+        chunks = plan_chunks(reader, _relation(partition), self._limits.proof_task_bytes)
+        heap_tasks = [HeapTask(self._dsn, chunk, seam.exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
         def heap(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
@@ -180,14 +218,15 @@ class Prover:
             "lo": partition.lo,
             "hi": partition.hi,
         }
-        rows = reader.execute(_SQL["corrections"], where).fetchall()
+        corrections = fetch_rows(reader, _ComparedCorrection, _SQL["corrections"], where)
         differing = [
-            f"{', '.join(key)}: {_WORDS[difference]}"
-            for _, key, difference in rows
-            if difference is not None and not (partition.truncated and difference == "missing")
+            f"{', '.join(correction.key)}: {_WORDS[correction.difference]}"
+            for correction in corrections
+            if correction.difference is not None and not (partition.truncated and correction.difference == "missing")
         ]
         # The catalog lists both the key and the columns in attribute order.
-        keys, _ = parse_rows([key for _, key, _ in rows], {column.name: column.type for column in table.key_columns})
+        types = {column.name: column.type for column in table.key_columns}
+        keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
         return differing, packing.pack(list(keys.values()))
 
     def _files(
@@ -219,7 +258,7 @@ class Prover:
             younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
             group.append(LakeFile(file.path, younger))
             size += file.size_bytes
-            if size >= _TASK_BYTES:
+            if size >= self._limits.proof_task_bytes:
                 yield task()
                 group, size = [], 0
         if group:
@@ -236,14 +275,17 @@ class Prover:
         return Digest.total(parts + [self._tasks.result(future) for future in waiting])
 
 
-def compare_sides(heap: DigestSide, cold: DigestSide, *, truncated: bool) -> tuple[int, list[str]]:
+def compare_sides(
+    heap: DigestSide, cold: DigestSide, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE
+) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
-    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake."""
+    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
+    `rows_at_once` at a time."""
     mine, theirs = heap(None, None), cold(None, None)
     unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
     counts = mine.sums[:, 0].tolist()
     if truncated:
-        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}):
+        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}, rows_at_once):
             given = heap(group, None)
             assert given.rows is not None
             if differing := _differing(given, cold(group, given.rows.keys)):
@@ -256,12 +298,12 @@ def compare_sides(heap: DigestSide, cold: DigestSide, *, truncated: bool) -> tup
     return sum(counts), differing or ["rows that occur more than once, or that a second look found equal"]
 
 
-def _groups(sizes: Mapping[int, int]) -> Iterator[frozenset[int]]:
-    """Groups buckets so that the rows of a group fit in memory. A bucket that is too large forms a group of its own."""
+def _groups(sizes: Mapping[int, int], most_rows: int) -> Iterator[frozenset[int]]:
+    """Groups buckets so that a group has at most `most_rows` rows. A bucket with more forms a group of its own."""
     group: set[int] = set()
     rows = 0
     for bucket, size in sizes.items():
-        if group and rows + size > _ROWS_AT_ONCE:
+        if group and rows + size > most_rows:
             yield frozenset(group)
             group, rows = set(), 0
         group.add(bucket)

@@ -65,7 +65,6 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import CopyFailed, CopyPlanned, FileRewriteReady
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY
 from mirror_pump.pipeline.upkeep.jobs import FileTasks
 from mirror_pump.source.catalog.tables import columns_to_json
 from sql import queries
@@ -103,7 +102,7 @@ class FillJob:
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """The table's priority: the smallest table comes first."""
         # A table that is copied from the cut-line on is filled after the copy, without a commit in between.
-        return lake.records if left is not lake and lake.summary.get(COPYING_PROPERTY) == "true" else None
+        return lake.records if left is not lake and lake.summary.copying else None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 import psycopg
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.spark_runtime.session import end_java
@@ -64,7 +64,8 @@ _BROKEN_TASKS = 8
 """Number of failed tasks without a commit in between after which the pump gives up: the cause is not transient, and an
 operator has to look."""
 _FIRST_PAUSE = 0.2
-"""Seconds before the first retry. The pause doubles up to `reconnect_backoff_max`."""
+"""Seconds before the first retry. Further pauses double up to `reconnect_backoff_max`."""
+_JITTER = 0.5
 
 
 @dataclass(frozen=True)
@@ -221,26 +222,25 @@ class Pump:
     def _persist(self, attempt: Callable[[], Result], totals: RunState) -> Result | None:
         """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is
         requested."""
-        pause, broken_tasks = _FIRST_PAUSE, 0
+        retries = Retries(Backoff(_FIRST_PAUSE, self._settings.reconnect_backoff_max, _JITTER))
+        broken_tasks = 0
         while not self._stop.is_set():
             commits, began = totals.commits, time.monotonic()
             try:
                 return attempt()
             except _CURABLE as error:
                 if totals.commits > commits:
-                    pause, broken_tasks = _FIRST_PAUSE, 0
-                elif time.monotonic() - began > self._settings.reconnect_backoff_max:
-                    # A standby or an idle pump has run without an error for long enough.
-                    pause = _FIRST_PAUSE
+                    retries.succeeded()
+                    broken_tasks = 0
                 broken_tasks += isinstance(error, TaskFailed)
                 if broken_tasks >= _BROKEN_TASKS:
                     raise
+                # A standby or an idle pump that ran for long enough without an error counts as a success too.
+                pause = retries.failed(time.monotonic() - began)
                 remedy = getattr(error, "remedy", "")
                 self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
-                due = time.monotonic() + pause * random.uniform(0.5, 1.0)
                 self._failures.failed(error, totals.frontier, totals.epoch, retry_in=pause)
-                self._stop.wait(max(0.0, due - time.monotonic()))
-                pause = min(pause * 2, self._settings.reconnect_backoff_max)
+                retries.wait(self._stop.wait)
         return None
 
     def _wal_end(self) -> Lsn:

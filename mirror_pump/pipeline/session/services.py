@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from mirror_pump.errors import SourceError
@@ -31,6 +32,7 @@ from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import note_reader
+from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
 from sql import queries
@@ -105,7 +107,14 @@ def start_services(
     watcher = Watcher(context)
     retention = PartitionShedding(context)
     listener = Listener(context, copier.wake, retention.wake)
-    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load, publisher.missing)
+    applier = BatchApplier(
+        context.runner,
+        context.storage,
+        context.connect,
+        publisher.load,
+        publisher.missing,
+        context.settings.limits.completion_part_bytes,
+    )
     lake_watch = LakeWatch(context)
     for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
@@ -142,20 +151,32 @@ def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> Non
     indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
 
 
+@dataclass(frozen=True)
+class _SessionSlotRow:
+    """A row of the query `slot`."""
+
+    publication_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str
+    applied_lsn: Lsn
+    applied_at: datetime | None
+    """When the frontier last moved."""
+
+
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     """Check the catalog, the slot and the publication. Returns the publication and the frontier.
 
     Another program may have changed the catalog since the last session.
     """
     require_current(connection)
-    row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
+    row = fetch_row(connection, _SessionSlotRow, _SQL["slot"], {"slot": slot})
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
-    publication, system, timeline, database, applied, applied_at = row
-    identity = SystemIdentity(system, timeline, database)
-    check_slot(connection, slot, applied_lsn=applied, identity=identity, applied_at=applied_at)
-    check_publication(connection, publication)
-    return publication, Lsn(applied)
+    identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
+    check_slot(connection, slot, applied_lsn=row.applied_lsn, identity=identity, applied_at=row.applied_at)
+    check_publication(connection, row.publication_name)
+    return row.publication_name, row.applied_lsn
 
 
 def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:

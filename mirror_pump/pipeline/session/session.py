@@ -70,8 +70,6 @@ _POLL = 0.25
 _RETAIN_INTERVAL = 30.0
 """Seconds between two checks, made when the loop is idle: whether tables with a key index are still mirrored, and
 whether failed tables are still published."""
-_RECOVERED_AFTER = 10.0
-"""Seconds after which a session that has caught up and had nothing to publish counts as a success."""
 _STOP_GRACE = 3.0
 """Seconds that the current batch may still take after a stop request. After that it is abandoned."""
 
@@ -126,6 +124,7 @@ class PumpSession:
         """`leader`: the leadership, if the previous session kept it. This session releases it when it is closed."""
         settings = context.settings
         self._slot = context.slot
+        self._recovered_after = settings.limits.recovered_after
         self._storage = context.storage
         self._observer = context.observer
         self._totals = totals
@@ -518,7 +517,7 @@ class PumpSession:
 
     def _handle_idle(self) -> None:
         """The inbox is idle: publish an empty batch if a client waits for the frontier."""
-        if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
+        if not self._recovered and time.monotonic() - self._began >= self._recovered_after:
             self._recover()
         if self._scheduler.has_waiters(self._frontier) or not self._scheduler.goal.endless:
             self._services.receiver.want_position()

@@ -49,9 +49,11 @@ class BatchApplier:
         connect: Callable[[], PgConnection],
         lake_table: Callable[[MirroredTable], LakeTable],
         missing: MissingFiles,
+        part_bytes: int,
     ) -> None:
+        """`part_bytes`: rows with missing values are completed about this many bytes at a time."""
         self._storage = storage
-        self._completer = Completer(runner, storage, connect)
+        self._completer = Completer(runner, storage, connect, part_bytes)
         self._lake_table = lake_table
         self._missing = missing
         self._written: list[str] = []

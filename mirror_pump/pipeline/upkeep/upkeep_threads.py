@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import TableId, TableState
-from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
@@ -35,6 +35,8 @@ _SQL = queries("upkeep")
 
 _LOOK_INTERVAL = 1.0
 """Seconds between looks at the tables when nothing is due at once."""
+_FIRST_PAUSE = 1.0
+"""Seconds before a job that failed at a table is tried again there."""
 
 
 def upkeep_tasks(cores: int) -> int:
@@ -49,8 +51,8 @@ def resolve_workers(cores: int) -> int:
 
 
 @dataclass
-class _JobTurn(Backoff):
-    """The state of one job at one table. It backs off after a failure, or after a state that changed too much."""
+class _JobTurn(Retries):
+    """The state of one job at one table. It pauses after a failure, or after a state that changed too much."""
 
     left: LakeTable | None = None
     """The state in which the job found nothing to do."""
@@ -81,6 +83,7 @@ class Upkeep:
         self._slot = context.slot
         self._observer = context.observer
         self._jobs = jobs
+        self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
         # Guards all of the above. It is notified when something may have become due.
@@ -140,12 +143,12 @@ class Upkeep:
             assert watched.in_hand is not None
             turn = watched.turns[watched.in_hand]
             if landed:
-                turn.pause = 0.0
+                turn.succeeded()
                 for each in watched.turns.values():
                     each.left = None
             else:
                 self._garbage.extend(watched.written)
-                turn.put_off()
+                turn.failed()
             watched.in_hand = None
             watched.written = ()
             self._changed.notify_all()
@@ -183,7 +186,7 @@ class Upkeep:
                 self._changed.notify_all()
 
     def _watch(self, table_id: TableId, lake: LakeTable) -> _Watched:
-        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn() for job in self._jobs})
+        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn(self._backoff) for job in self._jobs})
         return watched
 
     def _take(self, job: Job) -> TableId | None:
@@ -238,7 +241,7 @@ class Upkeep:
             self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
             if isinstance(error, FileMissing):
                 self._inbox.put(LakeFileMissing(table_id, error.location))
-            turn.put_off()
+            turn.failed()
         finally:
             if exchange is None:
                 tasks.abandon(self._storage)

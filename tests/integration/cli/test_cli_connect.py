@@ -21,7 +21,7 @@ from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from tests.support.cli import RunCommand

@@ -17,7 +17,8 @@ from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import FilesAbove
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import COLD, archive_snapshot, seam_locations
+from mirror_pump.lake.metadata.snapshot_summary import Total
+from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -111,15 +112,15 @@ def test_spark_reads_s_from_the_catalog_while_main_goes_on(
 def test_an_empty_s_is_there_from_the_beginning(tmp_path: Path) -> None:
     small = SmallTable(tmp_path.as_uri())
     staged = LakeTable.create(small.table.schema, small.location + "/2", STORAGE, {}, small.now_ms, divided=True)
-    start = archive_snapshot(staged.table.metadata)
+    start = staged.table.metadata.archive_snapshot
     assert start is not None
-    assert start["snapshot-id"] == staged.snapshot_id
+    assert start.snapshot_id == staged.snapshot_id
     small.table = staged.table
     for number in range(300):
         small.commit(RowDelta((small.segment({number: "x"}),)))
-    held = archive_snapshot(small.table.metadata)
+    held = small.table.metadata.archive_snapshot
     assert held is not None
-    assert held["snapshot-id"] == staged.snapshot_id
+    assert held.snapshot_id == staged.snapshot_id
     assert _pyiceberg(staged.new_location) == {}
     assert _seam(_advance(small, ArchiveBranch(STORAGE), None)) == {}
 
@@ -139,12 +140,12 @@ def test_history_keeps_what_came_after_a_pinned_one_or_the_last_few_and_says_whe
         small.commit(RowDelta((small.segment({1000 + cut: "b"}),)), keep)
 
     def kept() -> list[StagedArchive]:
-        present = [snapshot["snapshot-id"] for snapshot in small.table.metadata["snapshots"]]
+        present = [snapshot.snapshot_id for snapshot in small.table.metadata.snapshots]
         # The snapshots of main, as many, are all there: none had to go for them.
         assert len(present) - sum(commit.snapshot_id in present for commit in made) == len(made)
-        assert small.table.metadata["refs"][COLD]["snapshot-id"] == made[-1].snapshot_id
+        assert small.table.metadata.refs[ARCHIVE_BRANCH].snapshot_id == made[-1].snapshot_id
         found = [commit for commit in made if commit.snapshot_id in present]
-        assert seam_locations(small.table.metadata) == {commit.seam_location for commit in found}
+        assert small.table.metadata.seam_locations == {commit.seam_location for commit in found}
         return found
 
     for cut in range(12, 42):
@@ -196,7 +197,8 @@ def test_deletes_of_rows_that_s_lacks_are_not_in_it(tmp_path: Path) -> None:
     small.commit(RowDelta((small.segment({}, range(110, 200)),)))
     small.resolve()
     cold = _advance(small, ArchiveBranch(STORAGE), _line(50))
-    snapshot = archive_snapshot(cold.table.metadata)
+    snapshot = cold.table.metadata.archive_snapshot
     assert snapshot is not None
-    assert (snapshot["summary"]["total-records"], snapshot["summary"]["total-position-deletes"]) == ("50", "2")
+    assert snapshot.summary.total(Total.RECORDS) == 50
+    assert snapshot.summary.total(Total.POSITION_DELETES) == 2
     assert _seam(cold) == _pyiceberg(cold.seam_location) == {key: "a" for key in range(50) if key not in (7, 8)}

@@ -103,7 +103,7 @@ def test_replace_removes_everything_before_it_and_nothing_after(table: SmallTabl
         RowDelta((table.segment({2: "again", 3: "new"}), table.segment({}, [3])), replaces=EveryFile())
     )
     _agree(table, lake, {2: "again"})
-    summary = table.table.metadata["snapshots"][-1]["summary"]
+    summary = table.table.summary.entries
     assert summary["operation"] == "overwrite"
     assert summary["deleted-data-files"] == "2"
     assert summary["deleted-records"] == "3"
@@ -135,7 +135,7 @@ def test_a_copy_that_begins_again_removes_its_former_chunks_only(table: SmallTab
     )
     expected: Rows = {**dict.fromkeys(range(12), "stream"), 99: "s", 51: "2"}
     _agree(table, lake, expected)
-    summary = table.table.metadata["snapshots"][-1]["summary"]
+    summary = table.table.summary.entries
     assert (summary["deleted-data-files"], summary["deleted-records"]) == ("12", "12")
     assert summary["total-data-files"] == str(12 + 2)
     assert sorted({file.sequence_number for file in table.table.live_data_files()})[:2] == [s0, s0 + 1]
@@ -148,7 +148,7 @@ def test_replace_with_nothing_is_a_truncate(table: SmallTable, lake: SparkSessio
     table.commit(RowDelta((table.segment({1: "a"}),)))
     table.commit(RowDelta((), replaces=EveryFile()))
     _agree(table, lake, {})
-    assert table.table.metadata["snapshots"][-1]["summary"]["operation"] == "delete"
+    assert table.table.summary.operation == "delete"
     assert table.table.data_files == table.table.records == 0
 
 
@@ -161,7 +161,7 @@ def test_insert_only_tables_have_no_deletes_and_pyiceberg_reads_them(table: Smal
     read = table.pyiceberg().scan().to_arrow()
     assert dict(zip(read["id"].to_pylist(), read["v"].to_pylist(), strict=True)) == expected
     _agree(table, lake, expected)
-    operations = {snapshot["summary"]["operation"] for snapshot in table.table.metadata["snapshots"]}
+    operations = {snapshot.summary.operation for snapshot in table.table.metadata.snapshots}
     assert operations == {"append"}
 
 
@@ -238,13 +238,13 @@ def test_another_engines_commits_are_built_upon(table: SmallTable, lake: SparkSe
     assert table.spark(lake, " VERSION AS OF 'audit'") == {
         key: f"v{key}" if key != 1 else "new" for key in range(10) if key != 2
     }
-    metadata = table.table.metadata
+    metadata = table.table.metadata.document
     assert metadata["refs"]["audit"]["snapshot-id"] == tagged
     assert metadata["properties"]["owner.note"] == "kept"
     assert table.table.has_snapshot(rewritten.snapshot_id)
     changed = {"snapshots", "last-sequence-number", "last-updated-ms", "current-snapshot-id"}
     changed |= {"refs", "snapshot-log", "metadata-log"}
-    assert {key for key in metadata if metadata[key] != rewritten.metadata.get(key)} <= changed
+    assert {key for key in metadata if metadata[key] != rewritten.metadata.document.get(key)} <= changed
     assert metadata["snapshots"][-1]["summary"]["mirror-pump.frontier"] == "0/1"
     assert len(lake.sql("CALL lake.system.rewrite_manifests('public.t')").collect()) == 1
     table.reload()

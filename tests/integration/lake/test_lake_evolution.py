@@ -182,8 +182,8 @@ def test_a_schema_that_comes_back_has_its_number_again(database: Database, wareh
     table.commit(schema=RENAMED)
     table.commit(schema=FIRST)
     table.commit(schema=FIRST)
-    assert [schema["schema-id"] for schema in table.table.metadata["schemas"]] == [0, 1]
-    assert [snapshot["schema-id"] for snapshot in table.table.metadata["snapshots"]] == [0, 1, 0, 0]
+    assert [schema.schema_id for schema in table.table.metadata.readable_schemas] == [0, 1]
+    assert [snapshot.schema_id for snapshot in table.table.metadata.snapshots] == [0, 1, 0, 0]
 
 
 def test_what_other_engines_are_to_leave_out_of_uuids_follows_their_names(
@@ -213,7 +213,7 @@ def test_a_replaced_table_may_get_another_key(database: Database, warehouse: str
         table.commit(schema=other)
     table.commit(table.segment(other, [(1, 10, "m"), (2, 10, "n")], [10]), schema=other, replace=True)
     assert table.rows(lake) == [("v", "kb", "more"), (1, 10, "m"), (2, 10, "n")]
-    assert table.table.metadata["schemas"][-1]["identifier-field-ids"] == [3]
+    assert table.table.metadata.readable_schemas[-1].key_ids == (3,)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine.rewrite import merge_plan
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
-from mirror_pump.lake.format.snapshot_summary import live_rows
+from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.testing.lake import duckdb_connection
-from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key, own_positions_from
+from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -91,13 +91,8 @@ def duckdb() -> Iterator[DuckDBPyConnection]:
         yield connection
 
 
-@pytest.fixture(autouse=True, scope="module")
-def merges_of_few() -> Iterator[None]:
-    """Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge_plan, "FANOUT", 2)
-        own_positions_from(2, patch)
-        yield
+SIZES = MergeSizes(fanout=2, own_positions=2)
+"""Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
 
 
 @settings(max_examples=100)
@@ -107,7 +102,7 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
 ) -> None:
     """While a table is copied nothing is resolved, and once it is resolved no chunk of a copy lands any more."""
     with tempfile.TemporaryDirectory() as directory:
-        table = SmallTable(f"{Path(directory).as_uri()}/t")
+        table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES)
         born_at = table.table.sequence_number
         model = Model()
         versions = itertools.count()

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from py4j.protocol import Py4JJavaError
 
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.format.snapshot_summary import live_rows
+from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.lake.storage import write_bytes
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
-from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key, own_positions_from
+from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ def file_table(warehouse: str) -> SmallTable:
 
 
 def summary(table: SmallTable) -> dict[str, str]:
-    return dict(table.table.metadata["snapshots"][-1]["summary"])
+    return dict(table.table.metadata.snapshots[-1].summary.entries)
 
 
 def fill(table: SmallTable) -> Rows:
@@ -106,7 +107,7 @@ def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTab
     for key in (0, 90, 30):
         del expected[key]
     assert table.duckdb() == table.spark(lake) == expected
-    counted = dict(staged.table.summary)
+    counted = dict(staged.table.summary.entries)
     assert counted["operation"] == "overwrite", "it adds a delete file, which other engines have to look at"
     assert counted["added-position-deletes"] == "5"
     merged = resolution.merged[0]
@@ -325,11 +326,9 @@ def wear(table: SmallTable, rows: Rows, *, per_commit: int) -> None:
             del rows[key]
 
 
-def test_a_file_of_which_many_rows_are_dead_is_written_anew(
-    table: SmallTable, lake: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_which_many_rows_are_dead_is_written_anew(table: SmallTable, lake: SparkSession) -> None:
     """By itself; what dies meanwhile follows its row."""
-    own_positions_from(20, monkeypatch)
+    table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
     wear(table, rows, per_commit=5)
     before = table.table
@@ -351,8 +350,8 @@ def test_a_file_of_which_many_rows_are_dead_is_written_anew(
     assert live_rows(table.table.metadata, table.table.summary) == len(rows)
 
 
-def test_a_file_with_few_dead_rows_is_left_alone(file_table: SmallTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_positions_from(20, monkeypatch)
+def test_a_file_with_few_dead_rows_is_left_alone(file_table: SmallTable) -> None:
+    file_table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
     wear(file_table, rows, per_commit=4)
     file_table.merge(target_bytes=1)
@@ -362,8 +361,8 @@ def test_a_file_with_few_dead_rows_is_left_alone(file_table: SmallTable, monkeyp
     assert file_table.scanned() == rows
 
 
-def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_positions_from(20, monkeypatch)
+def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable) -> None:
+    file_table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
     wear(file_table, rows, per_commit=5)
     for key in range(500, 508):
@@ -384,11 +383,9 @@ def test_a_worn_file_does_not_wait_for_small_ones(file_table: SmallTable, monkey
     assert file_table.duckdb() == file_table.scanned() == rows
 
 
-def test_a_worn_file_stays_while_a_delete_of_its_number_is_pending(
-    file_table: SmallTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worn_file_stays_while_a_delete_of_its_number_is_pending(file_table: SmallTable) -> None:
     """It keeps Iceberg from dropping that delete, and could vanish with its last live row."""
-    own_positions_from(1, monkeypatch)
+    file_table.sizes = MergeSizes(own_positions=1)
     file_table.commit(RowDelta((file_table.segment({1: "a", 2: "a"}),)))
     file_table.commit(RowDelta((file_table.segment({3: "b"}, [1]),)))
     number = file_table.table.sequence_number
@@ -404,10 +401,8 @@ def test_a_worn_file_stays_while_a_delete_of_its_number_is_pending(
     assert [file.records for file in file_table.table.live_data_files()] == [1]
 
 
-def test_deletes_about_files_that_others_have_rewritten_go(
-    table: SmallTable, lake: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_positions_from(20, monkeypatch)
+def test_deletes_about_files_that_others_have_rewritten_go(table: SmallTable, lake: SparkSession) -> None:
+    table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
     wear(table, rows, per_commit=4)
     table.merge(target_bytes=1)

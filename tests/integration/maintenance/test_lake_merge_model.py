@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine.rewrite import merge_plan
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
-from mirror_pump.lake.format.snapshot_summary import live_rows
+from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.testing.lake import duckdb_connection
-from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key, own_positions_from
+from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -80,20 +80,15 @@ def duckdb() -> Iterator[DuckDBPyConnection]:
         yield connection
 
 
-@pytest.fixture(autouse=True, scope="module")
-def merges_of_few() -> Iterator[None]:
-    """Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge_plan, "FANOUT", 2)
-        own_positions_from(2, patch)
-        yield
+SIZES = MergeSizes(fanout=2, own_positions=2)
+"""Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
 
 
 class Player:
     """A table, what it should hold, and what is under way."""
 
     def __init__(self, location: str) -> None:
-        self.table = SmallTable(location)
+        self.table = SmallTable(location, sizes=SIZES)
         self.rows: Rows = {}
         self.merge: FileRewrite | None = None
         self.resolve: FileRewrite | None = None

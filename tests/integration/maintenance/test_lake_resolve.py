@@ -31,7 +31,7 @@ def file_table(warehouse: str) -> SmallTable:
 
 
 def summary(table: SmallTable) -> dict[str, str]:
-    return dict(table.table.metadata["snapshots"][-1]["summary"])
+    return dict(table.table.metadata.snapshots[-1].summary.entries)
 
 
 def fill(table: SmallTable) -> Rows:

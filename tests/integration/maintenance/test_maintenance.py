@@ -5,20 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import pytest
 
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES, swap_pointer
 from mirror_pump.lake.commit.concurrent_rewrites import needed_snapshots
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifests import stored_of
-from mirror_pump.lake.format.metadata import (
-    COLD_CUT,
-    current_snapshot,
-    new_snapshot_id,
-    next_location,
-    with_archive_snapshot,
-)
+from mirror_pump.lake.metadata.manifests import stored_of
+from mirror_pump.lake.metadata.metadata_files import next_location
+from mirror_pump.lake.metadata.next_metadata import with_archive_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
 from mirror_pump.lake.storage import write_all
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.pipeline.flow.steps import Step
@@ -61,7 +57,7 @@ def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
     assert after.equality_delete_rows < before.equality_delete_rows / 5, "those of the newest commit may stay"
     state = maintained.lake_table(T)
     assert maintained.published(T) == (state.snapshot_id, state.metadata_location), "S follows, though no pump runs"
-    assert state.metadata["properties"].items() >= ENGINE_PROPERTIES.items()
+    assert state.metadata.properties.items() >= ENGINE_PROPERTIES.items()
     maintained.assert_equal(T)
     operations = [(operation, phase) for operation, phase, _ in maintained.journal(T)]
     assert operations[:2] == [("pass", "done"), ("rewrite_data_files", "done")]
@@ -220,7 +216,7 @@ def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: M
                 write(mirror, number)
                 mirror.await_frontier()
             assert steps.count(Step.PUBLISHED) - began > 30
-            assert len(maintained.lake_table(T).metadata["snapshots"]) > 40, "none is thinned while the rewrite runs"
+            assert len(maintained.lake_table(T).metadata.snapshots) > 40, "none is thinned while the rewrite runs"
         thread.join(120)
         assert not thread.is_alive()
         write(mirror, 999)
@@ -228,7 +224,7 @@ def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: M
         with mirror.database.connect() as connection:
             assert rewriting(connection, [maintained.table_id(T)]) == {}
     assert results[0].errors == []
-    operations = [snapshot["summary"]["operation"] for snapshot in maintained.lake_table(T).metadata["snapshots"]]
+    operations = [snapshot.summary.operation for snapshot in maintained.lake_table(T).metadata.snapshots]
     assert "replace" in operations
     assert len(operations) < 30, "the next publish thins again"
     maintained.assert_equal(T)
@@ -238,18 +234,20 @@ def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_where_s_is_younger(
     """With heap retention the last commit may be one to the branch `cold`."""
     write_and_publish(maintained.mirror, range(3))
     state = maintained.lake_table(T)
-    head = current_snapshot(state.metadata)
+    head = state.metadata.current_snapshot
     assert head is not None
-    cold = {
-        **head,
-        "snapshot-id": new_snapshot_id(state.metadata),
-        "parent-snapshot-id": head["snapshot-id"],
-        "sequence-number": head["sequence-number"] + 1,
-        "summary": {**head["summary"], COLD_CUT: "0"},
-    }
-    document = with_archive_snapshot(state.metadata, cold, state.metadata_location, (), state.retention)
+    archive = Snapshot.new(
+        state.metadata.new_snapshot_id(),
+        head,
+        head.sequence_number + 1,
+        head.timestamp_ms,
+        {**head.summary.entries, ARCHIVE_CUT_LINE: "0"},
+        head.manifest_list,
+        state.metadata.current_schema_id,
+    )
+    document = with_archive_snapshot(state.metadata, archive, state.metadata_location, (), state.retention)
     location = next_location(state.metadata, state.metadata_location)
-    write_all([(location, orjson.dumps(document))], STORAGE)
+    write_all([(location, document.to_json())], STORAGE)
     with maintained.mirror.database.connect() as connection:
         assert swap_pointer(connection, "public", "t", state.metadata_location, location)
     assert maintained.maintain(T).errors == []
@@ -258,7 +256,7 @@ def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_where_s_is_younger(
         for operation, _, details in maintained.journal(T)
         if operation == "rewrite_data_files"
     )
-    assert head["snapshot-id"] in needed_snapshots(document, since)
+    assert head.snapshot_id in needed_snapshots(document, since)
     maintained.assert_equal(T)
 
 
@@ -301,11 +299,11 @@ def test_compactions_succeed_while_commits_come_all_the_time(maintained: Maintai
 def test_the_history_is_thinned_as_the_policy_says(maintained: Maintained) -> None:
     """By the pump's own commits, from the next one on; a stored value that is wrong does not stop it."""
     write_and_publish(maintained.mirror, range(12))
-    assert len(maintained.lake_table(T).metadata["snapshots"]) > 12
+    assert len(maintained.lake_table(T).metadata.snapshots) > 12
     maintained.policy(T, history_newest=5, history_minutes_hours=0.0, history_hours_hours=0.0)
     write_and_publish(maintained.mirror, range(12, 14))
-    assert len(maintained.lake_table(T).metadata["snapshots"]) == 5
+    assert len(maintained.lake_table(T).metadata.snapshots) == 5
     maintained.policy(T, history_newest="many")
     write_and_publish(maintained.mirror, range(14, 18))
-    assert len(maintained.lake_table(T).metadata["snapshots"]) > 5
+    assert len(maintained.lake_table(T).metadata.snapshots) > 5
     maintained.assert_equal(T)

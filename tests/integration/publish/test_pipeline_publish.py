@@ -12,7 +12,7 @@ from pyiceberg.table import StaticTable
 
 from mirror_pump.errors import CommitConflict, ConnectionLost, MirrorPumpError, NotLeader
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.snapshot_summary import REPLACE
+from mirror_pump.lake.metadata.snapshot_summary import REPLACE
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.register import registration
 from mirror_pump.pipeline.flow.steps import Step

@@ -112,15 +112,12 @@ def test_a_read_of_the_heap_keeps_its_files_and_nobody_from_adding_partitions(mi
         assert moment.connection.execute("SELECT count(*) FROM public.t").fetchone() == (100,)
 
 
-def test_a_reader_gives_up_on_a_lock_that_it_does_not_get(
-    mirror: Mirror, table: TableId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mirror_pump.source.catalog.consistent_snapshot.READER_SETTINGS", "SET lock_timeout = '100ms'")
+def test_a_reader_gives_up_on_a_lock_that_it_does_not_get(mirror: Mirror, table: TableId) -> None:
     with closing(mirror.database.connect(autocommit=False)) as other:
         other.execute("ALTER TABLE public.t ADD COLUMN x int")
         with pytest.raises(SourceError, match="lock timeout"):
-            ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.ALL)
-        with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE):
+            ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.ALL, lock_seconds=0.1)
+        with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE, lock_seconds=0.1):
             pass
     assert pins(mirror) == []
 

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 import mirror_pump.spark
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError
+from mirror_pump.limits import InternalLimits
 from mirror_pump.spark import PinnedDataFrame
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
@@ -35,8 +36,11 @@ def retained(database: Database, warehouse: str, runner: TaskRunner) -> Retained
 
 @pytest.fixture
 def read(spark: SparkSession, retained: Retained) -> PinnedRead:
-    def reading(*arguments: Any, **options: Any) -> PinnedDataFrame:
-        return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=retained.mirror.settings, **options)
+    def reading(*arguments: Any, limits: InternalLimits | None = None, **options: Any) -> PinnedDataFrame:
+        settings = retained.mirror.settings
+        if limits is not None:
+            settings = settings.model_copy(update={"limits": limits})
+        return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=settings, **options)
 
     return reading
 
@@ -148,16 +152,13 @@ def test_a_session_of_another_time_zone_reads_the_same(
         assert sorted(map(tuple, found)) == sorted(map(tuple, wanted))
 
 
-def test_all_partitions_of_a_read_see_one_snapshot(
-    retained: Retained, read: PinnedRead, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mirror_pump.spark.heap._LEAST_BLOCKS", 1)
+def test_all_partitions_of_a_read_see_one_snapshot(retained: Retained, read: PinnedRead) -> None:
     retained.both(
         "INSERT INTO {} SELECT 200 + g % 200, g, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
         " repeat('x', 200) FROM generate_series(10000, 13000) g"
     )
     wanted = retained.truth()
-    with read(partitions=4) as frame:
+    with read(partitions=4, limits=InternalLimits(spark_partition_blocks=1)) as frame:
         heap = frame.where("at >= 200").select("id", "n")
         assert heap.rdd.getNumPartitions() >= 4
         found = []

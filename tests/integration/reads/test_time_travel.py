@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from mirror_pump.cli.terminal.output import one_line
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
@@ -179,8 +179,8 @@ def test_readers_of_the_lake_alone_are_told_f(mirror: Mirror, gate: GatedCopies)
         gate.let_go()
         mirror.await_live("public.changing", "public.resting")
     for table in ("changing", "resting"):
-        *earlier, newest = read_metadata(mirror.location(f"public.{table}"), StorageOptions({}))["snapshots"]
-        assert newest["summary"]["mirror-pump.frontier"] == format_lsn(live_since(mirror, table))
-        assert newest["summary"]["total-equality-deletes"] == "0" or table == "changing"
-        assert all("mirror-pump.frontier" not in snapshot["summary"] for snapshot in earlier)
-        assert all(snapshot["summary"]["mirror-pump.copying"] == "true" for snapshot in earlier[1:])
+        *earlier, newest = read_metadata(mirror.location(f"public.{table}"), StorageOptions({})).snapshots
+        assert newest.summary.get("mirror-pump.frontier") == format_lsn(live_since(mirror, table))
+        assert newest.summary.get("total-equality-deletes") == "0" or table == "changing"
+        assert all("mirror-pump.frontier" not in snapshot.summary for snapshot in earlier)
+        assert all(snapshot.summary.get("mirror-pump.copying") == "true" for snapshot in earlier[1:])

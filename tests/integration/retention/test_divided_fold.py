@@ -9,7 +9,8 @@ from typing import Any, LiteralString
 
 import pytest
 
-from mirror_pump.lake.format import metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
@@ -170,10 +171,7 @@ def _pin(connection: Any, divided: ManualRetention) -> int:
     return int(row[0])
 
 
-def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "_COLD_KEPT", 1)
+def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(database: Database, tmp_path: Path) -> None:
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
     divided = ManualRetention.create(mirror, partitions=2)
 
@@ -183,8 +181,8 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
         await_true(lambda: _unfolded(database) == 0, 20, "a fold")
 
     def history() -> set[int]:
-        known = metadata.read_metadata(mirror.location("public.events"), StorageOptions())
-        return {int(snapshot["snapshot-id"]) for snapshot in known["snapshots"]}
+        known = read_metadata(mirror.location("public.events"), StorageOptions())
+        return {int(snapshot.snapshot_id) for snapshot in known.snapshots}
 
     with mirror.pumping() as running:
         mirror.await_live("public.events")
@@ -193,7 +191,7 @@ def test_the_s_of_a_pin_that_nobody_sees_stays_in_the_history(
             _pin(reader, divided)
             row = reader.execute("SELECT max(pinned_lake_snapshot_id) FROM modak.read_pins").fetchone()
             assert row is not None
-            for number in range(3):
+            for number in range(ARCHIVE_SNAPSHOTS_KEPT + 2):
                 fold(f"corrected {number}")
                 assert row[0] in history()
             reader.rollback()

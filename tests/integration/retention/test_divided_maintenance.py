@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import COLD_CUT, archive_snapshot
+from mirror_pump.limits import InternalLimits
 from mirror_pump.ops.verify.compare_spark import compare
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 EVENTS = "public.events"
 
 
-def test_compaction_expiry_and_sweep_leave_s_readable(
-    database: Database, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fold, "_STALE_INTERVAL", 0.2)
-    monkeypatch.setattr(fold, "_STALE_AGE", 0.0)
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
+def test_compaction_expiry_and_sweep_leave_s_readable(database: Database, tmp_path: Path, spark: SparkSession) -> None:
+    limits = InternalLimits(archive_check_interval=0.2, archive_refresh_age=0)
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0, limits=limits)
     maintained = Maintained(mirror, spark)
     divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
@@ -76,9 +73,9 @@ def test_compaction_expiry_and_sweep_leave_s_readable(
         divided.assert_exact()
         divided.advance(running)
         divided.assert_exact()
-        head = archive_snapshot(maintained.lake_table(EVENTS).metadata)
+        head = maintained.lake_table(EVENTS).metadata.archive_snapshot
         assert head is not None
-        assert head["summary"][COLD_CUT] == str(divided.cut)
+        assert head.summary.archive_cut_line == str(divided.cut)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(heap: 
 
 
 @pytest.mark.parametrize("columns", ["id int, at bigint", "id bigint, at int"])
-def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_a_drop_that_takes_long_is_given_up(heap: Heap, columns: str) -> None:
     """Postgres looks through a table that refers to this one while it keeps everybody out."""
     with heap.database.connect() as connection:
         connection.execute(f"CREATE TABLE child ({columns}, FOREIGN KEY (id, at) REFERENCES ev)".encode())
@@ -92,9 +92,7 @@ def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.Monk
         heap.pass_by("ev0", 100)
         heap.prove()
         where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0", "detach": False}
-        monkeypatch.setattr(source, "DROP_TIMEOUT", "1ms")
-        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where))
-        monkeypatch.undo()
+        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where, drop_timeout="1ms"))
         assert source.attempt(connection, "drop", where) is None
         assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
@@ -108,21 +106,18 @@ def _waits_briefly(heap: Heap, act: Callable[[psycopg.Connection[Any]], str | No
         assert time.monotonic() - began < 30
 
 
-def test_nobody_waits_for_long_once_the_table_is_locked(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_long_once_the_table_is_locked(heap: Heap) -> None:
     """For the first lock everybody queues behind us; while we wait for another one, they do as well."""
-    monkeypatch.setattr(source, "LOCK_TIMEOUT", "60s")
-    monkeypatch.setattr(source, "DROP_TIMEOUT", "60s")
     heap.pass_by("ev0", 100)
     heap.prove()
     where = {"table_id": heap.table_id, "partition_id": "ev0", "detach": False}
     table, name = TableName("public", "ev"), TableName("public", "ev3")
     make = partial(source.make_partition, table=table, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
-    _waits_briefly(heap, lambda connection: source.attempt(connection, "drop", where))
-    _waits_briefly(heap, make)
+    patient = {"lock_timeout": "60s", "drop_timeout": "60s"}
+    _waits_briefly(heap, lambda connection: source.attempt(connection, "drop", where, **patient))
+    _waits_briefly(heap, partial(make, lock_timeout="60s"))
     with heap.database.connect() as connection:
-        monkeypatch.setattr(source, "MAKE_TIMEOUT", "1ms")
-        assert "takes longer than 1ms" in str(make(connection))
-        monkeypatch.undo()
+        assert "takes longer than 1ms" in str(make(connection, make_timeout="1ms"))
         assert make(connection) is None
         assert source.attempt(connection, "drop", where) is None
 

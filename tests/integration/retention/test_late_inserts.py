@@ -9,10 +9,11 @@ from typing import Any, LiteralString
 import pytest
 
 from mirror_pump.engine.lake_reads.index_keys import read_keys
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.retention import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -49,7 +50,7 @@ class Folds:
         if step is not Step.FOLDED:
             return
         metadata = read_metadata(self.mirror.location(EVENTS), StorageOptions())
-        unread = [snapshot for snapshot in metadata["snapshots"] if int(snapshot["summary"]["total-equality-deletes"])]
+        unread = [snapshot for snapshot in metadata.snapshots if snapshot.summary.total(Total.EQUALITY_DELETES)]
         (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
         self.seen.append((len(unread), str(phase)))
 
@@ -143,7 +144,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Databa
         assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
         divided.assert_exact()
         metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
-        assert max(int(snapshot["summary"]["total-equality-deletes"]) for snapshot in metadata["snapshots"]) == 1
+        assert max(snapshot.summary.total(Total.EQUALITY_DELETES) or 0 for snapshot in metadata.snapshots) == 1
         _announced(database, going_on=False)
         divided.assert_exact()
 
@@ -165,13 +166,11 @@ def test_without_room_for_an_index_folds_do_not_wait(database: Database, tmp_pat
 
 
 @pytest.mark.parametrize("wanted_by", ["the fold", "the stream"])
-def test_a_fold_waits_for_its_index_only_so_long(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted_by: str
-) -> None:
+def test_a_fold_waits_for_its_index_only_so_long(database: Database, tmp_path: Path, wanted_by: str) -> None:
     """Whoever made the index be built. Then it deletes by key, as without one."""
-    monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
+    limits = InternalLimits(index_patience=0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
-    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600)
+    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600, limits=limits)
     divided = ManualRetention.create(mirror)
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)

@@ -11,13 +11,12 @@ import pytest
 
 from mirror_pump.config import Settings
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableId
 from mirror_pump.ops.retain.retention import change_retention, look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
-from mirror_pump.pipeline.flow import backoff
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.retention import partition_shedding as retention
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.source.catalog.tables import load_table
@@ -79,7 +78,8 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
     @contextmanager
     def session() -> Iterator[PartitionShedding]:
         inbox = SimpleQueue[Any]()
-        settings = Settings(dsn=database.dsn, slot="s", retention_interval=0.05)
+        limits = InternalLimits(retry_pause_max=0)
+        settings = Settings(dsn=database.dsn, slot="s", retention_interval=0.05, limits=limits)
         retention = PartitionShedding(SessionContext(settings, StorageOptions(), ThreadTaskRunner(1), Steps(), inbox))
         retention.start()
         try:
@@ -90,7 +90,6 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
 
     monkeypatch.setattr(source, "retained_tables", looking)
     monkeypatch.setattr(Prover, "prove", proving)
-    monkeypatch.setattr(backoff, "LONGEST_PAUSE", 0.0)
     heap = Heap(database)
     heap.pass_by("ev0", 100)
     assert heap.drop("ev0") is None
@@ -180,11 +179,9 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> Non
         await_true(idle, 60, "thirty looks, and none at p2")
 
 
-def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(mirror: Mirror) -> None:
     """It is not made to wait for the cut-line with its triggers on; and what was written meanwhile is in the mirror."""
-    monkeypatch.setattr(retention, "_UNSEAL_AFTER", 0.0)
+    mirror = mirror.with_options(limits=InternalLimits(unseal_after=0))
     shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
     mirror.catch_up()
     with mirror.pumping():

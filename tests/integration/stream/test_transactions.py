@@ -33,20 +33,19 @@ _TABLE = "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, big text
 _ROWS = "INSERT INTO t SELECT g, g, repeat(md5(g::text), 100) FROM generate_series(1, 60) g"
 
 
-def test_a_commit_is_waited_for_until_snapshots_see_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirror_pump.source.heap.row_lookup._VISIBLE_WITHIN", 0.0)
+def test_a_commit_is_waited_for_until_snapshots_see_it(database: Database) -> None:
     with connect(database.dsn, autocommit=True) as looking, database.connect(autocommit=False) as writing:
         writing.execute("SAVEPOINT a")
         ((number,),) = writing.execute("SELECT pg_current_xact_id()::text::bigint").fetchall()
         xid = number % 2**32
         not_begun, long_ago = (xid + 1_000_000) % 2**32, (xid - 2**31 + 1_000_000) % 2**32
-        await_visible(looking, [long_ago])
+        await_visible(looking, [long_ago], within=0)
         with pytest.raises(ConnectionLost, match=f"transaction {xid} has committed"):
-            await_visible(looking, [long_ago, xid])
+            await_visible(looking, [long_ago, xid], within=0)
         with pytest.raises(ConnectionLost, match=f"transaction {not_begun} has committed"):
-            await_visible(looking, [not_begun])
+            await_visible(looking, [not_begun], within=0)
         writing.commit()
-        await_visible(looking, [long_ago, xid])
+        await_visible(looking, [long_ago, xid], within=0)
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableId
-from mirror_pump.ops.verify import compare_spark, comparison, comparison_engines
-from mirror_pump.ops.verify import verification as verifying
+from mirror_pump.ops.verify import compare_spark
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, EnginesBySize
 from mirror_pump.ops.verify.verification import TableProgress, VerifyPhase, VerifyReport, verify
@@ -61,6 +62,11 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
     runner.close()
 
 
+def limited(mirror: Mirror, **limits: Any) -> Settings:
+    """The mirror's settings with these internal limits."""
+    return mirror.settings.model_copy(update={"limits": InternalLimits(**limits)})
+
+
 def change_unheard(mirror: Mirror, table: str, statements: list[str]) -> None:
     """Changes the heap while the table is out of the publication: as if the stream had lost them."""
     publication = mirror.settings.publication
@@ -91,9 +97,7 @@ def summary(report: VerifyReport) -> tuple[int, int, int, list[tuple[Any, ...]]]
 
 @pytest.mark.slow
 @pytest.mark.unverified("the lake lacks changes on purpose")
-def test_both_engines_find_each_difference_of_each_type(
-    mirror: Mirror, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_engines_find_each_difference_of_each_type(mirror: Mirror, spark: SparkSession) -> None:
     """A row for each type, in which only that type's column changes; one that is gone, and one that is new."""
     with mirror.database.connect() as connection:
         create_pool(connection, "pool")
@@ -125,10 +129,9 @@ def test_both_engines_find_each_difference_of_each_type(
     change_unheard(mirror, "t", statements)
     planted += [(gone, "extra", []), (new, "missing", [])]
     expected = (len(CASES) + 1, len(CASES) + 1, len(planted), planted)
-    monkeypatch.setattr(comparison, "SHOWN", 10_000)
     with mirror.pumping():
-        assert summary(verify(mirror.settings)) == expected
-        engine = ComparisonEngine(mirror.runner, partial(compare_spark.compare, spark))
+        assert summary(verify(limited(mirror, verify_shown_rows=10_000))) == expected
+        engine = ComparisonEngine(mirror.runner, partial(compare_spark.compare, spark, shown=10_000))
         assert summary(verify(mirror.settings, engine=engine)) == expected
 
 
@@ -146,9 +149,9 @@ def test_the_size_decides_which_engine_compares(
     mirror.database.execute("UPDATE t SET v = 'one' WHERE id = 1", "DELETE FROM t WHERE id = 2")
     seen: list[TableProgress] = []
 
-    def equal() -> bool:
+    def equal(**limits: Any) -> bool:
         seen.clear()
-        (table,) = verify(mirror.settings, observe=seen.append).tables
+        (table,) = verify(limited(mirror, **limits), observe=seen.append).tables
         assert table.comparison is not None
         assert (table.comparison.heap_rows, table.comparison.lake_rows) == (99, 99)
         return table.equal
@@ -157,24 +160,17 @@ def test_the_size_decides_which_engine_compares(
         assert equal()
         assert by_spark.compared == []
         assert all(progress.small for progress in seen)
-        with monkeypatch.context() as patch:
-            # More than its heap, less than that and its TOAST.
-            patch.setattr(comparison_engines, "SMALL_BYTES", 500_000)
-            patch.setattr(verifying, "SMALL_BYTES", 500_000)
-            assert equal()
+        # More than its heap, less than that and its TOAST.
+        assert equal(verify_small_bytes=500_000)
         assert len(by_spark.compared) == 1, "its heap is large"
         assert [progress.phase for progress in seen] == [
             VerifyPhase.READING, VerifyPhase.READING, VerifyPhase.READ, VerifyPhase.COMPARING, VerifyPhase.DONE
         ]  # fmt: skip
         assert [(progress.chunks_done, progress.rows) for progress in seen[:2]] == [(0, 0), (1, 99)]
         assert not any(progress.small for progress in seen)
-        with monkeypatch.context() as patch:
-            patch.setattr(comparison_engines, "SMALL_ROWS", 98)
-            assert equal()
+        assert equal(verify_small_rows=98)
         assert len(by_spark.compared) == 2, "the lake has more rows than that"
-        with monkeypatch.context() as patch:
-            patch.setattr(comparison_engines, "_MEMORY", "1KiB")
-            assert equal()
+        assert equal(verify_memory="1KiB")
         assert len(by_spark.compared) == 3, "DuckDB's memory does not suffice"
         assert "compared-by-spark" in "".join(capsys.readouterr())
         with monkeypatch.context() as patch:

@@ -270,9 +270,8 @@ def test_results_and_shapes_travel_between_processes() -> None:
 
 def test_text_beyond_the_first_view_buffer_and_the_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     # The real limits are 1 GiB and 512 MiB: the same code with small ones.
-    monkeypatch.setattr(tuples, "_MAX_STRING_BYTES", 100)
     real = tuples.RawBuffer
-    monkeypatch.setattr(segment_module, "RawBuffer", lambda data: real(data, block_bits=8))
+    monkeypatch.setattr(segment_module, "RawBuffer", lambda data: real(data, block_bits=8, string_bytes=100))
     expected = [(key, f"{key}:" + "x" * (key % 40), None if key % 3 else "ä" * key) for key in range(60)]
     result = one([insert(1, [str(key), note, doc]) for key, note, doc in expected])
     assert result.rows["note"].num_chunks > 3

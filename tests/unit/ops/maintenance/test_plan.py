@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.ops.maintenance.plan import (
     PastMaintenance,
     expiry_of,
@@ -153,7 +154,7 @@ def test_position_deletes_and_manifests_are_due_by_number() -> None:
     assert manifests_of(CALM, policy_of({"manifest_rewrite_enabled": False}), requested=True) is None
 
 
-def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> dict[str, Any]:
+def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> TableMetadata:
     """So many snapshots, one every so many milliseconds, whose IDs go down as sequence numbers go up."""
     snapshots = [
         {"snapshot-id": 1000 - number, "sequence-number": number, "timestamp-ms": number * every_ms}
@@ -161,7 +162,7 @@ def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> d
     ]
     current = snapshots[-1]["snapshot-id"]
     named = {"main": {"type": "branch", "snapshot-id": current}, **(refs or {})}
-    return {"snapshots": snapshots, "current-snapshot-id": current, "refs": named, "properties": {}}
+    return TableMetadata({"snapshots": snapshots, "current-snapshot-id": current, "refs": named, "properties": {}})
 
 
 HOUR = 3_600_000
@@ -209,4 +210,5 @@ def test_warnings_name_what_does_not_keep_up() -> None:
     bad = replace(
         CALM, equality_delete_rows=10**6, small_files=600, manifests=300, snapshots=5000, metadata_bytes=8 * MIB
     )
-    assert len(warnings_of({**readers_see_commits, "properties": {"gc.enabled": "false"}}, bad, POLICY)) == 7
+    never_deleting = TableMetadata({**readers_see_commits.document, "properties": {"gc.enabled": "false"}})
+    assert len(warnings_of(never_deleting, bad, POLICY)) == 7

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.ops.reads.time_travel import PastPoint, history, parse_when, snapshots_at
 
@@ -16,10 +17,10 @@ A = TableName("public", "a")
 
 def document(
     *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
-) -> dict[str, Any]:
+) -> TableMetadata:
     """Metadata with snapshots (ID, the frontier, parent); the time of each is its ID in seconds. `copying`: IDs of
     those that a copy made before it was complete."""
-    snapshots = [
+    snapshots: list[dict[str, Any]] = [
         {
             "snapshot-id": number,
             "sequence-number": number,
@@ -34,22 +35,24 @@ def document(
         for number, frontier, parent in steps
     ]
     if cold is not None:
-        snapshots.append({"snapshot-id": 99, "sequence-number": cold, "timestamp-ms": 0, "summary": {COLD_CUT: "5"}})
-    return {"snapshots": snapshots}
+        snapshots.append(
+            {"snapshot-id": 99, "sequence-number": cold, "timestamp-ms": 0, "summary": {ARCHIVE_CUT_LINE: "5"}}
+        )
+    return TableMetadata({"snapshots": snapshots})
 
 
 NOW_MS = 9_000_000
 
 
-def at(frontier: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+def at(frontier: int, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     return chosen(PastPoint(Lsn(frontier), None), **documents)
 
 
-def at_time(moment_ms: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+def at_time(moment_ms: int, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     return chosen(PastPoint(None, moment_ms), **documents)
 
 
-def chosen(when: PastPoint, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+def chosen(when: PastPoint, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     histories = {TableName("public", name): history(document, Lsn(0)) for name, document in documents.items()}
     frontier, snapshots = snapshots_at(when, histories, Lsn(1000), NOW_MS)
     return frontier, {name.name: snapshot for name, snapshot in snapshots.items()}

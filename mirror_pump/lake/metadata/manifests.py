@@ -10,15 +10,15 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
-from mirror_pump.lake.format.avro import container_of_block, raw_records
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_entries import (
+from mirror_pump.lake.metadata.avro import container_of_block, raw_records
+from mirror_pump.lake.metadata.manifest_entries import (
     NO_PARTITION,
     ManifestEntry,
     Status,
@@ -28,9 +28,9 @@ from mirror_pump.lake.format.manifest_entries import (
     formats_of,
     stored_entries,
 )
-from mirror_pump.lake.format.manifest_list import Manifest, encoded_list, with_line
-from mirror_pump.lake.format.metadata import current_schema
-from mirror_pump.lake.format.snapshot_summary import FileTally
+from mirror_pump.lake.metadata.manifest_list import Manifest, encoded_list, with_line
+from mirror_pump.lake.metadata.snapshot_summary import FileTally
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
 FANOUT = 10
@@ -65,9 +65,19 @@ class ManifestWriter:
     `metadata` is the table metadata that they are written under.
     """
 
-    def __init__(self, metadata: Mapping[str, Any], directory: str, snapshot_id: int, sequence_number: int) -> None:
+    def __init__(
+        self,
+        metadata: TableMetadata,
+        directory: str,
+        snapshot_id: int,
+        sequence_number: int,
+        *,
+        full: int = FULL,
+    ) -> None:
+        """`full`: manifests with this many entries are no longer merged."""
         self._metadata = metadata
         self._directory = directory
+        self._full = full
         self.snapshot_id = snapshot_id
         self.sequence_number = sequence_number
         self.files: list[tuple[str, bytes]] = []
@@ -92,7 +102,7 @@ class ManifestWriter:
         )
         if not entries:
             return None
-        spec_id = self._metadata["default-spec-id"]
+        spec_id = self._metadata.default_spec_id
         manifest = self._write(content, spec_id, NO_PARTITION, entries)
         manifest = replace(manifest, deletes=_kind(content, {file.content for file, _ in files}))
         return replace(manifest, entries=entries) if len(entries) <= HELD else manifest
@@ -103,20 +113,21 @@ class ManifestWriter:
         Amortised cost: one commit in ten merges ten manifests of about one entry each, one in a hundred merges ten of
         ten entries, and so on.
         """
-        unpartitioned = {spec["spec-id"] for spec in self._metadata["partition-specs"] if not spec["fields"]}
+        unpartitioned = {spec.spec_id for spec in self._metadata.partition_specs if not spec.fields}
         carried: list[Manifest] = []
         groups: dict[_Group, dict[int, list[Manifest]]] = defaultdict(lambda: defaultdict(list))
         for manifest in manifests:
             if not manifest.live_files:
                 continue
-            if manifest.spec_id in unpartitioned and manifest.live_files < FULL and manifest.key_metadata is None:
+            open_to_more = manifest.live_files < self._full and manifest.key_metadata is None
+            if manifest.spec_id in unpartitioned and open_to_more:
                 group = ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
                 groups[group][_size_class(manifest.live_files)].append(manifest)
             else:
                 carried.append(manifest)
         for group, classes in groups.items():
             pending: list[Manifest] = []
-            for size_class in range(_size_class(FULL) + 1):
+            for size_class in range(_size_class(self._full) + 1):
                 found = classes.get(size_class, [])
                 # Manifests pending from smaller classes count as one of the class that they reach together. They are
                 # written as soon as they reach none.
@@ -276,10 +287,11 @@ class ManifestWriter:
     def _encode(
         self, content: ManifestContent, spec_id: int, partition: StructType, count: int, payload: bytes
     ) -> tuple[str, int]:
-        spec = next(spec for spec in self._metadata["partition-specs"] if spec["spec-id"] == spec_id)
+        spec = next(spec for spec in self._metadata.partition_specs if spec.spec_id == spec_id)
+        schema = self._metadata.schema_document(self._metadata.current_schema_id)
         header = {
-            "schema": orjson.dumps(current_schema(self._metadata)).decode(),
-            "partition-spec": orjson.dumps(spec["fields"]).decode(),
+            "schema": orjson.dumps(schema).decode(),
+            "partition-spec": orjson.dumps(spec.fields).decode(),
             "partition-spec-id": str(spec_id),
             "format-version": str(FORMAT_VERSION),
             "content": "deletes" if content == ManifestContent.DELETES else "data",

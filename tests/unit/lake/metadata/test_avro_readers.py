@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
 from pyiceberg.utils.singleton import Singleton
 
-from mirror_pump.lake.format.avro import container, raw_records, read_records, schema_json
+from mirror_pump.lake.metadata.avro import container, raw_records, read_records, schema_json
 
 
 def test_readers_are_made_once() -> None:

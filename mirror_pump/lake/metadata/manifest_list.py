@@ -9,9 +9,9 @@ from typing import Any
 
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, PartitionFieldSummary
 
-from mirror_pump.lake.format.avro import BytesInput, Encoder, OpenedFile, container, schema_json
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent
-from mirror_pump.lake.format.manifest_entries import ManifestEntry
+from mirror_pump.lake.metadata.avro import BytesInput, Encoder, OpenedFile, container, schema_json
+from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 

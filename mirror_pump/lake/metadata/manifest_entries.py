@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -12,8 +13,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
 
-from mirror_pump.lake.format.avro import Encoder, read_records, schema_json
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.metadata.avro import Encoder, read_records, schema_json
 
 NO_PARTITION = StructType()
 
@@ -140,6 +141,23 @@ class StoredEntry:
     def size_bytes(self) -> int:
         """Length of the file."""
         return int(self.file[5])
+
+    @property
+    def lower_bounds(self) -> Mapping[int, bytes]:
+        """Iceberg single-value serialisation by field ID."""
+        bounds: Mapping[int, bytes] = self.file[10] or {}
+        return bounds
+
+    @property
+    def upper_bounds(self) -> Mapping[int, bytes]:
+        """As `lower_bounds`."""
+        bounds: Mapping[int, bytes] = self.file[11] or {}
+        return bounds
+
+    @property
+    def equality_ids(self) -> tuple[int, ...]:
+        """Field IDs of the columns that an equality delete compares."""
+        return tuple(self.file[14] or ())
 
     def encoded(self, partition: StructType) -> ManifestEntry:
         """The entry, encoded to be carried over to another manifest."""

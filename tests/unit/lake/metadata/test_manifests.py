@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from pyiceberg.manifest import ManifestContent
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.lake.format import manifests as module
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_entries import stored_entries
-from mirror_pump.lake.format.manifest_list import Manifest, read_list
-from mirror_pump.lake.format.manifests import HELD, ManifestWriter
-from mirror_pump.lake.format.metadata import new_metadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.metadata.manifest_entries import stored_entries
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifests import FULL, HELD, ManifestWriter
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
@@ -33,15 +32,16 @@ def _file(name: str, content: FileContent = FileContent.DATA) -> WrittenFile:
 class Commits:
     """Manifests of one commit after the other, kept in memory or read back as a restart would."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, full: int = FULL) -> None:
+        self.full = full
         self.directory = directory.as_uri()
-        self.metadata = new_metadata(SCHEMA, self.directory, {}, 0)
+        self.metadata = TableMetadata.new(SCHEMA, self.directory, {}, 0)
         self.manifests: tuple[Manifest, ...] = ()
         self.number = 0
 
     def commit(self, data: int, deletes: int = 0, *, restart: bool = False) -> None:
         self.number += 1
-        writer = ManifestWriter(self.metadata, self.directory, 1000 + self.number, self.number)
+        writer = ManifestWriter(self.metadata, self.directory, 1000 + self.number, self.number, full=self.full)
         carried = writer.merge(self.manifests, STORAGE)
         new = [
             writer.add(ManifestContent.DATA, [(_file(f"d{self.number}-{n}"), self.number) for n in range(data)]),
@@ -101,9 +101,8 @@ def test_the_number_of_manifests_and_the_work_are_logarithmic(tmp_path: Path) ->
     assert len(commits.entries()) == 1000
 
 
-def test_full_manifests_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FULL", 30)
-    commits = Commits(tmp_path)
+def test_full_manifests_are_left_alone(tmp_path: Path) -> None:
+    commits = Commits(tmp_path, full=30)
     for _ in range(100):
         commits.commit(3)
     assert max(manifest.live_files for manifest in commits.manifests) < 30 * 10
