@@ -22,7 +22,7 @@ class Check:
     history: int
     transactions: int
     seconds: float
-    """That Spark took."""
+    """Seconds that Spark took."""
 
     @property
     def equal(self) -> bool:
