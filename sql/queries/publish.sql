@@ -129,7 +129,7 @@ UPDATE modak.mirror_tables
 UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = ANY (%(former)s);
 
--- name: advance
+-- name: move_frontier
 UPDATE modak.mirror_slots
    SET applied_lsn = %(frontier)s, publish_id = %(publish_id)s, applied_at = now(),
        last_error = CASE WHEN %(frontier)s::bigint > applied_lsn THEN NULL ELSE last_error END,

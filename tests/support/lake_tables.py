@@ -116,7 +116,7 @@ class SmallTable:
         return self._computed(plan_merge(self.table, self.listing, target_bytes, self.sizes))
 
     def compute_renewal(self) -> FileRewrite | None:
-        """What writing the most worn file anew comes to; None if none is."""
+        """The rewrite of the file with the most deleted rows; None if no file has enough."""
         return self._computed(plan_rewrite(self.table, self.listing, self.sizes))
 
     def _computed(self, plan: MergePlan | None) -> FileRewrite | None:

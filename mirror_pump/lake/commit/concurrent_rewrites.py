@@ -1,8 +1,8 @@
-"""What our commits must respect so that Iceberg's rewrite_data_files succeeds: it plans, works for minutes, and then
-commits on top of our commits.
+"""What the mirror's commits respect so that Iceberg's rewrite_data_files succeeds: it plans, works for minutes, and
+then commits on top of the mirror's commits.
 
-Three behaviours of Iceberg's Java code (seen in 1.12) would make a rewrite fail, or lose deletes, beside a writer that
-commits every second. Our commits avoid them:
+Three behaviours of Iceberg's Java code (seen in 1.12) would make such a rewrite fail, or lose deletes, while another
+writer commits every second. The mirror's commits avoid them:
 
 1. A rewrite's commit walks the history back to the snapshot that it began from, and fails at a gap (MergingSnapshot-
    Producer.validationHistory). So while a rewrite runs, no snapshot since its beginning is thinned out.
@@ -26,7 +26,7 @@ from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 _PLANNING = 100
-"""Commits that may land between the announcement of a rewrite and the snapshot that it begins from."""
+"""Maximum number of commits between the announcement of a rewrite and the snapshot that it begins from."""
 
 
 def needed_snapshots(metadata: TableMetadata, since: int) -> frozenset[int]:

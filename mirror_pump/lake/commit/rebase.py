@@ -1,8 +1,9 @@
 """Applies a table's staged content on top of what other engines did to the table since the staging began.
 
-A table that is copied again is built up in metadata that nobody sees, while everybody else continues with the metadata
-that the catalog names. Only the mirror may change rows and columns; anybody may change tags, branches, properties, sort
-orders and statistics. So the result takes the former from the staged document and the latter from the present one.
+A table that is copied again is built up in metadata that only the mirror sees. All other programs continue with the
+metadata that the catalog names. Only the mirror may change rows and columns, but other engines may change tags,
+branches, properties, sort orders and statistics. So the result takes rows and columns from the staged document and the
+rest from the present one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from mirror_pump.model import SnapshotId
 def rebase(staged: LakeTable, present: TableMetadata) -> LakeTable:
     """The staged table on top of `present`, the metadata that readers see.
 
-    Returns `staged` itself if nobody changed anything, else a table with a new metadata file. Raises LakeError if the
-    storage fails.
+    Returns `staged` itself if no other engine changed anything, otherwise a table with a new metadata file. Raises
+    LakeError if the storage fails.
     """
     combined = rebased(staged.metadata, present)
     if combined == staged.metadata:
@@ -35,7 +36,7 @@ def rebase(staged: LakeTable, present: TableMetadata) -> LakeTable:
 
 
 def rebased(staged: TableMetadata, present: TableMetadata) -> TableMetadata:
-    """The combined document; equal to `staged` if nobody changed anything.
+    """The combined document, equal to `staged` if no other engine changed anything.
 
     It does not include what others committed to `main`, since the copy has the table's rows. It includes what they
     committed to their own branches.

@@ -1,7 +1,7 @@
-"""The row-delta commit: ordered segments and copies born in the past, staged as one snapshot of an Iceberg table.
+"""The row-delta commit: ordered segments and backdated copied files, staged as one snapshot of an Iceberg table.
 
-Staging writes manifests, manifest list and metadata; the table changes only when the caller swaps its pointer to the
-new metadata location (`mirror_pump.lake.commit.catalog`), in a transaction of its own.
+Staging writes manifests, a manifest list and a metadata file. The table changes only when the caller moves its pointer
+to the new metadata location (`mirror_pump.lake.commit.catalog`), in its own transaction.
 """
 
 from __future__ import annotations
@@ -44,45 +44,45 @@ class SegmentFiles:
 
 @dataclass(frozen=True)
 class BackdatedFile:
-    """A copied data file that takes its place in the order at `sequence_number` (the start sequence number), however
-    late it lands."""
+    """A copied data file that gets the data sequence number `sequence_number` (the start sequence number), however late
+    it lands."""
 
     file: WrittenFile
     sequence_number: int
 
 
 Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite
-"""What may go in the snapshot of a commit; at most one of them."""
+"""What a commit may remove in its snapshot. A commit has at most one of these."""
 
 
 @dataclass(frozen=True)
 class RowDelta:
-    """What one commit does to one table, in order. ValueError for what cannot be one commit."""
+    """What one commit does to one table, in order. Raises ValueError for a combination that one commit cannot have."""
 
     segments: tuple[SegmentFiles, ...]
     backdated: tuple[BackdatedFile, ...] = ()
     replaces: Replacement | None = None
-    """Files of before that go first, in the same snapshot."""
+    """The earlier files to remove in the same snapshot."""
     positions: tuple[WrittenFile, ...] = ()
-    """Position deletes, of rows of older files and of the segments' own: each of them goes, whatever the order."""
+    """Position-delete files, for rows of older files and of the segments' own files. They apply in any order."""
     schema: LakeSchema | None = None
-    """The table's columns from this snapshot on; None leaves them. Files of the delta may have the former columns:
-    readers go by field ID."""
+    """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
+    columns, since readers find columns by field ID."""
     summary: Mapping[str, str] = field(default_factory=dict)
-    """Added to the snapshot's summary: the frontier, for instance."""
+    """Entries to add to the snapshot's summary, such as the frontier."""
 
     def __post_init__(self) -> None:
         rewrite = self.replaces
         if isinstance(rewrite, FileRewrite) and (
             self.backdated or (rewrite.merged and (self.segments or self.positions))
         ):
-            # Position deletes among the segments' files could name rows that a merge moves.
+            # Position deletes of the segments could name rows that a merge moves.
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
 
 
 @dataclass(frozen=True)
 class _Added:
-    """Files that a commit brings, with their data sequence numbers."""
+    """The files that a commit adds, with their data sequence numbers."""
 
     data: list[tuple[WrittenFile, int]]
     deletes: list[tuple[WrittenFile, int]]
@@ -98,31 +98,31 @@ class _Added:
 
 @dataclass(frozen=True)
 class StagedCommit:
-    """A commit whose files are durable and which nobody sees until the table's pointer moves to `new_location`."""
+    """A commit whose files are durable. Nobody sees it until the table's pointer moves to `new_location`."""
 
     table: LakeTable
     """The table after the commit."""
     old_location: str | None
-    """The pointer's value that the commit builds on; None for a new table."""
+    """The metadata location that the commit builds on. None for a new table."""
     new_location: str
     snapshot_id: SnapshotId
     sequence_number: SequenceNumber
     files: tuple[str, ...]
-    """Files written by staging: to be removed if the publish is known to have failed, and only then."""
+    """URIs of the files that staging wrote. They may be removed only if the publish certainly failed."""
 
 
 @dataclass(frozen=True)
 class LakeTable:
-    """An Iceberg table as of one metadata file. Immutable: staging returns the next one.
+    """An Iceberg table as of one metadata file. Immutable: staging returns the next state.
 
-    Holds everything that the next commit needs, so that a commit reads nothing back but small manifests it merges.
+    Holds everything that the next commit needs, so that a commit reads nothing but the small manifests that it merges.
     """
 
     metadata: TableMetadata
     metadata_location: str
     storage: StorageOptions
     manifests: tuple[Manifest, ...]
-    """Of the current snapshot."""
+    """The manifests of the current snapshot."""
     retention: HistoryRetention = DEFAULT_RETENTION
 
     @classmethod
@@ -136,12 +136,12 @@ class LakeTable:
         *,
         divided: bool = False,
     ) -> StagedCommit:
-        """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is the start sequence
-        number.
+        """Stages a new table, unpartitioned, of format version 2, with an empty start snapshot. The snapshot's sequence
+        number is the table's start sequence number.
 
-        `divided`: of a table with heap retention. The start snapshot is what it has below the cut-line so far,
-        nothing, and hence the head of the branch `cold` too. Makes the directories of the table's files: nobody does
-        later. Raises LakeError if the storage fails.
+        `divided`: the table has heap retention. The start snapshot is then also the head of the archive branch, since
+        no row is below the cut-line yet. Creates the directories of the table's files. Nothing creates them later.
+        Raises LakeError if the storage fails.
         """
         root = location.rstrip("/")
         for name in ("metadata", "data"):
@@ -151,7 +151,7 @@ class LakeTable:
 
     @classmethod
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
-        """The table that a metadata file of any engine describes.
+        """Loads the table that a metadata file of any engine describes.
 
         Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
         """
@@ -169,23 +169,23 @@ class LakeTable:
     ) -> StagedCommit:
         """Writes the metadata of one snapshot on top of this state.
 
-        Segment i's files get the data sequence number base+1+i, the snapshot base+K, where base is the table's last
-        sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in the
-        history. `now_ms` is milliseconds since 1970 UTC; a snapshot is never dated before its parent. `rewrite_since`
-        is the sequence number at which another engine's rewrite began that has not committed yet: what its commit
-        relies on stays in place (mirror_pump.lake.commit.concurrent_rewrites).
+        The files of segment i get the data sequence number base+1+i, and the snapshot gets base+K, where base is the
+        table's last sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in
+        the history. `now_ms` is milliseconds since 1970 UTC. A snapshot never gets an earlier time than its parent.
+        `rewrite_since` is the sequence number at which another engine's unfinished rewrite began. What that rewrite's
+        commit relies on stays in place (mirror_pump.lake.commit.concurrent_rewrites).
 
-        Raises LakeError if the storage fails, SchemaConflict if the delta's schema cannot follow the table's,
-        Superseded if its resolution does not fit this state, and ValueError for a born file that is no data file or not
-        of the past.
+        Raises LakeError if the storage fails, SchemaConflict if the table cannot get the delta's schema,
+        FileRewriteSuperseded if its rewrite does not fit this state, and ValueError if a backdated file is not a data
+        file, or its sequence number is above the new snapshot's.
         """
         if rewrite_since is not None:
             keep |= needed_snapshots(self.metadata, rewrite_since)
-        under = self
+        base = self
         if delta.schema is not None:
             metadata = evolved(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
-            under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
-        return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
+            base = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
+        return base._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
 
     def _stage(
         self,
@@ -211,11 +211,11 @@ class LakeTable:
         *,
         divided: bool,
     ) -> StagedCommit:
-        """Stages the delta. Each file is `written`'s as soon as it is there."""
+        """Stages the delta. `written` owns each file as soon as it exists."""
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
         replaced = self._replaced(delta, added, sequence_number, written)
-        self._place_holder(added, written)
+        self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         snapshot_id = self.metadata.new_snapshot_id()
         directory = metadata_directory(self.metadata)
@@ -233,7 +233,7 @@ class LakeTable:
         new_location = next_location(self.metadata, old_location)
         files = [*writer.files, (new_location, metadata.to_json())]
         if old_location is not None and not old_location.startswith(f"{directory}/"):
-            # Another engine has just chosen another directory.
+            # Another engine has just changed the table's metadata directory.
             make_directory(directory, self.storage)
         write_all(files, self.storage)
         written.own(*(location for location, _ in files))
@@ -241,16 +241,16 @@ class LakeTable:
         return _staged(table, snapshot, old_location, written)
 
     def _replaced(self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles) -> Replaced:
-        """What goes, on this state; the position deletes of the commit and of what goes are added."""
+        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         return replaced
 
-    def _place_holder(self, added: _Added, written: StagedFiles) -> None:
-        """Adds the empty data file that the first equality delete needs, if the commit brings none as old
-        (mirror_pump.lake.commit.concurrent_rewrites)."""
+    def _add_placeholder(self, added: _Added, written: StagedFiles) -> None:
+        """Adds the placeholder file that the first equality delete needs, unless the commit adds a data file that is as
+        old (mirror_pump.lake.commit.concurrent_rewrites)."""
         number = placeholder_number(added.data, added.deletes)
         if number is not None:
             file = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
@@ -273,7 +273,7 @@ class LakeTable:
     def _summary(
         self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
     ) -> dict[str, str]:
-        """The new snapshot's summary. `timestamp`: of the snapshot, milliseconds since 1970 UTC."""
+        """The new snapshot's summary. `timestamp`: the snapshot's time in milliseconds since 1970 UTC."""
         tally = added.tally()
         parent = self.metadata.current_snapshot
         summary = summarise(
@@ -296,7 +296,7 @@ class LakeTable:
         summary: Mapping[str, str],
         timestamp: int,
     ) -> Snapshot:
-        """The new snapshot; its manifest list is encoded."""
+        """The new snapshot. Also encodes its manifest list."""
         parent = self.metadata.current_snapshot
         manifest_list = writer.list(manifests, parent.snapshot_id if parent is not None else None)
         return Snapshot.new(
@@ -316,12 +316,12 @@ class LakeTable:
 
     @cached_property
     def schema(self) -> LakeSchema:
-        """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
+        """The current schema. Raises ForeignTable if another engine added a type that the mirror does not write."""
         return self.metadata.current_schema
 
     @property
     def snapshot_id(self) -> SnapshotId:
-        """The current snapshot. LakeError if the table has none."""
+        """ID of the current snapshot. Raises LakeError if the table has none."""
         return self._current.snapshot_id
 
     @property
@@ -331,12 +331,12 @@ class LakeTable:
 
     @property
     def partitioned(self) -> bool:
-        """Whether new files of the table belong to partitions: another engine made it so."""
+        """Whether new files belong to partitions, because another engine partitioned the table."""
         return any(spec.spec_id == self.spec_id and spec.fields for spec in self.metadata.partition_specs)
 
     @property
     def spec_id(self) -> int:
-        """The partition spec of new files."""
+        """ID of the partition spec of new files."""
         return self.metadata.default_spec_id
 
     @property
@@ -345,47 +345,48 @@ class LakeTable:
         return self._current.summary
 
     def live_data_files(self) -> list[LiveFile]:
-        """The current snapshot's data files; reads its manifests."""
+        """The current snapshot's data files. Reads its manifests."""
         return live_data_files(self.manifests, self.storage)
 
     def live_equality_deletes(self) -> list[LiveFile]:
-        """The current snapshot's equality-delete files; reads its manifests."""
+        """The current snapshot's equality-delete files. Reads its manifests."""
         return live_equality_deletes(self.manifests, self.storage)
 
     @property
     def data_files(self) -> int:
-        """Live data files."""
+        """Number of live data files."""
         return self._total(Total.DATA_FILES, 0, rows=False)
 
     @property
     def records(self) -> int:
-        """Rows in live data files, those that deletes hide included."""
+        """Number of rows in live data files, including deleted ones."""
         return self._total(Total.RECORDS, 0, rows=True)
 
     @property
     def live_rows(self) -> int:
-        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.metadata.snapshot_stats)."""
+        """Number of rows that a reader sees if equality deletes are ignored
+        (mirror_pump.lake.metadata.snapshot_stats)."""
         return live_rows(self.metadata, self.summary)
 
     @property
     def delete_files(self) -> int:
-        """Live delete files of both kinds."""
+        """Number of live delete files of both kinds."""
         return self._total(Total.DELETE_FILES, 1, rows=False)
 
     @property
     def position_deletes(self) -> int:
-        """Rows in live position-delete files."""
+        """Number of rows in live position-delete files."""
         return self._total(Total.POSITION_DELETES, 1, rows=True)
 
     @property
     def equality_deletes(self) -> int:
-        """Rows in live equality-delete files."""
+        """Number of rows in live equality-delete files."""
         return self._total(Total.EQUALITY_DELETES, 1, rows=True)
 
     @property
     def equality_deletes_since(self) -> int | None:
-        """When the oldest of them was committed, milliseconds since 1970 UTC; None if there are none. Later than that
-        only where other engines' commits and a thinned history leave no trace of it."""
+        """When the oldest pending equality delete was committed, in milliseconds since 1970 UTC. None if there is none.
+        The time is too late only if other engines' commits and a thinned history leave no trace of it."""
         return pending_since(self.metadata)
 
     def has_snapshot(self, snapshot_id: int) -> bool:
@@ -400,13 +401,13 @@ class LakeTable:
         return snapshot
 
     def _total(self, name: Total, content: int, *, rows: bool) -> int:
-        """A total from the summary, or counted from the manifest list where another engine left it out."""
+        """A total from the summary, or counted from the manifest list if another engine left it out of the summary."""
         stated = self.summary.total(name)
         if stated is not None:
             return stated
         counted = [manifest for manifest in self.manifests if manifest.content == content]
         if name is Total.EQUALITY_DELETES:
-            # At most so many: of manifests that this process did not write, only a reader knows the kind of deletes.
+            # This is an upper limit: only the content of manifests that this process did not write tells their kind.
             counted = [manifest for manifest in counted if manifest.deletes is not FileContent.POSITION_DELETES]
         numbers = [manifest.rows if rows else manifest.files for manifest in counted]
         return sum(added + existing for added, existing, _ in numbers)
@@ -427,12 +428,13 @@ _NOTHING_REPLACED = Replaced(lambda _: False, lambda _: False)
 
 
 def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
-    """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. ValueError for a file that
-    is not what it is used as, or not of the past."""
+    """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. Raises ValueError if a
+    file has the wrong content, or a backdated file's sequence number is above the snapshot's."""
     for backdated in delta.backdated:
         if backdated.file.content is not FileContent.DATA or backdated.sequence_number > sequence_number:
             raise ValueError(
-                f"{backdated.file.path} cannot be born at {backdated.sequence_number} in snapshot {sequence_number}"
+                f"{backdated.file.path} cannot have the data sequence number {backdated.sequence_number} in snapshot"
+                f" {sequence_number}"
             )
     added = _Added([(backdated.file, backdated.sequence_number) for backdated in delta.backdated], [], [])
     first = sequence_number - max(len(delta.segments), 1) + 1

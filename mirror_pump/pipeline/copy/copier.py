@@ -78,7 +78,7 @@ class Copier:
         again, whether they are published or not."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
-        self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
+        self._raw_text_columns: dict[tuple[TableId, int], frozenset[int]] = {}
         """By table and start LSN, the field IDs of the columns that needed a raw text column in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
         """By table and start LSN, the transactions that have to end before the copy is planned."""
@@ -183,8 +183,8 @@ class Copier:
                 continue
             self._reported.add(identity)
             chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
-            beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, raw_text_columns=beside)
+            raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
+            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 
@@ -216,7 +216,9 @@ class Copier:
             self._inbox.put(CopyInvalid(table))
         else:
             identity = table.table_id, table.start_lsn
-            self._beside[identity] = self._beside.get(identity, frozenset()) | result.raw_text_columns
+            self._raw_text_columns[identity] = (
+                self._raw_text_columns.get(identity, frozenset()) | result.raw_text_columns
+            )
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.file, result.raw_text_columns)
             self._inbox.put(ChunkCopied(table, copied))

@@ -1,4 +1,5 @@
-"""Looks now and then whether the tables' metadata files are there: a table without changes has no commit that would."""
+"""Checks regularly that the tables' metadata files exist, because a table without changes has no commit that would
+notice."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 
 
 class LakeWatch:
-    """A thread. What it misses it reports to the loop, which looks again, and knows what it means."""
+    """A thread that reports missing files to the loop. The loop checks again and decides what the loss means."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -39,7 +40,7 @@ class LakeWatch:
         try:
             missing = missing_files(named, self._context.storage)
         except LakeError:
-            # The next commit meets the same error, and it is the loop's to report.
+            # The storage does not answer. The loop reports this error when it commits.
             return
         for location in missing:
             self._inbox.put(LakeFileMissing(named[location].table_id, location))

@@ -1,4 +1,4 @@
-"""Where a table stands in the catalog when a publish begins: what it builds on, and what it must not disturb."""
+"""A table's registration when a publish begins: the metadata to build on, and the snapshots and rewrites to respect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Registration:
-    """A table's row in the catalog as it stands now."""
+    """The current catalog rows of a table."""
 
     state: TableState
     start_lsn: Lsn
@@ -27,51 +27,60 @@ class Registration:
     namespace: str
     lake_table: str
     metadata_location: str
-    """What the next commit builds on: the staged one while the table is copied again."""
+    """The metadata file that the next commit builds on. While the table is copied again, that is the staged one."""
     staged: bool
-    """The table is being copied again or filled: commits go to metadata that nobody sees before that is complete."""
+    """The table is being copied again or filled. Readers do not see its commits before that is complete."""
     lake_table_missing: bool
-    """The catalog does not name the lake table any more: another engine dropped or renamed it."""
+    """The Iceberg catalog no longer names the lake table: another engine dropped or renamed it."""
     pinned: frozenset[int]
+    """IDs of the pinned snapshots."""
     pin_in_hand: bool
-    """A transaction may have pinned a published snapshot, of whatever table, and not committed the pin yet."""
+    """A transaction that has not committed yet may have pinned a published snapshot of any table."""
     rewrite_since: int | None
-    """Where a rewrite of its files began that is under way (mirror_pump.source.catalog.maintenance)."""
+    """Sequence number at which another engine's rewrite of the table began that is still running
+    (mirror_pump.source.catalog.maintenance)."""
     swept_before: float | None
-    """Files older than this that nothing referred to may be gone; seconds since the Unix epoch."""
+    """Files that are older than this, and that nothing referred to, may have been swept. Seconds since the Unix
+    epoch."""
     read_at: datetime
-    """When all this was so, by the database's clock."""
+    """When the catalog was read, by the database's clock."""
     policy: Mapping[str, Any] | None
     """The overrides in modak.tables.maintenance_policy."""
     data_sequence_number: SequenceNumber
-    """Where copied files take their place in the order of commits."""
+    """The start sequence number: the data sequence number of copied files."""
     snapshot_id: int
     """The published snapshot."""
     rows_dropped: bool
-    """Rows of partitions that are gone may still be in the staged files."""
+    """Rows of dropped partitions may still be in the staged files."""
     initial_fields: frozenset[int]
-    """Field IDs of the columns that rows from before them have a value in: no file may lack them any more."""
+    """Field IDs of the columns that have a value in rows that are older than the column. Every file has these
+    columns."""
     tier: Tier | None
 
     @property
     def readers_see_commits(self) -> bool:
-        """Whether readers see what is committed, and hence whether the archive branch may be made anew: not while the
-        table is copied, for the first time or again."""
+        """Whether readers see commits at once, so that the archive branch may be refreshed. They do not while the table
+        is being copied or filled."""
         return self.state is TableState.LIVE and not self.staged
 
     @property
     def files_may_be_rewritten(self) -> bool:
-        """Whether files may be exchanged for others: not in a table under copy, whose later chunks need the equality
-        deletes and come in beside them; not under a rewrite, whose commit would fail. What is staged for a table that
-        is filled no other engine sees."""
+        """Whether files may be replaced by others.
+
+        Not while the table is being copied: later chunks still need the equality deletes. Not during another engine's
+        rewrite, whose commit would fail. While a table is being filled, no other engine sees the staged files.
+        """
         if self.state is TableState.FILLING:
             return self.staged
         return self.state is TableState.LIVE and self.rewrite_since is None
 
     def kept(self, metadata: TableMetadata) -> frozenset[int]:
-        """Snapshots that commits must not thin out: pinned ones, the published snapshot, which readers pin as long as
-        it is published, also after this row was read, and as long as a pin is in hand every published snapshot: it may
-        be of any of them."""
+        """IDs of the snapshots that commits must keep in the history.
+
+        These are the pinned snapshots and the published one, which a reader may pin at any time. While an uncommitted
+        transaction may hold a pin, they include all snapshots that were ever published, since the pin may name any of
+        them.
+        """
         kept = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
             return kept
@@ -79,7 +88,8 @@ class Registration:
 
     @property
     def retention(self) -> HistoryRetention:
-        """How commits thin the history. A wrong stored policy stops maintenance, which says so, and not the pump."""
+        """How commits thin the history. The default if the stored policy is invalid: maintenance reports that, and the
+        pump continues."""
         try:
             policy = policy_of(self.policy or {})
         except UsageError:

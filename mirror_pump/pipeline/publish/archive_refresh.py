@@ -45,12 +45,12 @@ class ArchiveBranches:
             self._branches[table_id].forget()
 
 
-def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, asked: bool) -> bool:
+def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, required: bool) -> bool:
     """Returns whether a publish has to refresh the archive branch. `published` is the branch's snapshot that readers
-    pin; `asked` means that an operation needs the refresh."""
+    pin; `required` means that an operation needs the refresh."""
     if tier is None:
         return False
-    if asked:
+    if required:
         return True
     head = known.metadata.archive_snapshot
     # The table's retention has only just begun, or somebody dropped the branch.
@@ -73,9 +73,9 @@ def completes_fill(row: Registration, *, goes_live: bool) -> bool:
 def would_lose(table: MirroredTable, change: TableChange | None, partitions: str) -> str:
     """Returns why a table that has to be copied again fails instead. `partitions` names the partitions that the heap no
     longer has."""
-    why = change.reason if change is not None else "its heap was rewritten"
+    cause = change.reason if change is not None else "its heap was rewritten"
     return (
-        f"{table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
+        f"{table.name}: {cause}, so it has to be copied again; but of partition {partitions}, which was dropped or"
         " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are:"
         " unregister the table with --keep-lake"
     )

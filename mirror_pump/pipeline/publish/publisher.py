@@ -45,7 +45,8 @@ from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration, RegistrationRow
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.pipeline.publish.staging import Staged, StagedDelta, Stager, lake_table_gone, with_due_tables
+from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
+from mirror_pump.pipeline.publish.staging import Stager, lake_table_gone, with_due_tables
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -85,10 +86,11 @@ class LandedPublish:
     """The tables that it committed to, in their new state."""
     snapshots: int = 0
     """Number of Iceberg snapshots committed."""
-    seal: object = field(default=None, repr=False)
+    token: object = field(default=None, repr=False)
+    """Only this module has the right token."""
 
     def __post_init__(self) -> None:
-        if self.seal is not _MADE_HERE:
+        if self.token is not _MADE_HERE:
             raise TypeError("a LandedPublish comes from Publisher.publish() and from nowhere else")
 
 
@@ -195,7 +197,7 @@ class Publisher:
         self.may_have_landed = False
         due = self._due_tables(request.frontier)
         request = with_due_tables(request, due)
-        registered = self._read_registrations([delta.table.table_id for delta in request.deltas])
+        registered = self._read_registrations([table_request.table.table_id for table_request in request.tables])
         staged = self._stager.stage(request, registered, due)
         try:
             self._stager.complete(due, staged)
@@ -213,19 +215,19 @@ class Publisher:
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
             failures=landed.failures,
-            # A table that goes live has a delta of its own, which is not the one that was left out.
+            # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
             snapshots=len(committed),
-            seal=_MADE_HERE,
+            token=_MADE_HERE,
         )
 
-    def _land(self, request: PublishRequest, staged: Staged) -> _Landed:
+    def _land(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
         """Commits what is staged. If it raises and the publish certainly did not happen, it leaves nothing behind."""
         try:
             return self._transaction(request, staged)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
-                return self._resolve(error, request)
+                return self._read_outcome(error, request)
             except ConnectionLost:
                 self._stager.discard(staged)
                 raise
@@ -257,7 +259,7 @@ class Publisher:
         rows = self._rows(RegistrationRow, _SQL["registrations"], {"table_ids": list(table_ids)})
         return {row.table_id: row.registration(pin_in_hand=pin_in_hand) for row in rows}
 
-    def _transaction(self, request: PublishRequest, staged: Staged) -> _Landed:
+    def _transaction(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
         """Does everything in one transaction. Raises CommitConflict if nothing was done."""
         self._publish_id = random.getrandbits(63)
         connection = self._open()
@@ -267,7 +269,7 @@ class Publisher:
             for accepted in staged.accepted:
                 self._apply(cursor, accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if _fail(cursor, failure))
-            self._advance_frontier(cursor, request.commit_time_us)
+            self._move_frontier(cursor, request.commit_time_us)
             rename(cursor, staged.names)
             filling = self._fill_next(cursor)
             self._swap_in(cursor, staged)
@@ -291,9 +293,9 @@ class Publisher:
             )
         return slot.applied_lsn
 
-    def _advance_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
+    def _move_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
         cursor.execute(
-            _SQL["advance"],
+            _SQL["move_frontier"],
             {
                 "slot": self._slot,
                 "frontier": self._applied,
@@ -302,10 +304,10 @@ class Publisher:
             },
         )
 
-    def _apply(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
+    def _apply(self, cursor: Cursor, accepted: StagedTable, written_since: float) -> None:
         """Does one table's part of the transaction: its operations, before and after the registration's row and the
         lake's pointer change."""
-        operations = accepted.delta.operations
+        operations = accepted.request.operations
         recording = accepted.recording(self._slot, self._applied)
         for operation in operations:
             operation.lock(cursor, recording)
@@ -316,9 +318,9 @@ class Publisher:
         for operation in operations:
             operation.complete(cursor, recording)
 
-    def _touch(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
+    def _touch(self, cursor: Cursor, accepted: StagedTable, written_since: float) -> None:
         """Locks the registration. Raises CommitConflict if it is not the one that was staged on."""
-        row, plan, table = accepted.registration, accepted.plan, accepted.delta.table
+        row, plan, table = accepted.registration, accepted.plan, accepted.request.table
         cursor.execute(
             _SQL["touch_table"],
             {
@@ -336,10 +338,10 @@ class Publisher:
         if cursor.rowcount != 1:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
 
-    def _move_pointer(self, cursor: Cursor, accepted: StagedDelta) -> None:
+    def _move_pointer(self, cursor: Cursor, accepted: StagedTable) -> None:
         """Points the catalog at the staged lake table. While readers must not see commits, the pointer moves only once
         the copy or fill is complete (_swap_in). Raises CommitConflict if another engine committed."""
-        row, table, staged = accepted.registration, accepted.delta.table, accepted.staged
+        row, table, staged = accepted.registration, accepted.request.table, accepted.staged
         leaves_readers = row.state is TableState.LIVE and accepted.plan.state is not TableState.LIVE
         if staged is not None and (row.staged or leaves_readers):
             cursor.execute(
@@ -373,7 +375,7 @@ class Publisher:
         )
         return tuple(TableId(table_id) for (table_id,) in cursor.fetchall())
 
-    def _swap_in(self, cursor: Cursor, staged: Staged) -> None:
+    def _swap_in(self, cursor: Cursor, staged: StagedPublish) -> None:
         """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
         CommitConflict if another engine committed meanwhile."""
         swaps = staged.swaps
@@ -391,8 +393,8 @@ class Publisher:
         if any(not swapped for (swapped,) in cursor.fetchall()):
             raise CommitConflict("another writer committed to a table in the lake that was copied again")
         for accepted in staged.accepted:
-            if accepted.archive is not None and accepted.delta.table.table_id in swaps:
-                self._publish_archive(cursor, accepted.delta.table, accepted.archive)
+            if accepted.archive is not None and accepted.request.table.table_id in swaps:
+                self._publish_archive(cursor, accepted.request.table, accepted.archive)
 
     def _go_live(self, cursor: Cursor, expected: Collection[TableId]) -> tuple[TableId, ...]:
         """Marks tables as live and returns them. Raises CommitConflict if they are not the tables whose snapshots say
@@ -411,11 +413,11 @@ class Publisher:
             raise CommitConflict("the copy of a table was completed or given up while this was being published")
         return live
 
-    def _deletes(self, accepted: StagedDelta) -> dict[str, object]:
+    def _deletes(self, accepted: StagedTable) -> dict[str, object]:
         """Returns what `status` shows of a commit: the table's index, and how deletes were written if there were
         any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
-        return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
+        return {**self._indexes.report(accepted.request.table.table_id), **({} if mode is None else {"mode": mode})}
 
     def _publish_archive(self, cursor: Cursor, table: MirroredTable, archive: StagedArchive) -> None:
         """Makes the refreshed archive snapshot the one that readers pin."""
@@ -434,7 +436,7 @@ class Publisher:
             {"table_id": table.table_id, "snapshot_id": snapshot_id, "props": Jsonb(dict(props))},
         )
 
-    def _resolve(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
+    def _read_outcome(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
         """Determines the outcome after the connection broke. Before COMMIT was sent, the publish failed; after that,
         ask the database.
 

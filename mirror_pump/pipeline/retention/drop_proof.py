@@ -1,10 +1,10 @@
-"""Proves that the lake holds a heap partition: its rows at the published snapshot, corrected by the delta, equal the
-heap's. No partition is dropped without this proof.
+"""Proves that the lake holds a heap partition: its rows at the published snapshot, with corrections, equal the heap's.
+No partition is dropped without this proof.
 
-Heap, delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database. A fold
-moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers write
-corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
-without the keys of the delta) + delta`, or the proof fails. Rows whose keys are in the delta are compared in the
+The heap, modak.delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database.
+A fold moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers
+write corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
+without the corrected keys) + corrections`, or the proof fails. Rows whose keys are corrected are compared in the
 database. All other rows are compared by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers
 that copies use.
 """
@@ -140,7 +140,8 @@ class Prover:
 
     def prove(self, table: MirroredTable, partition: Partition) -> Proof:
         """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
-        meanwhile), TaskFailed and Stopped. After any of these nothing is proven, and the comparison is tried again."""
+        meanwhile), TaskFailed and ThreadStopped. After any of these nothing is proven, and the comparison is tried
+        again."""
         assert table.tier is not None
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -196,22 +197,22 @@ class Prover:
         heap_tasks = [HeapTask(self._dsn, chunk, seam.exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
-        def heap(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+        def heap_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
             return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
 
-        def cold(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+        def lake_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
             return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
 
-        rows, found = compare_sides(heap, cold, truncated=partition.truncated)
-        # Each correction counts as a row of its own, whichever side lacks it.
+        rows, found = compare_sides(heap_side, lake_side, truncated=partition.truncated)
+        # Each correction counts as one row, even if one of the sides lacks it.
         return rows + len(left_out), differing + found
 
     def _corrections(
         self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
     ) -> tuple[list[str], PackedKeys]:
-        """Returns the differences between the delta and the heap, and the packed keys of all corrections."""
+        """Returns the differences between the corrections and the heap, and the packed keys of all corrections."""
         where: dict[str, Any] = {
             "table_id": table.table_id,
             "relation_id": partition.relation_id,
@@ -238,7 +239,8 @@ class Prover:
         for delete in deletes:
             if set(delete.equality_ids) != set(lake.schema.key_ids):
                 raise LakeError(
-                    f"{delete.path} deletes rows by other columns than the key", "resolve it: mirror-pump maintain"
+                    f"{delete.path} deletes rows by other columns than the key",
+                    "compact the table: mirror-pump maintain",
                 )
         group: list[LakeFile] = []
         size = 0
@@ -276,26 +278,26 @@ class Prover:
 
 
 def compare_sides(
-    heap: DigestSide, cold: DigestSide, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE
+    heap: DigestSide, lake: DigestSide, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE
 ) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
     partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
     `rows_at_once` at a time."""
-    mine, theirs = heap(None, None), cold(None, None)
-    unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
-    counts = mine.sums[:, 0].tolist()
+    in_heap, in_lake = heap(None, None), lake(None, None)
+    unequal = np.flatnonzero((in_heap.sums != in_lake.sums).any(axis=1)).tolist()
+    counts = in_heap.sums[:, 0].tolist()
     if truncated:
         for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}, rows_at_once):
             given = heap(group, None)
             assert given.rows is not None
-            if differing := _differing(given, cold(group, given.rows.keys)):
+            if differing := _differing(given, lake(group, given.rows.keys)):
                 return sum(counts), differing
         return sum(counts), []
     if not unequal:
         return sum(counts), []
     looked_at = frozenset(unequal[:_LOOKED_AT])
-    differing = _differing(heap(looked_at, None), cold(looked_at, None))
-    return sum(counts), differing or ["rows that occur more than once, or that a second look found equal"]
+    differing = _differing(heap(looked_at, None), lake(looked_at, None))
+    return sum(counts), differing or ["rows that occur more than once, or that a second comparison found equal"]
 
 
 def _groups(sizes: Mapping[int, int], most_rows: int) -> Iterator[frozenset[int]]:
@@ -331,18 +333,18 @@ def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list
     return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
 
 
-def _differing(heap: Digest, cold: Digest) -> list[str]:
+def _differing(heap: Digest, lake: Digest) -> list[str]:
     """Returns the keys whose rows differ between the two sides, and how they differ."""
-    sides = [_by_key(side) for side in (heap, cold)]
+    sides = [_by_key(side) for side in (heap, lake)]
     found = []
     for key in sides[0].keys() | sides[1].keys():
-        mine, theirs = (side.get(key) for side in sides)
-        if mine is None and theirs is not None:
-            found.append(f"{theirs[1]}: {_WORDS['missing']}")
-        elif theirs is None and mine is not None:
-            found.append(f"{mine[1]}: {_WORDS['extra']}")
-        elif mine is not None and theirs is not None and mine[0] != theirs[0]:
-            found.append(f"{mine[1]}: {_WORDS['different']}")
+        in_heap, in_lake = (side.get(key) for side in sides)
+        if in_heap is None and in_lake is not None:
+            found.append(f"{in_lake[1]}: {_WORDS['missing']}")
+        elif in_lake is None and in_heap is not None:
+            found.append(f"{in_heap[1]}: {_WORDS['extra']}")
+        elif in_heap is not None and in_lake is not None and in_heap[0] != in_lake[0]:
+            found.append(f"{in_heap[1]}: {_WORDS['different']}")
     return sorted(found)
 
 

@@ -8,8 +8,8 @@ published snapshot and marks the corrections whose version is still the folded o
 meanwhile stays in modak.delta. It takes precedence over the folded row, since readers merge corrections over the
 published snapshot.
 
-The same thread asks for a refresh of the published snapshot when that still refers to files that main has replaced, and
-removes what nobody needs.
+The same thread requests a refresh of the published snapshot if that still refers to files that main has replaced, and
+deletes folded corrections that no reader needs.
 """
 
 from __future__ import annotations
@@ -236,12 +236,12 @@ def write_fold(
     values, raw = parse_rows(rows, {column.name: column.type for column in table.columns})
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
-    beside: frozenset[int] = frozenset()
+    raw_text_columns: frozenset[int] = frozenset()
     versions = tuple((correction.pk, correction.version) for correction in corrections)
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
-            beside = raw_text_fields(file_schema)
+            raw_text_columns = raw_text_fields(file_schema)
             data = (write_data_file(wide, file_schema, table.location, storage),)
             written.own(data[0].path)
         if packing is not None:
@@ -253,9 +253,9 @@ def write_fold(
                 rows=(row_keys(brought, schema, packing),) if rows else (),
                 may_be_absent=True,
             )
-            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
+            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, raw_text_columns)
         deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
+        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, raw_text_columns)
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:

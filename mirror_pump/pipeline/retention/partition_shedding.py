@@ -6,8 +6,8 @@ back to hot. Each step is one transaction. Everything that the next step needs i
 continues where a killed one stopped. The oldest partition goes first, and the cut-line never moves back.
 
 Invariant: no partition is dropped unless it was compared with the lake, row by row, after the last moment at which a
-change of it could bypass the delta. A refused step is tried again later and delays only the steps that must follow it:
-the cut-line does not wait for drops. A failed proof stops the table's retention until somebody requests another
+change of it could bypass modak.delta. A refused step is tried again later and delays only the steps that must follow
+it: the cut-line does not wait for drops. A failed proof stops the table's retention until an operator requests another
 attempt.
 """
 
@@ -145,7 +145,7 @@ class PartitionShedding:
             self._put_off(table_id, "")
             cause = error.__cause__
             reason = source.refusal(cause) if isinstance(cause, psycopg.Error) else str(error)
-            with source_errors("saying why partitions are not looked at"), suppress(psycopg.errors.LockNotAvailable):
+            with source_errors("storing why partitions are not checked"), suppress(psycopg.errors.LockNotAvailable):
                 noted = {"table_id": table_id, "reason": source.NOT_SEEN.format(reason)}
                 source.run(connection, "not_made", noted)
             self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=reason)
@@ -253,8 +253,8 @@ class PartitionShedding:
         choices: RetentionChoices,
         newest: Callable[[], int | None],
     ) -> bool:
-        """Returns whether a partition that the lake holds may be dropped: its grace period is over, and nobody has
-        increased the retention distance since."""
+        """Returns whether a partition that the lake holds may be dropped: its grace period is over, and it is still
+        due (the retention distance may have been increased)."""
         assert table.tier is not None
         if partition.grace_left(choices.drop_grace) > timedelta(0):
             return False
@@ -291,7 +291,7 @@ class PartitionShedding:
             source.run(connection, "waits", {**where, "reason": reader})
             return ""
         if partition.name is not None and source.run(connection, "crowded", where):
-            return "much of it was changed since it was sealed: it is sealed anew"
+            return "much of it was changed since it was sealed: it is sealed again"
         if choices.applied < partition.sealed_lsn:
             self._awaits_frontier = True
             self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
@@ -342,7 +342,7 @@ class PartitionShedding:
         }
         source.journal(connection, table.table_id, "failed", details, proof.snapshot_id)
         if not partition.attached_late:
-            # A partition that was attached late held rows that were never mirrored. Its failed proof says nothing about
+            # A partition that was attached late held rows that were never mirrored. Its failed proof means nothing for
             # the others.
             self._stop_table(connection, table, f"partition {partition.partition_id}: {reason}")
 
@@ -372,8 +372,8 @@ class PartitionShedding:
         self, connection: PgConnection, table: MirroredTable, partition: Partition, kind: str, **details: object
     ) -> None:
         snapshot_id = details.pop("snapshot_id", None)
-        said = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
-        source.journal(connection, table.table_id, "done", said, snapshot_id if isinstance(snapshot_id, int) else None)
+        entry = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
+        source.journal(connection, table.table_id, "done", entry, snapshot_id if isinstance(snapshot_id, int) else None)
         self._observer(Step.RETENTION, table=str(table.name), partition=partition.partition_id, step=kind)
 
     def _due(self, table_id: TableId, partition_id: str) -> bool:

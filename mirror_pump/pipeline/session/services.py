@@ -21,13 +21,13 @@ from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
-from mirror_pump.pipeline.schema.schema_watcher import Watcher, decide_untold
+from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
-from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, resolve_workers
+from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_workers
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -53,7 +53,7 @@ class SessionServices:
     receiver: Receiver
     copier: Copier
     upkeep: Upkeep
-    watcher: Watcher
+    watcher: SchemaWatcher
     retention: PartitionShedding
 
 
@@ -61,7 +61,7 @@ def start_services(
     closing: ExitStack,
     context: SessionContext,
     indexes: KeyIndexes,
-    leftovers: UnpublishedFiles,
+    unpublished_files: UnpublishedFiles,
     epoch: int,
     until: Lsn | None,
     isolated_transaction: Lsn | None,
@@ -92,9 +92,9 @@ def start_services(
         lookup=partial(_registered, lookups),
         mirrored=partial(_mirrored, lookups, context.slot),
         read_note=note_reader(connection, lambda xid: context.observer(Step.NOTE_REFUSED, xid=xid)),
-        decide=partial(decide_untold, lookups),
+        decide=partial(decide_from_note, lookups),
     )
-    receiver = Receiver(context, source, indexes.packing, leftovers)
+    receiver = Receiver(context, source, indexes.packing, unpublished_files)
     copier = Copier(context, epoch)
     upkeep = Upkeep(context, _upkeep_jobs(context, indexes))
     folder = Folder(context, indexes)
@@ -102,9 +102,9 @@ def start_services(
     indexes.attach(builder, context.observer)
     # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
     copy_altered(connection, context.slot, publication, applied, publisher, indexes, context.observer)
-    retain_live(indexes, connection, context.slot)
+    drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
-    watcher = Watcher(context)
+    watcher = SchemaWatcher(context)
     retention = PartitionShedding(context)
     listener = Listener(context, copier.wake, retention.wake)
     applier = BatchApplier(
@@ -136,7 +136,7 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publ
 
 def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
     settings, observer = context.settings, context.observer
-    workers = resolve_workers(os.cpu_count() or 1)
+    workers = conversion_workers(os.cpu_count() or 1)
     return (
         ConvertDeletesJob(settings.resolve_rows, settings.resolve_age, workers, observer),
         MergeJob(settings.merge_bytes, indexes.packing, observer),
@@ -145,10 +145,10 @@ def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...
     )
 
 
-def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:
-    """Keep only the key indexes of tables that are still mirrored."""
+def drop_stale_indexes(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:
+    """Keep only the key indexes of live tables."""
     rows = connection.execute(_SQL["live"], {"slot": slot}).fetchall()
-    indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
+    indexes.keep_only([(TableId(table_id), Lsn(start)) for table_id, start in rows])
 
 
 @dataclass(frozen=True)
@@ -192,5 +192,5 @@ def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:
 def _status_interval(connection: PgConnection) -> float:
     """Seconds between status updates: a third of the server's `wal_sender_timeout`, at most 10 s."""
     row = connection.execute(_SQL["sender_timeout"]).fetchone()
-    patience = row[0] / 1000 if row is not None else 0
-    return min(10.0, patience / 3) if patience else 10.0
+    timeout = row[0] / 1000 if row is not None else 0
+    return min(10.0, timeout / 3) if timeout else 10.0

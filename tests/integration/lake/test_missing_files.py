@@ -16,18 +16,10 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.tasks import GatedCopies
 from tests.support.cli import RunCommand
-from tests.support.retention import ServiceRetention
+from tests.support.events_table import RetentionTables
 from tests.support.s3_server import S3Server, s3_server
-
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads)
-    threads.close()
-
 
 UNWATCHED = InternalLimits(lake_watch_interval=3600, lake_watch_interval_remote=3600)
 """After its first look, the pump looks at files when it commits only."""
@@ -184,13 +176,13 @@ def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, ware
 
 
 def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
-    database: Database, warehouse: str, gate: GatedCopies
+    retention_tables: RetentionTables, database: Database, gate: GatedCopies
 ) -> None:
-    mirror = Mirror.create(database, warehouse, gate)
-    shedding = ServiceRetention.create(mirror, lag=None)
+    events = retention_tables.automatic(lag=None, runner=gate)
+    mirror = events.mirror
     mirror.register("public.events", retention=RetentionWish("100", 0, None, drop_grace="1 hour"))
     with mirror.pumping():
-        shedding.await_state(p0="tiered", p1="tiered")
+        events.await_state(p0="tiered", p1="tiered")
     location = str(database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0][0])
     cold = LakeTable.load(location, StorageOptions(fsync=False))
     on_disk(cold.live_data_files()[0].path).unlink()
@@ -198,7 +190,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
     with mirror.pumping():
         await_true(lambda: mirror.state("public.events") == "failed", 30, "events failed")
     assert "only copy" in mirror.error("public.events")
-    assert set(shedding.states().values()) <= {"tiered", "hot"}
+    assert set(events.states().values()) <= {"tiered", "hot"}
     assert database.rows("SELECT count(*) FROM p0") == [(40,)]
 
 
@@ -262,7 +254,7 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         s3.forbidden = False
         mirror.await_frontier()
         everything = remove("lake/")
-        outage("it is not mounted, or not the one that it was")
+        outage("it is not mounted, or it is another warehouse")
         s3.objects.update(everything)
         mirror.await_frontier()
         assert {mirror.state("public.one"), mirror.state("public.two")} == {"live"}

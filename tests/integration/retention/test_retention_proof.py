@@ -17,7 +17,7 @@ from mirror_pump.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import at_once
+from tests.support.retention_table import at_once
 
 # What the lake holds as itself, as text, as a list, and beside its column.
 COLUMNS = {
@@ -83,7 +83,7 @@ def test_every_type_is_proven(database: Database, warehouse: str) -> None:
     assert proven == [(9,)]
 
 
-def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(database: Database, warehouse: str) -> None:
+def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(database: Database, warehouse: str) -> None:
     """Its pin is short and renewed with every task: what a killed pump leaves behind delays drops for two minutes."""
     # Half of no time has always passed; expired pins hold nothing up that is not looked at meanwhile.
     limits = InternalLimits(proof_task_bytes=ByteSize(8192), proof_pin_seconds=0)

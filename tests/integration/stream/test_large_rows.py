@@ -25,9 +25,7 @@ from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 
-def test_a_row_beyond_the_limit_sets_its_table_aside(
-    database: Database, warehouse: str, tasks: ThreadTaskRunner
-) -> None:
+def test_a_row_beyond_the_limit_fails_its_table(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     database.execute(
         "CREATE TABLE a (id int PRIMARY KEY, v text, w bytea)",
         "CREATE TABLE b (id int PRIMARY KEY, v text)",

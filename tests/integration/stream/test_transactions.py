@@ -330,10 +330,10 @@ def test_sealed_nonsense_stops_nothing(database: Database, warehouse: str, tasks
         unstorable = shape[:-1] + ', "more": "\\u0000"}'
         with database.connect() as connection:
             for content in _NONSENSE:
-                told = content.replace("%(id)s", str(table_id)).replace("%(shape)s", unstorable).encode()
+                message = content.replace("%(id)s", str(table_id)).replace("%(shape)s", unstorable).encode()
                 with connection.transaction():
                     ((xid,),) = connection.execute("SELECT pg_current_xact_id()::xid::text::bigint").fetchall()
-                    message = signature(secret.encode(), xid, told) + told
+                    message = signature(secret.encode(), xid, message) + message
                     connection.execute("SELECT pg_logical_emit_message(true, 'mirror-pump', %s)", (message,))
                 connection.execute("UPDATE t SET n = n + 1 WHERE id < 9")
         mirror.await_frontier()
@@ -356,7 +356,7 @@ def test_without_its_secret_the_pump_does_not_begin(
         assert refused.value.remedy
 
 
-def test_nobody_else_can_tell_the_mirror_of_a_change(
+def test_only_the_event_triggers_can_announce_a_change(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
     """Any role may emit messages: true to the letter, but for the seal, or one that was good in another transaction."""
@@ -405,7 +405,7 @@ def test_nobody_else_can_tell_the_mirror_of_a_change(
                 connection.execute(f"DROP ROLE {role}".encode())
         database.execute("UPDATE t SET m = m + 1 WHERE id < 9")
         mirror.await_frontier()
-        assert pump.steps.count(Step.NOTE_REFUSED) == 1, "said once"
+        assert pump.steps.count(Step.NOTE_REFUSED) == 1, "reported once"
         assert pump.steps.count(Step.TABLE_CHANGED) == 1
         assert pump.steps.count(Step.TABLE_COPIED_AGAIN) == pump.steps.count(Step.TABLE_FAILED) == 0
         mirror.assert_equal("public.t")

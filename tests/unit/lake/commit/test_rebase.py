@@ -65,7 +65,7 @@ def _copied(base: TableMetadata, retention: HistoryRetention = DEFAULT_RETENTION
     return _commit(_commit(evolved(base, _NEW, replaced=True), 11, retention), 12, retention)
 
 
-def test_where_nobody_did_anything_nothing_changes(base: TableMetadata) -> None:
+def test_without_other_commits_nothing_changes(base: TableMetadata) -> None:
     staged = _copied(base)
     assert rebased(staged, base) == staged
     thinned = _copied(base, HistoryRetention(1, 0, 0))

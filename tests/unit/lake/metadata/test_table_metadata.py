@@ -83,7 +83,7 @@ def test_thinning_keeps_the_newest_the_held_and_settles(gaps: list[int], newest:
     assert kept[-newest:] == snapshots[-newest:]
     assert [snapshot for snapshot in snapshots if snapshot["snapshot-id"] in ids and snapshot not in kept] == []
     assert thin_history(kept, ids, times[-1], retention) == kept
-    assert kept == sorted(kept, key=lambda one: one["sequence-number"])
+    assert kept == sorted(kept, key=lambda entry: entry["sequence-number"])
 
 
 def test_pinned_and_referenced_snapshots_stay() -> None:

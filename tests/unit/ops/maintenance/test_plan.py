@@ -43,15 +43,12 @@ def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebi
     assert class_bounds(MIB) == (768 * 1024,)
 
 
-def test_little_debt_is_left_alone_unless_somebody_asks() -> None:
+def test_a_small_backlog_is_left_alone_without_a_request() -> None:
     assert rewrite_of(CALM, POLICY, ("id",), requested=False) is None
     requested = rewrite_of(CALM, POLICY, ("id",), requested=True)
     assert requested is not None
-    assert (requested.rewrite.small_below, requested.rewrite.min_input_files, requested.rewrite.deletes) == (
-        96 * MIB,
-        2,
-        True,
-    )
+    rewrite = requested.rewrite
+    assert (rewrite.small_below, rewrite.min_input_files, rewrite.deletes) == (96 * MIB, 2, True)
     empty = TableStats(data_files=1, records=10, small_by_class=(0, 0, 0))
     assert rewrite_of(empty, POLICY, (), requested=True) is None
 

@@ -76,7 +76,7 @@ def test_a_snapshot_that_is_gone_may_have_changed_the_table() -> None:
     assert at(100, a=a, b=thinned) == (100, {"a": 1, "b": 1})
 
 
-def test_rewrites_have_the_f_of_what_they_rewrote_and_cold_snapshots_are_none_of_mains() -> None:
+def test_rewrites_keep_their_frontier_and_archive_snapshots_are_not_mains() -> None:
     a = document((1, 100, None), (2, None, 1), (3, 300, 2), cold=2)
     assert at(200, a=a) == (100, {"a": 2})
 
@@ -106,7 +106,7 @@ def test_before_a_table_was_live_is_refused_with_since_when_it_is() -> None:
         at(249, b=b)
 
 
-def test_before_a_table_was_copied_again_is_refused() -> None:
+def test_moments_before_a_repeated_copy_are_refused() -> None:
     again = document((1, None, None), (2, 100, 1), (3, 200, 2), (4, None, 3), (5, None, 4), (6, 400, 5), copying=(4, 5))
     assert at(400, a=again) == (400, {"a": 6})
     for frontier in (100, 200, 399):
@@ -119,7 +119,7 @@ def test_before_a_table_was_copied_again_is_refused() -> None:
         snapshots_at(PastPoint(Lsn(200), None), histories, Lsn(1000), NOW_MS)
 
 
-def test_before_the_history_and_beyond_f_is_refused() -> None:
+def test_moments_before_the_history_and_beyond_the_frontier_are_refused() -> None:
     a = document((3, 300, 2))
     with pytest.raises(TableError, match="does not go back that far"):
         at(200, a=a)
