@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from mirror_pump.engine.index_keys import FileKeys, KeysTask, read_keys
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_keys
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from decoders.text import parse_rows
-from mirror_pump.engine.partition_digests import (
+from mirror_pump.engine.comparison.partition_digests import (
     Comparing,
     Digest,
     FilesTask,
@@ -30,7 +30,7 @@ from mirror_pump.engine.partition_digests import (
     digest_files,
     digest_heap,
 )
-from mirror_pump.engine.row_hashes import HashSecret
+from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, naming

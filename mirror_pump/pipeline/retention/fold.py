@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.engine.segment_tasks import row_keys
+from mirror_pump.engine.ingest.segment_tasks import row_keys
 from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, MirrorPumpError, SourceError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles

@@ -48,8 +48,8 @@ from dataclasses import dataclass, field, replace
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.engine.file_merge import MergeTask, merge_files, merge_positions
-from mirror_pump.engine.merge_plan import NotFillable, merged_file_rewrite, plan_fill
+from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files, merge_positions
+from mirror_pump.engine.rewrite.merge_plan import NotFillable, merged_file_rewrite, plan_fill
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable

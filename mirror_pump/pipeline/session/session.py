@@ -16,7 +16,7 @@ from queue import Empty
 import psycopg
 from psycopg.types.json import Jsonb
 
-from mirror_pump.engine.segment_tasks import SegmentResult
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, TableId, TableState
@@ -315,7 +315,10 @@ class PumpSession:
                     remove_from_publication(self._services.connection, publication, table_id)
                 # This transaction now holds a lock that registering needs. If the table was registered again before
                 # that, it has to stay published.
-                if self._services.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
+                if (
+                    self._services.connection.execute(_SQL["failed_or_dropped"], {"table_id": table_id}).fetchone()
+                    is None
+                ):
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.engine.segment_tasks import SegmentResult, TableResult, row_keys
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult, TableResult, row_keys
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file
@@ -142,7 +142,7 @@ class BatchApplier:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}
-        raw_text_columns: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
+        raw_text_columns: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:

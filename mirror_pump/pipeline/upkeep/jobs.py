@@ -9,10 +9,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
-from mirror_pump.engine.delete_conversion import ConversionResult, ConversionTask, convert_deletes
-from mirror_pump.engine.file_merge import OWN_POSITIONS, merge_files, merge_positions
-from mirror_pump.engine.merge_plan import FANOUT, WORN_SHARE, MergePlan, merged_file_rewrite, plan_merge, plan_rewrite
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, convert_deletes
+from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, merge_files, merge_positions
+from mirror_pump.engine.rewrite.merge_plan import (
+    FANOUT,
+    WORN_SHARE,
+    MergePlan,
+    merged_file_rewrite,
+    plan_merge,
+    plan_rewrite,
+)
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.key_index.packed_keys import KeyPacking

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.engine.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing

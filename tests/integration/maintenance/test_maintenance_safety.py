@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import SequenceNumber, TableId, TableName
@@ -278,7 +278,7 @@ def test_a_branch_with_an_age_of_its_own_stops_expiry(maintained: Maintained) ->
     maintained.policy(T, snapshot_min_retained=1)
     assert maintained.maintain(T).errors == []
     assert maintained.lake_table(T).has_snapshot(snapshot)
-    assert any("branch" in warning for warning in maintained.debt(T).warnings)
+    assert any("branch" in warning for warning in maintained.backlog(T).warnings)
 
 
 def test_the_sweep_takes_old_orphans_only(maintained: Maintained) -> None:
@@ -308,8 +308,8 @@ def test_the_sweep_takes_old_orphans_only(maintained: Maintained) -> None:
 
 def _dry(maintained: Maintained) -> Sweep:
     with maintained.maintainer() as maintainer:
-        (debt,) = maintainer.look([maintained.table_id(T)])
-        operations, swept = maintainer.dry_run(debt)
+        (backlog,) = maintainer.read_backlogs([maintained.table_id(T)])
+        operations, swept = maintainer.dry_run(backlog)
     assert any(type(operation).__name__ == "SweepFiles" for operation in operations)
     assert swept is not None
     return swept
@@ -485,13 +485,15 @@ def test_what_spark_reports_as_a_conflict_is_one(maintained: Maintained) -> None
     gate = CommitGate(mirror.database)
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
     other = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
-    debt = maintained.debt(T)
-    (rewrite,) = [operation for operation in debt.due(asked=True) if type(operation).__name__ == "RewriteDataFiles"]
+    backlog = maintained.backlog(T)
+    (rewrite,) = [
+        operation for operation in backlog.due(requested=True) if type(operation).__name__ == "RewriteDataFiles"
+    ]
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            Procedures(session).rewrite_data_files(debt.lake_name, rewrite.rewrite)  # type: ignore[union-attr]
+            Procedures(session).rewrite_data_files(backlog.lake_name, rewrite.rewrite)  # type: ignore[union-attr]
         except CommitConflict as error:
             errors.append(error)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mirror_pump.engine.delete_conversion import ConversionTask, OrderedFile, convert_deletes
-from mirror_pump.engine.file_merge import MergeTask, merge_files
-from mirror_pump.engine.index_keys import KeysTask, read_keys
-from mirror_pump.engine.lookup import LookupTask, find_rows
+from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
+from mirror_pump.engine.lake_reads.lookup import LookupTask, find_rows
+from mirror_pump.engine.rewrite.delete_conversion import ConversionTask, OrderedFile, convert_deletes
+from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files
 from mirror_pump.errors import FileDamaged, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.format.damaged_files import open_parquet

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.engine.delete_conversion import OrderedFile
-from mirror_pump.engine.row_batches import BATCH_BYTES, read_batches
+from mirror_pump.engine.lake_reads.row_batches import BATCH_BYTES, read_batches
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows

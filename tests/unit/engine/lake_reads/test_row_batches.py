@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.delete_conversion import OrderedFile
-from mirror_pump.engine.file_merge import MergeTask, merge_files
-from mirror_pump.engine.row_batches import read_batches
+from mirror_pump.engine.lake_reads.row_batches import read_batches
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files
 from mirror_pump.lake.format.data_files import DataFileWriter, write_data_file
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path

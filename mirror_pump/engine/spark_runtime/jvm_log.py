@@ -20,7 +20,7 @@ _EXPECTED = re.compile(
 )
 """Beginnings of lines that Spark writes at each start, and of Ivy's report when it resolves jars."""
 _LEVELS = re.compile(r"\S+Z (ERROR|FATAL|WARN) spark ")
-"""Prefix of a log line as laid out by engine/log4j2.properties."""
+"""Prefix of a log line as laid out by log4j2.properties."""
 
 
 @contextmanager

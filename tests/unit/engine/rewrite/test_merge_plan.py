@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from mirror_pump.engine.merge_plan import FANOUT, MOST_SOURCES, choose, size_class
+from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, choose, size_class
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.data_files import FileContent
 

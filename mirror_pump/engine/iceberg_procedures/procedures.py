@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from mirror_pump.engine.rewrite_request import Rewrite
-from mirror_pump.engine.session import CATALOG
+from mirror_pump.engine.iceberg_procedures.rewrite_request import RewriteRequest
+from mirror_pump.engine.spark_runtime.session import CATALOG
 from mirror_pump.errors import CommitConflict, LakeError, TaskFailed
 from mirror_pump.model import TableName
 from mirror_pump.quoting import spark_identifier, spark_literal
@@ -36,7 +36,7 @@ _FILE_LIST = StructType(
 
 @dataclass(frozen=True)
 class Procedures:
-    """Procedures of the catalog `lake`, in a Spark session with Iceberg's jars (mirror_pump.engine.session)."""
+    """Procedures of the catalog `lake`. The Spark session needs Iceberg's jars (see spark_runtime/session.py)."""
 
     spark: SparkSession
 
@@ -54,7 +54,7 @@ class Procedures:
         with _lake_errors("setting properties of", table):
             self.spark.sql(f"ALTER TABLE {CATALOG}.{_quoted(table)} SET TBLPROPERTIES ({pairs})").collect()
 
-    def rewrite_data_files(self, table: TableName, rewrite: Rewrite) -> dict[str, int]:
+    def rewrite_data_files(self, table: TableName, rewrite: RewriteRequest) -> dict[str, int]:
         """Merges data files and applies their deletes; returns the procedure's counts. Raises CommitConflict if another
         commit interfered; then nothing was changed."""
         arguments = {"options": _map(rewrite.options())}

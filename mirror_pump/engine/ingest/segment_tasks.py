@@ -70,8 +70,8 @@ class TableResult:
     error: str | None
     keys: SegmentKeys | None = None
     """If the table has a packing: the deleted keys, for which no file was written, and the keys of the rows."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in the data file."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a raw text column in the data file."""
     missing: str | None = None
     """The file that could not be written because its directory is gone. Then nothing else counts."""
 
@@ -132,12 +132,12 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         changes = _not_below(changes, table.line)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
-    sidecar_ids: frozenset[int] = frozenset()
+    raw_text_ids: frozenset[int] = frozenset()
     if changes.rows.num_rows:
         rows, schema = changes.rows, table.schema
         if changes.raw:
             rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
-            sidecar_ids = raw_text_fields(schema)
+            raw_text_ids = raw_text_fields(schema)
         data = (write_data_file(rows, schema, table.location, storage),)
         written.own(data[0].path)
     if table.packing is not None:
@@ -149,12 +149,14 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
         )
         files = SegmentFiles(data, ())
-        return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=sidecar_ids, keys=keys)
+        return TableResult(
+            table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids, keys=keys
+        )
     if changes.deleted_keys.num_rows:
         deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
         written.own(deletes[0].path)
     files = SegmentFiles(data, deletes)
-    return TableResult(table_id, changes.changes, files, changes.incomplete, None, sidecars=sidecar_ids)
+    return TableResult(table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids)
 
 
 def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.partition_digests import Comparing, _Digester
-from mirror_pump.engine.row_hashes import BUCKETS, HashSecret, buckets_of
+from mirror_pump.engine.comparison.partition_digests import Comparing, _Digester
+from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, buckets_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
 

@@ -27,7 +27,7 @@ class ChunkTask:
     storage: StorageOptions
     snapshot: str | None = None
     """Exported snapshot to read in; None for a snapshot of the task's own."""
-    beside: frozenset[int] = frozenset()
+    raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of columns known to need a raw text column. If others turn out to need one, the range is read again."""
 
 
@@ -42,20 +42,20 @@ class ChunkResult:
     """Another session is altering the heap, so nothing was read."""
     error: str | None = None
     """Reason why the table cannot be copied, if any."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in the file."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a raw text column in the file."""
 
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:
     """Reads the chunk and writes its rows. The file becomes part of the lake only when a publish commits it."""
-    beside = frozenset(column.name for column in task.table.columns if column.field_id in task.beside)
+    raw_text = frozenset(column.name for column in task.table.columns if column.field_id in task.raw_text_columns)
     while True:
         try:
-            return _copy(task, beside)
+            return _copy(task, raw_text)
         except RawTextNeeded as needed:
             # Rare. The second read is cheap on average, as most tables have no such value. Each retry adds columns, so
             # this ends.
-            beside |= needed.columns
+            raw_text |= needed.columns
         except FilenodeChanged:
             return ChunkResult(0, None, heap_rewritten=True)
         except HeapLocked:
@@ -64,10 +64,11 @@ def copy_chunk(task: ChunkTask) -> ChunkResult:
             return ChunkResult(0, None, error=f"{error} {error.remedy}".strip())
 
 
-def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
-    """One attempt, with sidecars for the columns `beside`. Raises RawTextNeeded if more columns need one."""
+def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
+    """One attempt, with raw text columns for the columns named in `raw_text`. Raises RawTextNeeded if more columns need
+    one."""
     table = task.table
-    unsupported = [column for column in table.key_columns if column.name in beside]
+    unsupported = [column for column in table.key_columns if column.name in raw_text]
     if unsupported:
         column = unsupported[0]
         raise TableError(
@@ -75,11 +76,11 @@ def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
             f" {column.type} cannot hold",
             f"Unregister the table, then register it with --column {shlex.quote(f'{column.name}=string')}.",
         )
-    fields = frozenset(column.field_id for column in table.columns if column.name in beside)
+    fields = frozenset(column.field_id for column in table.columns if column.name in raw_text)
     schema = with_raw_text(LakeSchema.of_table(table), fields)
     own = {field.field_id: field.name for field in schema.fields}
-    beside_names = [own[raw_text_id(column.field_id)] for column in table.columns if column.name in beside]
-    names = [*(column.name for column in table.columns), *beside_names]
+    raw_text_names = [own[raw_text_id(column.field_id)] for column in table.columns if column.name in raw_text]
+    names = [*(column.name for column in table.columns), *raw_text_names]
     line = CutLine.of(table)
     place = next(
         (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
@@ -87,10 +88,10 @@ def _copy(task: ChunkTask, beside: frozenset[str]) -> ChunkResult:
     rows = 0
     writer = DataFileWriter(schema, table.location, task.storage)
     with writer:
-        for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=beside):
+        for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text):
             if line is not None:
                 # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
                 batch = batch.filter(pc.invert(line.below(batch.column(place)).combine_chunks()))
             rows += batch.num_rows
             writer.write(batch.rename_columns(names).select(schema.arrow.names))
-    return ChunkResult(rows, writer.written if rows else None, sidecars=fields if rows else frozenset())
+    return ChunkResult(rows, writer.written if rows else None, raw_text_columns=fields if rows else frozenset())

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
-from mirror_pump.engine.delete_conversion import OrderedFile
-from mirror_pump.engine.file_merge import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
@@ -72,7 +72,7 @@ def plan_merge(
 
     `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
     current, unpartitioned spec are merged, whichever engine wrote them. Reads the manifests that the listing
-    (`mirror_pump.engine.conversion_plan.listing_for`) does not know yet. Raises LakeError.
+    (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises LakeError.
     """
     present = _present(table, listing)
     if present is None:

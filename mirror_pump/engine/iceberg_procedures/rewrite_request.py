@@ -10,7 +10,7 @@ _NO_SIZE = 1 << 62
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewriteRequest:
     """What one call of rewrite_data_files does; sizes in bytes."""
 
     target_bytes: int

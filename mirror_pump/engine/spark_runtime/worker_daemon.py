@@ -6,7 +6,7 @@ py4j, Spark's largest jar. Measured with an empty task: 45 ms of CPU, more than 
 daemon 1 ms. The daemon imports what tasks need, once for all workers, and hides it from the collector. It also removes
 the archives from the path, since pyspark itself is installed as a package.
 
-Spark starts it as configured by spark.python.daemon.module: `python -m mirror_pump.engine.worker_daemon
+Spark starts it as configured by spark.python.daemon.module: `python -m mirror_pump.engine.spark_runtime.worker_daemon
 pyspark.worker`.
 """
 
@@ -19,7 +19,11 @@ import signal
 import sys
 from pathlib import PurePath
 
-TASKS = ("mirror_pump.engine.segment_tasks", "mirror_pump.engine.chunk_copy", "mirror_pump.engine.lookup")
+TASKS = (
+    "mirror_pump.engine.ingest.segment_tasks",
+    "mirror_pump.engine.ingest.chunk_copy",
+    "mirror_pump.engine.lake_reads.lookup",
+)
 """Modules whose functions run in workers."""
 
 

@@ -16,8 +16,8 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from mirror_pump.engine.java import find_java_home
-from mirror_pump.engine.jvm_log import jvm_output
+from mirror_pump.engine.spark_runtime.java import find_java_home
+from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.errors import UsageError
 from mirror_pump.interrupts import keeping_interrupts
 
@@ -127,7 +127,7 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
-        "spark.python.daemon.module": "mirror_pump.engine.worker_daemon",
+        "spark.python.daemon.module": "mirror_pump.engine.spark_runtime.worker_daemon",
         # Tables here are small for Spark's default of 200 shuffle partitions.
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
-from mirror_pump.engine.session import jdbc_catalog, libpq_access
+from mirror_pump.engine.spark_runtime.session import jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
 
 

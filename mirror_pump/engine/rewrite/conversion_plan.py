@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Self
 
-from mirror_pump.engine.delete_conversion import ConversionResult, ConversionTask, OrderedFile
+from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, OrderedFile
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mirror_pump.engine.file_merge import cast_to
-from mirror_pump.engine.index_keys import KeysTask, read_keys
-from mirror_pump.engine.row_batches import read_batches
-from mirror_pump.engine.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
+from mirror_pump.engine.lake_reads.row_batches import read_batches
+from mirror_pump.engine.rewrite.file_merge import cast_to
 from mirror_pump.lake.format.columns import places_by_id, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import read_position_deletes
@@ -122,21 +122,21 @@ class DigestedRows:
 
 def digest_heap(task: HeapTask) -> Digest:
     """Digests a range of the heap. Raises FilenodeChanged if the heap was rewritten since the range was planned."""
-    beside: frozenset[str] = frozenset()
+    raw_text: frozenset[str] = frozenset()
     while True:
         try:
-            return _digest_heap(task, beside)
+            return _digest_heap(task, raw_text)
         except RawTextNeeded as needed:
             # Each retry adds columns, so this ends.
-            beside |= needed.columns
+            raw_text |= needed.columns
 
 
-def _digest_heap(task: HeapTask, beside: frozenset[str]) -> Digest:
+def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
     columns = task.comparing.columns
     ids = [column.field_id for column in columns]
-    ids += [raw_text_id(column.field_id) for column in columns if column.name in beside]
+    ids += [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
     digester = _Digester(task.comparing)
-    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=beside):
+    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text):
         digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
     return digester.digest()
 

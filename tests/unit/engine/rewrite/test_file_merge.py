@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.delete_conversion import OrderedFile
-from mirror_pump.engine.file_merge import OWN_POSITIONS, MergeTask, PositionsTask, merge_files, merge_positions
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, MergeTask, PositionsTask, merge_files, merge_positions
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile, followed
 from mirror_pump.lake.format.data_files import write_data_file

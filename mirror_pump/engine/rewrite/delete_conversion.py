@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from decoders.columns import Kind
-from mirror_pump.engine.deleted_keys import DeletedKeys, Ints, deleted_keys
+from mirror_pump.engine.rewrite.deleted_keys import DeletedKeys, Ints, deleted_keys
 from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import WrittenFile

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine.deleted_keys import SPAN_LIMIT, deleted_keys
+from mirror_pump.engine.rewrite.deleted_keys import SPAN_LIMIT, deleted_keys
 
 _TEXT = st.one_of(
     st.sampled_from(["", "a", "b", "ab", "A", "ü", "\x00", "12345678", "123456789", "x" * 8, "x" * 9]),

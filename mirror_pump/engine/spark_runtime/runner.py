@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 from mirror_pump.errors import MirrorPumpError, StorageFull, TaskFailed
 from mirror_pump.lake.storage import no_room
 
@@ -127,7 +127,7 @@ class SparkTaskRunner:
 
 
 def _import_tasks(items: Iterator[int]) -> Iterator[str]:
-    import mirror_pump.engine.segment_tasks
+    import mirror_pump.engine.ingest.segment_tasks
 
     for _ in items:
-        yield mirror_pump.engine.segment_tasks.__name__
+        yield mirror_pump.engine.ingest.segment_tasks.__name__

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.delete_conversion import KEYS_AT_ONCE, ConversionTask, OrderedFile, convert_deletes
+from mirror_pump.engine.rewrite.delete_conversion import KEYS_AT_ONCE, ConversionTask, OrderedFile, convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import write_equality_deletes
 from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class LocalTaskRunner:
-    """A TaskRunner (mirror_pump.engine.runner). The protocol is not imported here, since that would load pyspark."""
+    """A TaskRunner (see runner.py, which is not imported here since that would load pyspark)."""
 
     def __init__(self, workers: int) -> None:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task")

