@@ -111,7 +111,7 @@ def test_spark_reads_the_archive_from_the_catalog_while_main_goes_on(
 
 def test_an_empty_archive_is_there_from_the_beginning(tmp_path: Path) -> None:
     small = SmallTable(tmp_path.as_uri())
-    staged = LakeTable.create(small.table.schema, small.location + "/2", STORAGE, {}, small.now_ms, divided=True)
+    staged = LakeTable.create(small.table.schema, small.location + "/2", STORAGE, {}, small.now_ms, has_retention=True)
     start = staged.table.metadata.archive_snapshot
     assert start is not None
     assert start.snapshot_id == staged.snapshot_id
