@@ -140,8 +140,8 @@ class LakeTable:
         number is the table's start sequence number.
 
         `has_retention`: the table has heap retention. The start snapshot is then also the head of the archive branch,
-        since no row is below the cut-line yet. Creates the directories of the table's files; nothing creates them later.
-        Raises LakeError if the storage fails.
+        since no row is below the cut-line yet. Creates the directories of the table's files; nothing else creates
+        them. Raises LakeError if the storage fails.
         """
         root = location.rstrip("/")
         for name in ("metadata", "data"):
