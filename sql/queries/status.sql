@@ -35,7 +35,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
 SELECT s.system_identifier, s.timeline, s.database_name, s.applied_lsn, s.applied_at, s.applied_commit_time,
        r.slot_name IS NOT NULL, coalesce(r.active, false), r.wal_status,
        (pg_current_wal_lsn() - r.restart_lsn)::bigint, (r.confirmed_flush_lsn - '0/0')::bigint,
-       to_jsonb(r) ->> 'invalidation_reason', (to_jsonb(r) ->> 'inactive_since')::timestamptz
+       to_jsonb(r) ->> 'invalidation_reason', (to_jsonb(r) ->> 'inactive_since')::timestamptz, r.safe_wal_size
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
  WHERE s.slot_name = %s;
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -55,6 +55,14 @@ class StatusReader:
 
     def read(self) -> MirrorStatus:
         """Read the status once. Raises SourceError if a query fails. Unreadable storage becomes a table's `error`."""
+        return self._read(read_files=True)
+
+    def read_catalog(self) -> MirrorStatus:
+        """Like `read`, but without an access to the storage: tables that were committed to since the last `read` have
+        no `content` and no `maintenance`. It costs a few queries, however many tables change all the time."""
+        return self._read(read_files=False)
+
+    def _read(self, *, read_files: bool) -> MirrorStatus:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
@@ -75,8 +83,7 @@ class StatusReader:
         # committed before.
         idle_at = replied_at if replayed is not None and replayed > applied else None
         lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
-        contents = {str(table[8]): self._content(table[8]) for table in tables if table[8] is not None}
-        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        contents = self._contents_at([str(table[8]) for table in tables if table[8] is not None], read_files)
         status = MirrorStatus(
             database=database,
             warehouse=self._settings.require_warehouse(),
@@ -93,7 +100,8 @@ class StatusReader:
             standbys=waiting,
         )
         with source_errors("reading the mirror's status"):
-            backlog = maintenance_due(self._connection, self._settings.slot, self._contents, at)
+            known = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+            backlog = maintenance_due(self._connection, self._settings.slot, known, at)
             status = replace(
                 status,
                 served=is_served(self._connection, self._settings.slot),
@@ -140,6 +148,14 @@ class StatusReader:
             return 0.0
         known = [moment for moment in (commit_time, idle_at, self._caught_up_at) if moment is not None]
         return max(0.0, (at - max(known)).total_seconds()) if known else None
+
+    def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
+        """Return the figures of tables, or why they cannot be read, by metadata location."""
+        if not read_files:
+            return {location: self._contents[location] for location in locations if location in self._contents}
+        contents = {location: self._content(location) for location in locations}
+        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        return contents
 
     def _content(self, location: str) -> LakeContent | str:
         """Return the table's figures, or a text that says why they cannot be read.

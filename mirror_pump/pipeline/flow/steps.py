@@ -81,9 +81,9 @@ class Step(StrEnum):
     """Another pump took the lead while this one could not be reached: this one is a standby from now on."""
     STREAMING = "streaming", Level.INFO
     RECEIVED = "received", Level.DEBUG
-    """A batch is complete: its last commit was received."""
+    """A batch is complete: its last commit was received. `receive` is the Period of its reception."""
     WRITTEN = "written", Level.DEBUG
-    """All files of the batch are in storage; nothing refers to them yet."""
+    """All files of the batch are in storage; nothing refers to them yet. `decode` and `write` are Periods of it."""
     STAGED = "staged", Level.DEBUG
     """Manifests and metadata are in storage; the pointers are not moved yet."""
     PUBLISHED = "published", Level.DEBUG
