@@ -194,7 +194,7 @@ class Settings(BaseSettings):
     listen_token: Annotated[SecretStr | None, Unit("TOKEN", "text")] = Field(
         default=None,
         description="Token for the HTTP port; needed where others than this machine can reach it",
-        examples=["a long random text"],
+        examples=["a-long-random-text"],
     )
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 

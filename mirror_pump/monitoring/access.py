@@ -19,6 +19,9 @@ from mirror_pump.errors import UsageError
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without the token: probes rarely can hold a secret, and what these say is none."""
 
+HEAD_BYTES = 16 * 1024
+"""Largest request line with headers. The server itself only refuses more if it does not arrive at once."""
+
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -61,6 +64,9 @@ class Access:
 
     def refusal(self, scope: Scope) -> PlainTextResponse | None:
         """The response to a request that is refused; None if it may go on."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
+            return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
         headers = Headers(scope=scope)
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             # No part takes a body so far. The connection closes, since the body is never read.

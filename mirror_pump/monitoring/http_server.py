@@ -17,12 +17,10 @@ from starlette.routing import BaseRoute
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.monitoring.access import Access, Guard
+from mirror_pump.monitoring.access import HEAD_BYTES, Access, Guard
 from mirror_pump.service_thread import ServiceThread
 from mirror_pump.telemetry import get_logger
 
-_HEAD_BYTES = 16 * 1024
-"""Largest request line with headers. More is answered with 400."""
 _HEAD_SECONDS = 10.0
 """Seconds in which a request's head has to arrive."""
 _CONNECTIONS = 64
@@ -86,7 +84,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            h11_max_incomplete_event_size=_HEAD_BYTES,
+            h11_max_incomplete_event_size=HEAD_BYTES,
             limit_concurrency=_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )

@@ -97,6 +97,11 @@ function moment(value) {
   return node;
 }
 
+// What is between backticks, as in Markdown, is code.
+function prose(value) {
+  return String(value).split("`").map((part, place) => place % 2 ? element("code", null, part) : part);
+}
+
 // ---- parts of the page -----------------------------------------------------------------------------------------
 
 function pill(label, kind) { return element("span", {class: `pill ${kind || ""}`.trim()}, label); }
@@ -121,6 +126,10 @@ function drawHead() {
   text("database", status.database);
   text("warehouse", status.warehouse);
   const critical = status.alerts.filter((alert) => alert.severity === "critical").length;
+  const health = byId("health");
+  text("health", status.alerts.length ? plural(status.alerts.length, "problem") : "no problems");
+  health.className = `pill ${critical ? "critical" : status.alerts.length ? "warning" : "good"}`;
+  health.hidden = false;
   const lag = pump && known(pump.lag_seconds) ? pump.lag_seconds : status.lag_seconds;
   const headline = critical ? plural(critical, "problem") : known(lag) ? `${duration(lag)} behind` : "mirror-pump";
   document.title = `${headline} · ${status.database}`;
@@ -138,8 +147,8 @@ function drawAlerts() {
   byId("problems").hidden = alerts.length === 0;
   show(byId("alerts"), alerts.map((alert) => element("li", {class: alert.severity === "critical" ? "is-critical" : null},
     element("div", {class: "what"}, pill(alert.severity, alert.severity === "critical" ? "critical" : "warning"),
-      alert.table ? `${alert.table}: ${alert.message}` : alert.message),
-    alert.remedy ? element("div", {class: "todo"}, `What to do: ${alert.remedy}`) : null)));
+      prose(alert.table ? `${alert.table}: ${alert.message}` : alert.message)),
+    alert.remedy ? element("div", {class: "todo"}, "What to do: ", prose(alert.remedy)) : null)));
 }
 
 function drawTiles() {
@@ -194,7 +203,7 @@ function drawPlot(id, values, format, describe) {
   const marks = [];
   for (let value = 0; value <= ceiling * 1.001; value += step) {
     marks.push(svg("line", {class: "rule", x1: left, x2: width - right, y1: y(value), y2: y(value)}),
-      svg("text", {x: left - 8, y: y(value) + 4, "text-anchor": "end"}, format(value)));
+      svg("text", {x: left - 8, y: y(value) + 4, "text-anchor": "end"}, format(value).replace(/\.0(?= |$)/, "")));
   }
   const every = width < 420 ? 1800 : 900;
   for (let at = Math.ceil(start / every) * every; at <= end; at += every) {
@@ -270,8 +279,9 @@ function drawCopies() {
 
 function toDo(table) {
   const parts = view.status.alerts.filter((alert) => alert.table === table.table)
-    .map((alert) => element("span", null, alert.message, alert.remedy ? element("span", {class: "todo"}, alert.remedy) : null));
-  if (parts.length === 0 && table.note) parts.push(element("span", {class: "muted"}, table.note));
+    .map((alert) => element("span", null, prose(alert.message), alert.remedy ? element("span", {class: "todo"}, prose(alert.remedy)) : null));
+  if (table.state === "failed") parts.push(element("span", {class: "todo"}, prose("Mend that, then `mirror-pump unregister` and `mirror-pump register` the table. Readers keep its last state until then.")));
+  if (parts.length === 0 && table.note) parts.push(element("span", {class: "muted"}, prose(table.note)));
   if (table.state === "copying" && parts.length === 0) parts.push(element("span", {class: "muted"}, "nothing: it is being copied"));
   return parts;
 }
@@ -341,10 +351,10 @@ function drawPumps() {
 function drawMaintenance() {
   const {maintenance, tables} = view.status;
   facts("maintenance", [
-    ["Maintainer", maintenance.served ? "runs" : "none: run --maintain, or mirror-pump maintain"],
+    ["Maintainer", maintenance.served ? "runs" : prose("none: `run --maintain`, or `mirror-pump maintain`")],
     ["Due", maintenance.tables_due ? plural(maintenance.tables_due, "table") : "nothing"],
-    ["Commits since the last check", count(maintenance.unattended_commits)],
-    maintenance.tables_neglected ? ["Neglected for a day", plural(maintenance.tables_neglected, "table")] : null,
+    ["Unattended commits", count(maintenance.unattended_commits)],
+    maintenance.tables_neglected ? ["Neglected", plural(maintenance.tables_neglected, "table")] : null,
   ]);
   const due = tables.filter((table) => table.maintenance && table.maintenance.due.length);
   show(byId("due"), due.slice(0, 20).map((table) => element("li", null, element("strong", null, table.table), ": ",
