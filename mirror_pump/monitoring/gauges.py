@@ -199,7 +199,9 @@ def _of(gauge: Gauge, source: StatusSource, part: Callable[[Reading], MirrorStat
 
 def _gauge(meter: Meter, name: str, unit: str, description: str, values: Callable[[], Values]) -> None:
     def callback(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(value, attributes) for value, attributes in values() if value is not None]
+        # OTLP has no booleans: its exporter fails on one.
+        known = ((value, attributes) for value, attributes in values() if value is not None)
+        return [Observation(int(value) if isinstance(value, bool) else value, labels) for value, labels in known]
 
     meter.create_observable_gauge(name, [callback], unit, description)
 

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import h11
 import uvicorn
@@ -21,9 +22,7 @@ from mirror_pump.monitoring.access import HEAD_BYTES, Access, Guard
 from mirror_pump.service_thread import ServiceThread
 from mirror_pump.telemetry import get_logger
 
-_HEAD_SECONDS = 10.0
-"""Seconds in which a request's head has to arrive."""
-_CONNECTIONS = 64
+CONNECTIONS = 64
 """Connections at the same time. Others get 503."""
 _STOP_WITHIN = 3.0
 """Seconds that the server has to end with the pump."""
@@ -37,8 +36,9 @@ def application(parts: Sequence[BaseRoute], access: Access) -> Starlette:
 class _Protocol(H11Protocol):
     """uvicorn's protocol, which by itself waits for ever for a head that does not end."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, head_seconds: float, **named: Any) -> None:
+        super().__init__(**named)
+        self._head_seconds = head_seconds
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -59,7 +59,7 @@ class _Protocol(H11Protocol):
 
     def _await_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+            self._head_timer = self.loop.call_later(self._head_seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -70,14 +70,15 @@ class _Protocol(H11Protocol):
 class HttpServer:
     """Listens from its creation on. Enter it to serve, leave it to stop."""
 
-    def __init__(self, host: str, port: int, app: Starlette) -> None:
-        """Raises MirrorPumpError if the address cannot be listened at."""
+    def __init__(self, host: str, port: int, app: Starlette, *, head_seconds: float = 10.0) -> None:
+        """`head_seconds`: how long the head of a request may take to arrive. Raises MirrorPumpError if the address
+        cannot be listened at."""
         self._socket = _listen(host, port)
         # Its warnings are of malformed requests, which anybody can send.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=cast("type[_Protocol]", partial(_Protocol, head_seconds)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -85,7 +86,7 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             h11_max_incomplete_event_size=HEAD_BYTES,
-            limit_concurrency=_CONNECTIONS,
+            limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)

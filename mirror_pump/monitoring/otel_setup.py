@@ -8,16 +8,18 @@ protocol, and as which service.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mirror_pump.telemetry import get_logger
+from mirror_pump.telemetry import get_logger, redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+_REPEAT = 3600.0
+"""Seconds after which a warning of an exporter is logged again."""
 _SHUTDOWN = 3.0
 """Seconds that the last export may take: a collector that is down must not hold up the pump's end."""
 
@@ -96,6 +100,7 @@ def meter_provider(exporter: str | None, readers: Sequence[MetricReader]) -> Met
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
+    _log_problems()
     periodic = [] if exporter is None else [PeriodicExportingMetricReader(_metric_exporter(exporter))]
     return MeterProvider([*readers, *periodic], _resource(), shutdown_on_exit=False)
 
@@ -117,6 +122,7 @@ def tracer_provider(exporter: str) -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    _log_problems()
     provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_span_exporter(exporter)))
     return provider
@@ -141,6 +147,34 @@ def foreign_meter_provider() -> bool:
     from opentelemetry.metrics import get_meter_provider
 
     return isinstance(get_meter_provider(), module.MeterProvider)
+
+
+class _ExportProblems(logging.Handler):
+    """Turns the SDK's complaints, several for each attempt to reach a collector that is down, into one warning an
+    hour for each exporter."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._log = get_logger("telemetry")
+        self._logged_at: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if now - self._logged_at.get(record.name, -_REPEAT) < _REPEAT:
+            return
+        self._logged_at[record.name] = now
+        self._log.warning(
+            "telemetry is not exported",
+            exporter=record.name,
+            error=redact(record.getMessage()),
+            remedy=f"See that the collector runs and that {_ENDPOINT} names it. The mirror itself goes on.",
+        )
+
+
+def _log_problems() -> None:
+    logger = logging.getLogger("opentelemetry")
+    logger.propagate = False
+    logger.handlers = [_ExportProblems()]
 
 
 def shut_down(shutdowns: Sequence[Callable[[], object]]) -> None:

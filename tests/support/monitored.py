@@ -168,7 +168,12 @@ class Served:
 
 @contextmanager
 def served(
-    status: MirrorStatus | None, *, token: str | None = None, problem: str | None = None, phase: Phase = Phase.STREAMING
+    status: MirrorStatus | None,
+    *,
+    token: str | None = None,
+    problem: str | None = None,
+    phase: Phase = Phase.STREAMING,
+    head_seconds: float = 10.0,
 ) -> Iterator[Served]:
     """The application of a pump in `phase`, with this status."""
     state, source = PumpState(), FixedSource(status, problem)
@@ -176,5 +181,6 @@ def served(
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     endpoints = Endpoints(state, source, registry, 300)
-    with HttpServer("127.0.0.1", 0, application(endpoints.routes(), Access(token))) as server:
+    app = application(endpoints.routes(), Access(token))
+    with HttpServer("127.0.0.1", 0, app, head_seconds=head_seconds) as server:
         yield Served(server.url, source, state)

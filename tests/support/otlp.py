@@ -35,10 +35,10 @@ class OtlpReceiver:
         with self._lock:
             if path == "/v1/metrics":
                 self._metrics.append(ExportMetricsServiceRequest.FromString(body))
-                return ExportMetricsServiceResponse().SerializeToString()
+                return bytes(ExportMetricsServiceResponse().SerializeToString())
             if path == "/v1/traces":
                 self._traces.append(ExportTraceServiceRequest.FromString(body))
-                return ExportTraceServiceResponse().SerializeToString()
+                return bytes(ExportTraceServiceResponse().SerializeToString())
         return None
 
     def metric(self, name: str) -> Metric | None:
