@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
 
 from mirror_pump.model import format_lsn
@@ -13,9 +16,9 @@ from mirror_pump.telemetry import redact
 class BatchTraces:
     """An observer that makes the spans of a batch when it has ended: the pipeline carries no context around."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.time) -> None:
         self._tracer = tracer
-        self._batches = BatchObserver(self._ended)
+        self._batches = BatchObserver(self._ended, clock)
 
     def __call__(self, step: Step, /, **details: object) -> None:
         self._batches(step, **details)

@@ -30,7 +30,7 @@ class Gauge:
     values: Callable[[MirrorStatus], Values]
 
 
-def _one(value: Callable[[MirrorStatus], float | None]) -> Callable[[MirrorStatus], Values]:
+def _single(value: Callable[[MirrorStatus], float | None]) -> Callable[[MirrorStatus], Values]:
     return lambda status: [(value(status), {})]
 
 
@@ -61,39 +61,41 @@ GAUGES = (
         "mirror_pump.frontier.lag_wal",
         "By",
         "WAL between the frontier and the end of WAL",
-        _one(lambda status: status.lag_bytes),
+        _single(lambda status: status.lag_bytes),
     ),
-    Gauge("mirror_pump.frontier.position", "By", "The frontier: a WAL position", _one(lambda status: status.frontier)),
-    Gauge("mirror_pump.wal.position", "By", "End of WAL of the server", _one(lambda status: status.wal_position)),
+    Gauge(
+        "mirror_pump.frontier.position", "By", "The frontier: a WAL position", _single(lambda status: status.frontier)
+    ),
+    Gauge("mirror_pump.wal.position", "By", "End of WAL of the server", _single(lambda status: status.wal_position)),
     Gauge(
         "mirror_pump.slot.retained_wal",
         "By",
         "WAL that the server keeps for the slot",
-        _one(lambda status: status.slot.retained_bytes),
+        _single(lambda status: status.slot.retained_bytes),
     ),
     Gauge(
         "mirror_pump.slot.wal_until_invalidation",
         "By",
         "WAL that can be written before the slot may be invalidated; absent without a limit",
-        _one(lambda status: status.slot.safe_wal_bytes),
+        _single(lambda status: status.slot.safe_wal_bytes),
     ),
     Gauge(
         "mirror_pump.slot.usable",
         "",
         "1 if a pump can resume from the slot, else 0",
-        _one(lambda status: status.slot.error is None),
+        _single(lambda status: status.slot.error is None),
     ),
-    Gauge("mirror_pump.slot.active", "", "1 while a pump reads the slot", _one(lambda status: status.slot.active)),
-    Gauge("mirror_pump.led", "", "1 while any pump leads the mirror", _one(_led)),
+    Gauge("mirror_pump.slot.active", "", "1 while a pump reads the slot", _single(lambda status: status.slot.active)),
+    Gauge("mirror_pump.led", "", "1 while any pump leads the mirror", _single(_led)),
     Gauge(
-        "mirror_pump.standbys", "{pump}", "Pumps that wait for leadership", _one(lambda status: len(status.standbys))
+        "mirror_pump.standbys", "{pump}", "Pumps that wait for leadership", _single(lambda status: len(status.standbys))
     ),
     Gauge("mirror_pump.tables", "{table}", "Mirrored tables by state", _tables),
     Gauge(
         "mirror_pump.copy.chunks_left",
         "{chunk}",
         "Chunks of initial copies that are not published yet",
-        _one(lambda status: sum(table.chunks_total - table.chunks_done for table in status.tables)),
+        _single(lambda status: sum(table.chunks_total - table.chunks_done for table in status.tables)),
     ),
     Gauge(
         "mirror_pump.retention.partitions_leaving",
@@ -105,7 +107,7 @@ GAUGES = (
         "mirror_pump.retention.stopped_tables",
         "{table}",
         "Tables whose retention has stopped until somebody has looked",
-        _one(
+        _single(
             lambda status: sum(
                 each.retention is not None and each.retention.stopped is not None for each in status.tables
             )
@@ -115,13 +117,13 @@ GAUGES = (
         "mirror_pump.retention.unfolded_corrections",
         "{row}",
         "Corrections of old rows that are not in the lake yet",
-        _one(lambda status: sum(table.retention.delta_unfolded for table in status.tables if table.retention)),
+        _single(lambda status: sum(table.retention.delta_unfolded for table in status.tables if table.retention)),
     ),
     Gauge(
         "mirror_pump.maintenance.served",
         "",
         "1 while a maintainer serves",
-        _one(lambda status: status.served),
+        _single(lambda status: status.served),
     ),
 )
 """Gauges of every reading."""
@@ -132,25 +134,25 @@ FULL_GAUGES = (
         "mirror_pump.maintenance.tables_due",
         "{table}",
         "Tables for which maintenance is due",
-        _one(lambda status: sum(bool(backlog.due) for backlog in status.backlogs)),
+        _single(lambda status: sum(bool(backlog.due) for backlog in status.backlogs)),
     ),
     Gauge(
         "mirror_pump.maintenance.tables_neglected",
         "{table}",
         "Tables with commits that no maintainer has looked at for a day",
-        _one(lambda status: sum(backlog.neglected for backlog in status.backlogs)),
+        _single(lambda status: sum(backlog.neglected for backlog in status.backlogs)),
     ),
     Gauge(
         "mirror_pump.maintenance.unattended_commits",
         "{commit}",
         "Commits since a maintainer looked at their table",
-        _one(lambda status: sum(backlog.commits for backlog in status.backlogs)),
+        _single(lambda status: sum(backlog.commits for backlog in status.backlogs)),
     ),
     Gauge(
         "mirror_pump.lake.size",
         "By",
         "Size of the current snapshots of all tables",
-        _one(lambda status: sum(table.content.size_bytes for table in status.tables if table.content)),
+        _single(lambda status: sum(table.content.size_bytes for table in status.tables if table.content)),
     ),
 )
 """Gauges of full readings, which also read the tables' metadata files."""
@@ -170,7 +172,7 @@ def observe(meter: Meter, state: PumpState, source: StatusSource) -> None:
             lambda: _seconds_to_invalidation(source.reading),
         ),
     ):
-        _gauge(meter, f"mirror_pump.{name}", unit, description, _alone(value))
+        _gauge(meter, f"mirror_pump.{name}", unit, description, _unlabelled(value))
     _gauge(
         meter,
         "mirror_pump.phase",
@@ -184,7 +186,7 @@ def observe(meter: Meter, state: PumpState, source: StatusSource) -> None:
         _gauge(meter, gauge.name, gauge.unit, gauge.description, _of(gauge, source, lambda reading: reading.full))
 
 
-def _alone(value: Callable[[], float | None]) -> Callable[[], Values]:
+def _unlabelled(value: Callable[[], float | None]) -> Callable[[], Values]:
     return lambda: [(value(), {})]
 
 

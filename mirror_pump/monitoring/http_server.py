@@ -28,9 +28,12 @@ _STOP_WITHIN = 3.0
 """Seconds that the server has to end with the pump."""
 
 
-def application(parts: Sequence[BaseRoute], access: Access) -> Starlette:
-    """The application of the port. Each part is a route, or a Mount with routes of its own."""
-    return Starlette(routes=parts, middleware=[Middleware(Guard, access=access)])
+def application(routes: Sequence[BaseRoute], access: Access) -> Starlette:
+    """The application of the port. A further service on the same port is a Mount with routes of its own."""
+    app = Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
+    # A path is known or not: a redirect would only repeat the Host header of the request.
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Protocol(H11Protocol):

@@ -41,12 +41,12 @@ class Monitor:
 
     def __init__(self, settings: Settings) -> None:
         """Raises UsageError if something is asked for that cannot be had, MirrorPumpError if the address is taken."""
-        self._parts: _Parts | None = None
+        self._services: _MonitoringServices | None = None
         exports, foreign = exports_of(os.environ), foreign_meter_provider()
         if not exports and not foreign and settings.listen is None:
             return
         try:
-            self._parts = _Parts(settings, exports, foreign=foreign)
+            self._services = _MonitoringServices(settings, exports, foreign=foreign)
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"--listen and the OTEL_* variables need a package that is not installed: {error.name}",
@@ -54,24 +54,24 @@ class Monitor:
             ) from None
 
     def __enter__(self) -> Self:
-        if self._parts is not None:
-            self._parts.start()
+        if self._services is not None:
+            self._services.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._parts is not None:
-            self._parts.close()
+        if self._services is not None:
+            self._services.close()
 
     def watch(self, settings: Settings) -> None:
         """Start reading the mirror's status. `settings` are complete."""
-        if self._parts is not None:
-            self._parts.watch(settings)
+        if self._services is not None:
+            self._services.watch(settings)
 
     def observer(self, first: Observer) -> Observer:
         """`first`, together with what has to know of the pump's steps."""
-        return first if self._parts is None else all_of(first, *self._parts.observers)
+        return first if self._services is None else all_of(first, *self._services.observers)
 
 
 def all_of(*observers: Observer) -> Observer:
@@ -84,8 +84,8 @@ def all_of(*observers: Observer) -> Observer:
     return observe_all
 
 
-class _Parts:
-    """What was asked for."""
+class _MonitoringServices:
+    """Exporters, the HTTP port and the sampler, as far as the settings and the environment ask for them."""
 
     def __init__(self, settings: Settings, exports: Exports, *, foreign: bool) -> None:
         from mirror_pump.monitoring.pump_state import PumpState

@@ -109,7 +109,7 @@ class StatusSampler:
             self._full_wanted = False
             try:
                 reading = self._read(full=full)
-            except MirrorPumpError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
                 reading = self._failed(error)
             took = time.monotonic() - began
             if full:
@@ -135,11 +135,12 @@ class StatusSampler:
             history=self._history.to_json(status),
         )
 
-    def _failed(self, error: MirrorPumpError) -> Reading:
+    def _failed(self, error: Exception) -> Reading:
         self._close()
         last = self._reading
         if last.problem is None:
-            self._log.warning("the status cannot be read", error=redact(str(error)), remedy=redact(error.remedy))
+            remedy = error.remedy if isinstance(error, MirrorPumpError) else ""
+            self._log.warning("the status cannot be read", error=redact(str(error)), remedy=redact(remedy))
         return Reading(last.at, last.status, last.full, last.history, problem=redact(str(error)))
 
     def _close(self) -> None:

@@ -8,7 +8,7 @@ import importlib.resources
 
 from starlette.responses import Response
 
-_PART = importlib.resources.files("mirror_pump.monitoring") / "page"
+_DIRECTORY = importlib.resources.files("mirror_pump.monitoring") / "page"
 
 
 class StatusPage:
@@ -38,7 +38,7 @@ class StatusPage:
 
 
 def _text(name: str) -> str:
-    return (_PART / name).read_text(encoding="utf-8")
+    return (_DIRECTORY / name).read_text(encoding="utf-8")
 
 
 def _source(text: str) -> str:

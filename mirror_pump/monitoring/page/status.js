@@ -242,7 +242,7 @@ function point(host, wanted) {
   const plot = host.plot, layer = host.querySelector(".pointer");
   if (!plot || !layer) return;
   if (wanted === null) { delete host.dataset.at; show(layer, []); return; }
-  const [at, value] = plot.seen.reduce((best, one) => Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best);
+  const [at, value] = plot.seen.reduce((best, sample) => Math.abs(sample[0] - wanted) < Math.abs(best[0] - wanted) ? sample : best);
   host.dataset.at = String(at);
   const px = plot.x(at), side = px > plot.width / 2 ? "end" : "start";
   show(layer, [
@@ -258,7 +258,7 @@ function follow(id) {
   host.addEventListener("pointermove", (event) => {
     if (!host.plot) return;
     const box = host.getBoundingClientRect(), {seen, x} = host.plot, wanted = event.clientX - box.left;
-    point(host, seen.reduce((best, one) => Math.abs(x(one[0]) - wanted) < Math.abs(x(best[0]) - wanted) ? one : best)[0]);
+    point(host, seen.reduce((best, sample) => Math.abs(x(sample[0]) - wanted) < Math.abs(x(best[0]) - wanted) ? sample : best)[0]);
   });
   host.addEventListener("pointerleave", () => point(host, null));
 }
@@ -311,7 +311,7 @@ function drawTables() {
   const wanted = tables
     .filter((table) => view.states.size === 0 || view.states.has(table.state))
     .filter((table) => table.table.toLowerCase().includes(view.search))
-    .sort((one, other) => order(one) - order(other));
+    .sort((left, right) => order(left) - order(right));
   show(byId("tables"), wanted.slice(0, view.limit).map(tableRow));
   const hidden = wanted.length - Math.min(wanted.length, view.limit);
   byId("more").hidden = hidden === 0;
@@ -343,7 +343,7 @@ function drawPumps() {
     ["Leader", leader && leader.alive ? `${process(leader)}${leader.retrying ? ", failing and retrying" : ""}` : "none"],
     leader && leader.alive && leader.since ? ["Since", moment(leader.since)] : null,
     ["Standbys", standbys.length ? standbys.map(process).join("; ") : "none"],
-    view.history.pump ? ["This one", `${(PHASES[view.history.pump.phase] || [view.history.pump.phase])[0]} since ${clock.format(new Date(view.history.pump.since * 1000))}`] : null,
+    view.history.pump ? ["This pump", `${(PHASES[view.history.pump.phase] || [view.history.pump.phase])[0]} since ${clock.format(new Date(view.history.pump.since * 1000))}`] : null,
     error ? ["Last error", error.error] : null,
   ]);
 }

@@ -36,20 +36,14 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 
 @pytest.fixture
-def program(database: Database, receiver: OtlpReceiver, tmp_path: Path, slot: str) -> Program:
-    """The program on an initialised mirror with two tables, one of an evil name; it exports every moment."""
+def program(database: Database, tmp_path: Path, slot: str) -> Program:
+    """The program on an initialised mirror, with two tables to register, one of an evil name."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 100) g",
         f'CREATE TABLE "{_HOSTILE.replace(chr(34), chr(34) * 2)}" (id int PRIMARY KEY)',
     )
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
-        "OTEL_METRIC_EXPORT_INTERVAL": "300",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
-    }
-    program = ThreadedProgram(database.dsn, tmp_path, environment)
+    program = ThreadedProgram(database.dsn, tmp_path)
     program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     return program
 
@@ -92,13 +86,22 @@ class Listening:
         return next((each.value for each in samples if each.labels == labels), None)
 
 
+Listen = Callable[..., Listening]
+
+
 @pytest.fixture
-def listen(program: Program, tmp_path: Path) -> Iterator[Callable[[str], Listening]]:
-    """Starts pumps that listen, and ends them."""
+def listen(program: Program, database: Database, tmp_path: Path) -> Iterator[Listen]:
+    """Starts pumps that listen, and export to `collector` all the time; ends them."""
     with ExitStack() as stack:
 
-        def start(name: str) -> Listening:
-            running = Listening(program, tmp_path, name)
+        def start(name: str, collector: str = "") -> Listening:
+            environment = {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
+                "OTEL_METRIC_EXPORT_INTERVAL": "300",
+                "OTEL_BSP_SCHEDULE_DELAY": "100",
+                "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
+            }
+            running = Listening(ThreadedProgram(database.dsn, tmp_path, environment), tmp_path, name)
             stack.callback(program.kill, running.process)
             return running
 
@@ -119,10 +122,10 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
     program: Program,
     database: Database,
     receiver: OtlpReceiver,
-    listen: Callable[[str], Listening],
-    browser: Browser,
+    listen: Listen,
+    request: pytest.FixtureRequest,
 ) -> None:
-    pump = listen("leader.log")
+    pump = listen("leader.log", receiver.url)
     program.run("register", "public.t", '"' + _HOSTILE.replace('"', '""') + '"')
     await_true(pump.ready, 60, "it streams")
     assert pump.get("/healthz") == (200, {"status": "ok", "role": "leader"})
@@ -174,7 +177,8 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
         assert table.keys() == other.keys()
         assert {key: table[key] for key in table.keys() - moving} == {key: other[key] for key in table.keys() - moving}
 
-    # The page, with the evil table.
+    # The page, with the evil table. All else was tested if there is no browser.
+    browser: Browser = request.getfixturevalue("browser")
     page = browser.new_page()
     page.goto(pump.url)
     expect(page.locator("#tables tr")).to_have_count(2)
@@ -185,7 +189,7 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
     page.close()
 
 
-def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, listen: Callable[[str], Listening]) -> None:
+def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, listen: Listen) -> None:
     leader = listen("leader.log")
     await_true(leader.ready, 60, "the first streams")
     standby = listen("standby.log")
@@ -202,12 +206,11 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
 
 
 def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
-    program: Program, database: Database, receiver: OtlpReceiver, listen: Callable[[str], Listening]
+    program: Program, database: Database, listen: Listen
 ) -> None:
     # A collector that takes connections and never answers.
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, ExitStack() as clients:
-        program._environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        pump = listen("pump.log")
+        pump = listen("pump.log", f"http://127.0.0.1:{silent.getsockname()[1]}")
         program.run("register", "public.t")
         await_true(pump.ready, 60, "it streams")
         for _ in range(100):
