@@ -165,12 +165,12 @@ def _resolves(steps: list[Taken], begin: float) -> tuple[list[float], int]:
     for taken in steps:
         if taken.at < begin:
             continue
-        if taken.step is Step.RESOLVING:
+        if taken.step is Step.CONVERTING:
             since = taken.at
         elif taken.step is Step.POSITIONS_WRITTEN and since is not None:
             seconds.append(taken.at - since)
             since = None
-        elif taken.step is Step.RESOLVED:
+        elif taken.step is Step.CONVERTED:
             deletes += int(taken.details["deletes"])
     return seconds, deletes
 

@@ -70,14 +70,14 @@ def main() -> None:
             for _ in range(COMMITS):
                 updated = np.unique(random.integers(0, arguments.rows, UPDATES))
                 segment = SegmentFiles((data(location, updated, number + 1),), (deletes(location, updated),))
-                table = table.stage(RowDelta((segment,)), table.metadata["last-updated-ms"] + 1000).table
+                table = table.stage(RowDelta((segment,)), table.metadata.last_updated_ms + 1000).table
             began, used = time.perf_counter(), time.process_time()
             plan = plan_conversion(table, listing)
             assert plan is not None
             results = [convert_deletes(task) for task in plan.tasks]
             resolution = file_rewrite_of(plan, results)
             computed = time.perf_counter()
-            table = table.stage(RowDelta((), replaces=resolution), table.metadata["last-updated-ms"]).table
+            table = table.stage(RowDelta((), replaces=resolution), table.metadata.last_updated_ms).table
             seconds.append(time.perf_counter() - began)
             processor.append(time.process_time() - used)
             commits.append(time.perf_counter() - computed)
@@ -95,7 +95,7 @@ def main() -> None:
             counted = duckdb.execute(query).fetchone()
         print(f"DuckDB: {counted} in {time.perf_counter() - began:.2f} s")
         assert counted is not None
-        assert counted[0] == arguments.rows == table.records - int(table.summary["total-position-deletes"])
+        assert counted[0] == arguments.rows == table.records - table.position_deletes
         began = time.perf_counter()
         scanned = StaticTable.from_metadata(table.metadata_location).scan(selected_fields=("n",)).to_arrow()
         print(f"pyiceberg: {scanned.num_rows:,} rows in {time.perf_counter() - began:.2f} s")

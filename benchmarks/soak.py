@@ -30,9 +30,9 @@ from tests.support.mirror_state_machine import MirrorMachine  # noqa: E402
 LARGER = (
     "tests/acceptance/test_kills.py",
     "tests/acceptance/test_verify.py",
-    "tests/integration/copy/test_pipeline_copy.py",
-    "tests/integration/stream/test_pipeline_failures.py",
-    "tests/integration/publish/test_pipeline_publish.py",
+    "tests/integration/copy/test_initial_copies.py",
+    "tests/integration/stream/test_failures.py",
+    "tests/integration/publish/test_publish.py",
 )
 """Run with SOAK set: larger tables, more runs."""
 

@@ -27,7 +27,7 @@ _VIEW_BLOCK_BITS = 30
 """Arrow views have 32-bit offsets, so each buffer of a view starts this power of two after the previous one. A message
 is shorter than 1 GiB (Postgres's MaxAllocSize), so a value that starts in a buffer's first 1 GiB ends before 2 GiB."""
 
-_MAX_STRING_BYTES = 1 << 29
+MAX_STRING_BYTES = 1 << 29
 """Text bytes per Arrow chunk. With another value of up to 1 GiB, offsets still fit into a string array's 32 bits."""
 
 _INLINE_BYTES = 12
@@ -88,11 +88,12 @@ class Cells:
 class RawBuffer:
     """The bytes of a segment, readable as words at any position, and as Arrow text without copying each cell."""
 
-    def __init__(self, data: bytes, block_bits: int = _VIEW_BLOCK_BITS) -> None:
+    def __init__(self, data: bytes, block_bits: int = _VIEW_BLOCK_BITS, string_bytes: int = MAX_STRING_BYTES) -> None:
         padded = b"".join((data, bytes(_PADDING)))
         self._octets: Bytes = np.frombuffer(padded, np.uint8)
         self._words: _Words = np.ndarray((len(data) + _PADDING - 7,), "<u8", padded, strides=(1,))
         self._block_bits = block_bits
+        self._string_bytes = string_bytes
         whole = pa.py_buffer(padded)
         self._blocks = [whole.slice(start) for start in range(0, len(data) + 1, 1 << block_bits)]
 
@@ -132,9 +133,9 @@ class RawBuffer:
     def text(self, cells: Cells) -> pa.ChunkedArray:
         """The cells as Arrow strings; NULL if a cell has no text. Raises ValueError for bytes that are not UTF-8."""
         total = int(cells.lengths.sum())
-        if total <= _MAX_STRING_BYTES:
+        if total <= self._string_bytes:
             return pa.chunked_array([self._text(cells)])
-        blocks = np.cumsum(cells.lengths) // _MAX_STRING_BYTES
+        blocks = np.cumsum(cells.lengths) // self._string_bytes
         cuts = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
         parts = [cells.take(np.arange(low, high)) for low, high in itertools.pairwise(cuts)]
         return pa.chunked_array([self._text(part) for part in parts])

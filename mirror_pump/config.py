@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
 from mirror_pump.errors import UsageError
+from mirror_pump.limits import InternalLimits
+from mirror_pump.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
 
 CONFIG_FILE = "mirror-pump.toml"
 """Read from the working directory unless --config names another file."""
@@ -26,43 +27,16 @@ ENV_PREFIX = "MIRROR_PUMP_"
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Unit:
-    """The unit of a setting's value, for `--help`, the example file and docs/settings.md."""
-
-    metavar: str
-    """The placeholder for the value in `--help`."""
-    name: str
-    """The unit, or the kind of text."""
-
-
-@dataclass(frozen=True)
-class DefaultText:
-    """Describes a default that depends on the machine."""
-
-    text: str
-
-
-SECONDS = Unit("SECONDS", "seconds")
-_BYTES = Unit("SIZE", "bytes, also as 16MiB or 256kB")
-_ROWS = Unit("ROWS", "rows")
-_CORES = Unit("CORES", "cores")
-_NAME = Unit("NAME", "text")
-
-Size = Annotated[ByteSize, Field(gt=0), _BYTES]
-"""A number of bytes above 0: `16MiB`, `256kB` or a plain number."""
-
-SizeOrNone = Annotated[ByteSize, Field(ge=0), _BYTES]
-"""Like `Size`, but 0 is allowed and switches the feature off."""
-
-Seconds = Annotated[float, Field(ge=0, le=86_400), SECONDS]
-
-
 class Settings(BaseSettings):
     """The settings of one pump. Frozen. `repr()` shows no secrets."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        validate_default=True,
     )
 
     dsn: Annotated[str, Unit("DSN", "a connection string")] = Field(
@@ -76,8 +50,8 @@ class Settings(BaseSettings):
         description="Root of the lake's files: a directory, or a file:// or s3:// URI",
         examples=["s3://bucket/prefix"],
     )
-    slot: Annotated[str, _NAME] = Field(default="mirror_pump", description="Name of the replication slot")
-    publication: Annotated[str, _NAME] = Field(default="mirror_pump", description="Name of the publication")
+    slot: Annotated[str, NAME] = Field(default="mirror_pump", description="Name of the replication slot")
+    publication: Annotated[str, NAME] = Field(default="mirror_pump", description="Name of the publication")
     master: Annotated[str, Unit("MASTER", "a Spark master URL")] = Field(default="local[*]", description="Spark master")
 
     batch_age: Seconds = Field(default=1.0, description="Publish a batch this many seconds after its first change")
@@ -107,7 +81,7 @@ class Settings(BaseSettings):
         default=10.0,
         description="Convert a table's equality deletes to position deletes when the oldest is this many seconds old",
     )
-    resolve_rows: Annotated[int, Field(ge=1), _ROWS] = Field(
+    resolve_rows: Annotated[int, Field(ge=1), ROWS] = Field(
         default=50_000,
         description="Convert a table's equality deletes to position deletes as soon as the table has this many",
     )
@@ -115,7 +89,7 @@ class Settings(BaseSettings):
     fold_age: Seconds = Field(
         default=10.0, description="Fold a table's corrections into the lake when the oldest is this many seconds old"
     )
-    fold_rows: Annotated[int, Field(ge=1, le=1_000_000), _ROWS] = Field(
+    fold_rows: Annotated[int, Field(ge=1, le=1_000_000), ROWS] = Field(
         default=20_000,
         description="Fold a table's corrections as soon as it has this many; also the most that one fold takes",
     )
@@ -159,7 +133,7 @@ class Settings(BaseSettings):
     maintain_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
         default=0.5, description="Largest share of the time that `maintain --serve` spends on work nobody requested"
     )
-    maintain_cores: Annotated[int, Field(ge=1, le=256), _CORES, DefaultText("half of the machine's")] = Field(
+    maintain_cores: Annotated[int, Field(ge=1, le=256), CORES, DefaultText("half of the machine's")] = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
         description="Cores for the local Spark of maintenance; not used with --master",
     )
@@ -204,6 +178,8 @@ class Settings(BaseSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Unit("debug|info|warning|error", "a word")] = (
         Field(default="info", description="Lowest severity that is logged")
     )
+
+    limits: InternalLimits = Field(default=InternalLimits(), repr=False, description="Internal limits, for tests")
 
     @field_validator("slot")
     @classmethod
@@ -255,6 +231,20 @@ class Settings(BaseSettings):
             raise UsageError("no warehouse is known", "run `mirror-pump init --warehouse URI` first")
         return self.warehouse
 
+    def environment(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Environment variables that give another process these settings, or those in `names`. Contains secrets: no
+        other user of a machine can read a process's environment, but everybody its command line."""
+        found = {}
+        for name in type(self).model_fields if names is None else names:
+            value = getattr(self, name)
+            if isinstance(value, SecretStr):
+                value = value.get_secret_value()
+            elif isinstance(value, InternalLimits):
+                value = value.model_dump_json()
+            if value is not None:
+                found[ENV_PREFIX + name.upper()] = str(value)
+        return found
+
     @property
     def storage_properties(self) -> dict[str, str]:
         """The storage options under pyiceberg's FileIO names (`s3.endpoint` ...). Contains secrets: never print it."""
@@ -266,6 +256,10 @@ class Settings(BaseSettings):
             "s3.session-token": _reveal(self.storage_session_token),
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+USER_SETTINGS = tuple(name for name in Settings.model_fields if name != "limits")
+"""Names of the settings that users know: all but the internal limits."""
 
 
 def _reveal(secret: SecretStr | None) -> str | None:
@@ -306,9 +300,12 @@ def load_settings(options: Mapping[str, Any] | None = None, config: Path | None 
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     from_file = _read_toml(config)
-    from_environment = {
-        name: value for name, value in EnvSettingsSource(Settings)().items() if name in Settings.model_fields
-    }
+    try:
+        from_environment = {
+            name: value for name, value in EnvSettingsSource(Settings)().items() if name in Settings.model_fields
+        }
+    except SettingsError:
+        raise UsageError(f"{ENV_PREFIX}LIMITS is not valid JSON", f"set {ENV_PREFIX}LIMITS__NAME instead") from None
     try:
         return Settings(**{**from_file, **from_environment, **given})
     except ValidationError as error:
@@ -325,9 +322,9 @@ def _read_toml(config: Path | None) -> dict[str, Any]:
         raise UsageError(f"{path}: no such file", "give --config an existing file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "it must be a TOML file of key = value lines") from None
-    unknown = sorted(set(values) - set(Settings.model_fields))
+    unknown = sorted(set(values) - set(USER_SETTINGS))
     if unknown:
-        known = ", ".join(Settings.model_fields)
+        known = ", ".join(USER_SETTINGS)
         raise UsageError(f"{path}: unknown key{'s'[: len(unknown) != 1]} {', '.join(unknown)}", f"known keys: {known}")
     return values
 
@@ -341,7 +338,7 @@ def _explain(
         if name in given:
             where = "--" + name.replace("_", "-")
         elif name in environment:
-            where = ENV_PREFIX + name.upper()
+            where = ENV_PREFIX + "__".join(map(str, problem["loc"])).upper()
         else:
             where = f"{name} in {config or CONFIG_FILE}"
         lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")

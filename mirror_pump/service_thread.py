@@ -55,7 +55,7 @@ class ServiceThread:
             self._interrupt()
 
     def wake(self) -> None:
-        """Begin the next round now, or right after the present one."""
+        """Begin the next round now, or right after the current one."""
         self._woken.set()
 
     def stopping(self) -> bool:
@@ -63,12 +63,12 @@ class ServiceThread:
         return self._stopping.is_set()
 
     def next_round(self) -> bool:
-        """Begin a round of work, in the thread; False when it is to stop. Wake-ups from before the round are over."""
+        """Begin a round of work, in the thread. Clears all earlier wake-ups. Returns False if the thread is to stop."""
         self._woken.clear()
         return not self.stopping()
 
     def await_wake(self, seconds: float) -> None:
-        """Wait, in the thread, until the time is over, somebody calls `wake`, or the thread is to stop."""
+        """Wait, in the thread, until the time is over, `wake` is called, or the thread is to stop."""
         if not self.stopping():
             self._woken.wait(seconds)
 

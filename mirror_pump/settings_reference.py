@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, DefaultText, Settings, Unit
+from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, USER_SETTINGS, Settings
+from mirror_pump.limits import InternalLimits
+from mirror_pump.units import DefaultText, Unit
 
 _GROUPS = {
     "Source": ("dsn", "slot", "publication"),
-    "Lake": ("warehouse", *(name for name in Settings.model_fields if name.startswith("storage_"))),
+    "Lake": ("warehouse", *(name for name in USER_SETTINGS if name.startswith("storage_"))),
     "Monitoring": ("listen", "listen_token", "ready_max_lag"),
     "Logging": ("log_format", "log_level"),
 }
@@ -36,6 +39,13 @@ The name of the environment variable is `{ENV_PREFIX}` and the key in capitals: 
 override environment variables, which override the file. `mirror-pump config --example > {CONFIG_FILE}` writes a file to
 start from, with every setting commented out. Secrets have no option, because every user of a machine can read the
 command lines of its processes."""
+
+
+_LIMITS_HEAD = """\
+## Internal limits
+
+You do not need these: they are pauses, waiting times and sizes that tests change. Only environment variables set
+them, and any version may change them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,10 @@ class Setting:
 
 def setting(name: str) -> Setting:
     """The description of one field. Each field has a Unit, as a test checks."""
-    field = Settings.model_fields[name]
+    return _described(name, Settings.model_fields[name])
+
+
+def _described(name: str, field: FieldInfo) -> Setting:
     units = [entry for entry in field.metadata if isinstance(entry, Unit)]
     assert units, f"{name} has no Unit"
     fixed = next((entry.text for entry in field.metadata if isinstance(entry, DefaultText)), None)
@@ -100,7 +113,7 @@ def groups() -> Iterator[tuple[str, list[Setting]]]:
     """All settings, grouped by subject."""
     grouped = {name for names in _GROUPS.values() for name in names}
     yield from ((title, [setting(name) for name in names]) for title, names in _GROUPS.items())
-    yield _TUNING, [setting(name) for name in Settings.model_fields if name not in grouped]
+    yield _TUNING, [setting(name) for name in USER_SETTINGS if name not in grouped]
 
 
 def example() -> str:
@@ -129,4 +142,10 @@ def reference() -> str:
             value = entry.unit.name + (f", {entry.limits}" if entry.limits else "")
             default = f"`{entry.default}`" if entry.default and " " not in entry.default else entry.default or "none"
             lines.append(f"| `{entry.name}` | {option} | {value} | {default} | {entry.meaning} |")
+    lines += ["", _LIMITS_HEAD, "", "| variable | value | default | meaning |", "|---|---|---|---|"]
+    for name, field in InternalLimits.model_fields.items():
+        entry = _described(name, field)
+        value = entry.unit.name + (f", {entry.limits}" if entry.limits else "")
+        variable = f"{ENV_PREFIX}LIMITS__{name.upper()}"
+        lines.append(f"| `{variable}` | {value} | `{entry.default}` | {entry.meaning} |")
     return "\n".join(lines) + "\n"

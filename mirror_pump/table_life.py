@@ -1,9 +1,9 @@
 """The life of a mirrored table: its states, the events that change them, and which of these changes are allowed.
 
-One enum (`TableState`) and one table (`TRANSITIONS`), which docs/design/operations.md repeats for readers; a test keeps
-the two equal. Code that writes `modak.mirror_tables.state` asks here what the next state is (`state_after`), or from
-which states an event may come (`states_before`), and has its UPDATE match no other: a change that is not in the table
-either raises here or touches no row there.
+The states are `TableState`, and the allowed changes are `TRANSITIONS`. docs/design/operations.md repeats them, and a
+test keeps the two equal. Code that writes `modak.mirror_tables.state` looks up the next state (`state_after`) or the
+states in which an event is allowed (`states_before`), and its UPDATE matches only these. So a change that is not in the
+table either raises ValueError here or updates no row.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from mirror_pump.model import TableState
 
 
 class TableEvent(StrEnum):
-    """What changes a table's state, or could."""
+    """Something that happens to a table and may change its state."""
 
     REGISTERED = "registered"
     COPY_RESTARTED = "copy restarted"
-    """What was copied so far counts for nothing: a TRUNCATE, or a rewritten heap."""
+    """What was copied so far is worthless, because of a TRUNCATE or a rewrite of the heap."""
     COPIED_AGAIN = "copied again"
-    """Rows in the lake may be wrong; the table's present content is to take their place."""
+    """Rows in the lake may be wrong. A new initial copy will replace them."""
     COPY_AWAITED = "copy awaited"
-    """As COPIED_AGAIN, but the copy cannot begin yet: the table has to be described, or mended by its owner, first."""
+    """Like COPIED_AGAIN, but the copy cannot begin yet: first the stream has to describe the table, or its owner has to
+    fix something."""
     COPIED_TO_FILL = "copied, to be filled"
-    """The copy of what is at or above the cut-line is complete; files below lack the value of a new column."""
+    """The copy of the rows at or above the cut-line is complete. Files with rows below it lack the value of a new
+    column."""
     FILL_NEEDED = "fill needed"
-    """Rows from before lack the value of a new column, or went with their partition: files are to be written anew."""
+    """Files have to be rewritten: their rows lack the value of a new column, or were dropped with their partition."""
     COMPLETED = "completed"
-    """The frontier has passed the end of WAL that was noted when the copy or the fill was done."""
+    """The copy or the fill ended, and the frontier has passed the end of WAL at that time."""
     FAILED = "failed"
     DROPPED = "dropped"
     """The table was dropped in Postgres."""
@@ -44,14 +46,14 @@ class Transition:
     """None: the table is not mirrored."""
     event: TableEvent
     state: TableState | None
-    """None: the table is not mirrored any more."""
+    """None: the table is no longer mirrored."""
 
 
 TRANSITIONS = (
     Transition(None, TableEvent.REGISTERED, TableState.COPYING),
     Transition(TableState.WAITING, TableEvent.COPY_AWAITED, TableState.WAITING),
     Transition(TableState.WAITING, TableEvent.COPIED_AGAIN, TableState.COPYING),
-    # Of a table with rows below the cut-line, files may have to be filled behind its copy.
+    # If the table has rows below the cut-line, files may have to be filled after its copy.
     Transition(TableState.WAITING, TableEvent.FILL_NEEDED, TableState.WAITING),
     Transition(TableState.WAITING, TableEvent.FAILED, TableState.FAILED),
     Transition(TableState.WAITING, TableEvent.DROPPED, TableState.DROPPED),
@@ -67,7 +69,7 @@ TRANSITIONS = (
     Transition(TableState.COPYING, TableEvent.UNREGISTERED, None),
     Transition(TableState.FILLING, TableEvent.COPIED_AGAIN, TableState.COPYING),
     Transition(TableState.FILLING, TableEvent.COPY_AWAITED, TableState.WAITING),
-    # Another column came, or another partition went, before the files were filled.
+    # Another column was added, or another partition dropped, before the files were filled.
     Transition(TableState.FILLING, TableEvent.FILL_NEEDED, TableState.FILLING),
     Transition(TableState.FILLING, TableEvent.COMPLETED, TableState.LIVE),
     Transition(TableState.FILLING, TableEvent.FAILED, TableState.FAILED),
@@ -79,20 +81,21 @@ TRANSITIONS = (
     Transition(TableState.LIVE, TableEvent.FAILED, TableState.FAILED),
     Transition(TableState.LIVE, TableEvent.DROPPED, TableState.DROPPED),
     Transition(TableState.LIVE, TableEvent.UNREGISTERED, None),
-    # It failed twice before the first was published: the later error counts.
+    # The table failed twice before the first failure was published. The later error replaces the earlier one.
     Transition(TableState.FAILED, TableEvent.FAILED, TableState.FAILED),
     Transition(TableState.FAILED, TableEvent.DROPPED, TableState.DROPPED),
     Transition(TableState.FAILED, TableEvent.UNREGISTERED, None),
     Transition(TableState.DROPPED, TableEvent.DROPPED, TableState.DROPPED),
     Transition(TableState.DROPPED, TableEvent.UNREGISTERED, None),
 )
-"""Every allowed change, each at most once. What is not here is a programming error."""
+"""Every allowed change, each once. Any other change is a programming error."""
 
 _AFTER = {(transition.former, transition.event): transition.state for transition in TRANSITIONS}
 
 
 def state_after(former: TableState | None, event: TableEvent) -> TableState:
-    """The state that the event leads to. ValueError if the event cannot come in this state, or ends the mirroring."""
+    """The state that the event leads to. Raises ValueError if the event is not allowed in this state, or ends the
+    mirroring of the table."""
     state = _AFTER.get((former, event))
     if state is None:
         raise ValueError(f"a table that is {former or 'not mirrored'} has no state after the event {event!r}")
@@ -100,7 +103,8 @@ def state_after(former: TableState | None, event: TableEvent) -> TableState:
 
 
 def state_by(event: TableEvent) -> TableState:
-    """The one state that the event leads to, whatever state it comes in. ValueError if there is no such one."""
+    """The state that the event leads to from every state in which it is allowed. Raises ValueError if there is not
+    exactly one."""
     found = {state for (_, known), state in _AFTER.items() if known is event and state is not None}
     if len(found) != 1:
         raise ValueError(f"the event {event!r} leads to {len(found)} states")
@@ -108,5 +112,5 @@ def state_by(event: TableEvent) -> TableState:
 
 
 def states_before(event: TableEvent) -> list[str]:
-    """The states in which the event may come, as the catalog writes them: for the WHERE of an UPDATE."""
+    """The states in which the event is allowed, as the catalog stores them, for the WHERE clause of an UPDATE."""
     return [former.value for former, known in _AFTER if known is event and former is not None]

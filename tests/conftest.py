@@ -6,6 +6,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests import spark_java
+from tests.support.events_table import RetentionTables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +56,33 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_PASSED] = report.passed
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the slow tests first in each worker's share, so that none of them begins when the others have ended.
+
+    With `--dist worksteal` a worker begins with an equal share of consecutive tests, and takes over others' last ones.
+    Tests that share a module's fixture stay together.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if not workers:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow") is not None and not _shares_its_module(item)]
+    chosen = set(slow)
+    others = iter([item for item in items if item not in chosen])
+    left = len(items)
+    items[:] = []
+    for number in range(workers):
+        share = left // (workers - number)
+        left -= share
+        first = slow[number::workers]
+        items += [*first, *islice(others, max(share - len(first), 0))]
+    items += others
+
+
+def _shares_its_module(item: pytest.Item) -> bool:
+    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(definition[-1].scope in ("module", "package", "class") for definition in definitions)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -104,6 +133,14 @@ def warehouse(tmp_path: Path) -> str:
     root = tmp_path / "warehouse"
     root.mkdir()
     return root.as_uri()
+
+
+@pytest.fixture
+def retention_tables(database: Database, warehouse: str) -> Iterator[RetentionTables]:
+    """Makes a mirror with a table with heap retention, which the pump or the test itself moves into the lake."""
+    tables = RetentionTables(database, warehouse)
+    yield tables
+    tables.close()
 
 
 @pytest.fixture(scope="session")

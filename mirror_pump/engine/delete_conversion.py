@@ -23,7 +23,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path, open_input
 
 KEYS_AT_ONCE = 4_000_000
-"""Deleted keys held in memory at a time, beyond those of one file: 16 bytes each for integers, some 100 for text."""
+"""How many deleted keys a task holds unless told otherwise: 16 bytes each for integers, some 100 for text."""
 
 _READ_ROWS = 256 * 1024
 """Deleted keys read at a time."""
@@ -55,6 +55,8 @@ class ConversionTask:
     """The table's schema."""
     location: str
     storage: StorageOptions
+    keys_at_once: int = KEYS_AT_ONCE
+    """Deleted keys held in memory at a time, beyond those of one file."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class ConversionResult:
 def convert_deletes(task: ConversionTask) -> ConversionResult:
     """Searches the data files for the deletes' keys and writes one position-delete file with the rows found.
 
-    Memory: `KEYS_AT_ONCE` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
+    Memory: `keys_at_once` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
     """
     found: dict[str, list[Ints]] = {}
     rows_read = 0
@@ -132,7 +134,7 @@ def _find(keys: DeletedKeys, columns: Sequence[pa.Array]) -> tuple[Ints, Ints]:
 
 
 def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
-    """The deleted keys, in portions of about `KEYS_AT_ONCE` at most."""
+    """The deleted keys, in portions of about `keys_at_once` at most."""
     parts: list[tuple[pa.Table, int]] = []
     waiting = 0
     for file in task.deletes:
@@ -141,7 +143,7 @@ def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
                 table = pa.table(columns, names=[str(index) for index in range(len(columns))])
                 parts.append((table, file.sequence_number))
                 waiting += len(columns[0])
-                if waiting >= KEYS_AT_ONCE:
+                if waiting >= task.keys_at_once:
                     yield deleted_keys(parts)
                     parts, waiting = [], 0
     if parts:

@@ -18,7 +18,7 @@ from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_SPAN_LIMIT = 1 << 62
+SPAN_LIMIT = 1 << 62
 """Products of the columns' numbers of distinct values stay below this, so that they fit in 64 bits."""
 
 _SLOTS_PER_KEY = 8
@@ -49,7 +49,7 @@ class DeletedKeys(Protocol):
         ...
 
 
-def deleted_keys(parts: Sequence[tuple[pa.Table, int]]) -> DeletedKeys:
+def deleted_keys(parts: Sequence[tuple[pa.Table, int]], span_limit: int = SPAN_LIMIT) -> DeletedKeys:
     """The keys of several equality-delete files. `parts`: the key columns and the data sequence number of each file."""
     table = pa.concat_tables([keys for keys, _ in parts]).combine_chunks()
     numbers = np.repeat(
@@ -58,7 +58,7 @@ def deleted_keys(parts: Sequence[tuple[pa.Table, int]]) -> DeletedKeys:
     columns = [_one_array(column) for column in table.columns]
     if len(columns) == 1 and _is_number(columns[0].type):
         return _NumberKeys(as_numbers(columns[0]), numbers)
-    return _AnyKeys(columns, numbers)
+    return _AnyKeys(columns, numbers, span_limit)
 
 
 class _NumberKeys:
@@ -87,7 +87,7 @@ class _AnyKeys:
     """Keys of any types and columns. A dictionary, which compares exactly, numbers the values of each column. The
     columns' numbers are the digits of the key's number."""
 
-    def __init__(self, columns: Sequence[pa.Array], numbers: Ints) -> None:
+    def __init__(self, columns: Sequence[pa.Array], numbers: Ints, span_limit: int) -> None:
         self._values = [pc.unique(column) for column in columns]
         # Each search builds the dictionaries again.
         self.batch_rows = min(max(2 * max(map(len, self._values)), _BATCH_ROWS), _MOST_BATCH_ROWS)
@@ -99,7 +99,7 @@ class _AnyKeys:
         for column, values in zip(columns, self._values, strict=True):
             digits = _codes(column, values)
             dense: Ints | None = None
-            if codes is not None and span * len(values) >= _SPAN_LIMIT:
+            if codes is not None and span * len(values) >= span_limit:
                 dense = np.unique(codes)
                 codes, span = np.searchsorted(dense, codes), len(dense)
             self._dense.append(dense)

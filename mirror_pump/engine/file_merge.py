@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mirror_pump.engine.delete_conversion import OrderedFile
-from mirror_pump.engine.row_batches import read_batches
+from mirror_pump.engine.row_batches import BATCH_BYTES, read_batches
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
@@ -49,6 +49,8 @@ class MergeTask:
     """Rows removed together with their partition: those in files up to a sequence number."""
     packing: KeyPacking | None = None
     """How to pack the keys of the new file's rows, which are returned; None to return no keys."""
+    batch_bytes: int = BATCH_BYTES
+    """Rows are read about this many bytes at a time."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class PositionsTask:
     """URIs of the data files that stay. Positions in other files are left out."""
     location: str
     storage: StorageOptions
+    own_positions: int = OWN_POSITIONS
+    """A data file with at least this many positions gets a position-delete file of its own."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +125,13 @@ def merge_files(task: MergeTask) -> MergedFile:
 
 
 def merge_positions(task: PositionsTask) -> MergedPositions:
-    """Writes a position-delete file for each data file with at least `OWN_POSITIONS` positions, and one for all others.
+    """Writes a position-delete file for each data file with at least `own_positions` positions, and one for all others.
 
     Memory: 8 bytes per position. Raises LakeError.
     """
     positions = read_position_deletes(task.files, task.data, task.storage)
-    own = [{path: rows} for path, rows in positions.items() if len(rows) >= OWN_POSITIONS]
-    shared = {path: rows for path, rows in positions.items() if len(rows) < OWN_POSITIONS}
+    own = [{path: rows} for path, rows in positions.items() if len(rows) >= task.own_positions]
+    shared = {path: rows for path, rows in positions.items() if len(rows) < task.own_positions}
     files: list[WrittenFile] = []
     with StagedFiles(task.storage) as written:
         for named in (*own, shared):
@@ -143,7 +147,7 @@ def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
     with open_input(path, task.storage) as source:
         parquet = pq.ParquetFile(source)
         places = places_by_id(parquet)
-        for batch in read_batches(parquet, _BATCH_ROWS):
+        for batch in read_batches(parquet, _BATCH_ROWS, task.batch_bytes):
             columns = [
                 _column(batch, places.get(field.field_id), field, path, task.initial.get(field.field_id))
                 for field in task.schema.fields

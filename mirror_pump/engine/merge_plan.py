@@ -41,6 +41,19 @@ _MOST_SOURCE_ROWS = 4_000_000
 
 
 @dataclass(frozen=True)
+class MergeSizes:
+    """How much has to accumulate before it is merged."""
+
+    fanout: int = FANOUT
+    """This many files of one size class are merged into one."""
+    own_positions: int = OWN_POSITIONS
+    """A data file with this many deleted rows gets a position-delete file of its own."""
+
+
+DEFAULT_SIZES = MergeSizes()
+
+
+@dataclass(frozen=True)
 class MergePlan:
     """Tasks to run, at least one, and the state that they are based on."""
 
@@ -52,7 +65,9 @@ class MergePlan:
     sequence_number: int
 
 
-def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePlan | None:
+def plan_merge(
+    table: LakeTable, listing: Listing, target_bytes: int, sizes: MergeSizes = DEFAULT_SIZES
+) -> MergePlan | None:
     """Plans what to merge in the table's current state; None if too little has accumulated.
 
     `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
@@ -62,11 +77,11 @@ def plan_merge(table: LakeTable, listing: Listing, target_bytes: int) -> MergePl
     present = _present(table, listing)
     if present is None:
         return None
-    small = choose(present.data, sorted(present.pending), target_bytes)
-    return _plan(table, present, small, pile=True)
+    small = choose(present.data, sorted(present.pending), target_bytes, sizes.fanout)
+    return _plan(table, present, small, sizes, pile=True)
 
 
-def plan_rewrite(table: LakeTable, listing: Listing) -> MergePlan | None:
+def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT_SIZES) -> MergePlan | None:
     """Plans to rewrite the data file with the largest share of deleted rows, whatever its size, without these rows.
 
     None if no file reaches `WORN_SHARE`. Otherwise like `plan_merge`.
@@ -75,7 +90,7 @@ def plan_rewrite(table: LakeTable, listing: Listing) -> MergePlan | None:
     if present is None:
         return None
     most_deleted = _most_deleted(present.data, present.positions, present.pending)
-    return _plan(table, present, most_deleted, pile=False) if most_deleted else None
+    return _plan(table, present, most_deleted, sizes, pile=False) if most_deleted else None
 
 
 def plan_fill(
@@ -98,7 +113,7 @@ def plan_fill(
             rows += file.records
             if rows >= most_rows or len(chosen) >= MOST_SOURCES:
                 break
-    return _plan(table, present, tuple(chosen), pile=False) if chosen else None
+    return _plan(table, present, tuple(chosen), DEFAULT_SIZES, pile=False) if chosen else None
 
 
 class NotFillable(LakeError):
@@ -144,7 +159,9 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
     return _Present([] if unreadable else data, positions, frozenset(pending), frozenset(paths), paths_of(by_manifest))
 
 
-def _plan(table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], *, pile: bool) -> MergePlan | None:
+def _plan(
+    table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], sizes: MergeSizes, *, pile: bool
+) -> MergePlan | None:
     replaced = {file.path for file in sources}
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
     about = present.paths - replaced
@@ -155,12 +172,12 @@ def _plan(table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], *,
     # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
     # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
     # is negative.
-    piled = _piled(remaining, shared=bool(sources) or crowded) if pile else _shared(remaining)
+    piled = _piled(remaining, sizes, shared=bool(sources) or crowded) if pile else _shared(remaining)
     if not (sources or piled or (crowded and dangling)):
         return None
     return MergePlan(
         data=_merge(table, sources, present.positions) if sources else None,
-        positions=PositionsTask(piled, about, table.location, table.storage) if piled else None,
+        positions=PositionsTask(piled, about, table.location, table.storage, sizes.own_positions) if piled else None,
         removed=frozenset(chain(replaced, dangling, piled)),
         seen=present.seen,
         sequence_number=table.sequence_number,
@@ -199,12 +216,14 @@ def merged_file_rewrite(
     )
 
 
-def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) -> tuple[LiveFile, ...]:
+def choose(
+    data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int, fanout: int = FANOUT
+) -> tuple[LiveFile, ...]:
     """The data files to merge into one, oldest first; none if no size class is full.
 
     `pending`: the sequence numbers of all equality deletes, ascending. None of them lies between the numbers of two
     chosen files, or equals one of them (mirror_pump.lake.commit.merged_files explains why). Chosen are files of the
-    largest class that has at least `FANOUT` files, then those of all smaller classes, oldest first, until they make up
+    largest class that has at least `fanout` files, then those of all smaller classes, oldest first, until they make up
     the target size. So a row is rewritten once per class, and once more each time that most of its neighbours have been
     deleted.
     """
@@ -213,16 +232,16 @@ def choose(data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int) 
         place = bisect_left(pending, file.sequence_number)
         if file.size_bytes < target_bytes and (place == len(pending) or pending[place] != file.sequence_number):
             runs[place].append(file)
-    chosen = [_chosen(run, target_bytes) for run in runs.values()]
+    chosen = [_chosen(run, target_bytes, fanout) for run in runs.values()]
     # The run in which most files are replaced.
     return max(chosen, key=len, default=())
 
 
-def _chosen(run: Sequence[LiveFile], target_bytes: int) -> tuple[LiveFile, ...]:
+def _chosen(run: Sequence[LiveFile], target_bytes: int, fanout: int) -> tuple[LiveFile, ...]:
     classes: dict[int, list[LiveFile]] = defaultdict(list)
     for file in run:
         classes[size_class(file.records)].append(file)
-    full = max((size for size, files in classes.items() if len(files) >= FANOUT), default=None)
+    full = max((size for size, files in classes.items() if len(files) >= fanout), default=None)
     if full is None:
         return ()
     chosen: list[LiveFile] = []
@@ -274,15 +293,17 @@ def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
     return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
 
 
-def _piled(positions: Sequence[LiveFile], *, shared: bool) -> tuple[str, ...]:
+def _piled(positions: Sequence[LiveFile], sizes: MergeSizes, *, shared: bool) -> tuple[str, ...]:
     """Position-delete files to merge: those of the largest full size class and of all smaller classes. Files that a
     merge has written for a single data file are only merged with each other. `shared`: also take all files that refer
     to several data files."""
     piles: dict[str | None, list[LiveFile]] = defaultdict(list)
     for file in positions:
         if file.records < FULL_POSITIONS:
-            piles[file.about if file.records >= OWN_POSITIONS else None].append(file)
-    full = chain.from_iterable(_full(pile, OWN_FANOUT if data_path else FANOUT) for data_path, pile in piles.items())
+            piles[file.about if file.records >= sizes.own_positions else None].append(file)
+    full = chain.from_iterable(
+        _full(pile, OWN_FANOUT if data_path else sizes.fanout) for data_path, pile in piles.items()
+    )
     return tuple(dict.fromkeys((*full, *(_shared(positions) if shared else ()))))
 
 

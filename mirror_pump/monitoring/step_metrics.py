@@ -94,7 +94,7 @@ def _details_counters(meter: Meter) -> dict[Step, tuple[Counter, str]]:
             meter.create_counter("mirror_pump.copy.rows", "{row}", "Rows that initial copies wrote to storage"),
             "rows",
         ),
-        Step.RESOLVED: (
+        Step.CONVERTED: (
             meter.create_counter(
                 "mirror_pump.converted_deletes", "{delete}", "Equality deletes converted to position deletes"
             ),

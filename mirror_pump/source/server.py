@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from psycopg.rows import class_row
 
 from mirror_pump.errors import SourceError
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row
+from sql import queries
+
+_SQL = queries("server")
 
 OLDEST_MAJOR = 14
 """Version 14 introduced TID range scans, which the copy needs, and logical messages of pgoutput."""
@@ -35,8 +36,9 @@ class ServerFacts:
     """Things that work, but that the operator should know of."""
 
 
-class _ServerRow(NamedTuple):
-    """The row of `_FACTS`."""
+@dataclass(frozen=True)
+class _ServerRow:
+    """The row of the query `facts`."""
 
     wal_level: str
     slots: int
@@ -46,6 +48,7 @@ class _ServerRow(NamedTuple):
     may_replicate: bool
     may_create: bool
     keep_mb: int
+    """max_slot_wal_keep_size in MB; -1 for no limit."""
     schema_exists: bool
     encoding: str
 
@@ -55,8 +58,8 @@ def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
 
     `slot_exists`: the mirror's slot exists already, so that no free one is needed.
     """
-    with source_errors("checking the server's settings"), conn.cursor(row_factory=class_row(_ServerRow)) as cursor:
-        server = cursor.execute(_FACTS, {"roles": list(_MANAGED_REPLICATION_ROLES)}).fetchone()
+    with source_errors("checking the server's settings"):
+        server = fetch_row(conn, _ServerRow, _SQL["facts"], {"roles": list(_MANAGED_REPLICATION_ROLES)})
     assert server is not None
     version = conn.info.server_version
     major, minor = divmod(version, 10000)
@@ -107,16 +110,3 @@ def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
             "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full"
         )
     return ServerFacts(version, server.wal_level, server.slots - server.used_slots, tuple(warnings))
-
-
-_FACTS = """
-SELECT current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
-       (SELECT count(*) FROM pg_replication_slots)::int AS used_slots,
-       current_setting('max_wal_senders')::int AS senders, pg_is_in_recovery() AS in_recovery,
-       (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
-       OR EXISTS (SELECT FROM pg_roles r
-                   WHERE rolname = ANY (%(roles)s) AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
-       has_database_privilege(current_database(), 'CREATE') AS may_create,
-       (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS keep_mb,
-       to_regnamespace('modak') IS NOT NULL AS schema_exists, current_setting('server_encoding') AS encoding
-"""

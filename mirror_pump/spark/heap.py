@@ -38,8 +38,6 @@ from mirror_pump.spark.types import spark_type
 _FETCH_ROWS = 10_000
 _PLACE = "mirror_pump_place"
 """Name of ctid in the subquery; the heap is partitioned by it."""
-_LEAST_BLOCKS = 1024
-"""Minimum blocks of a partition, 8 MiB: a smaller one costs more than it saves."""
 
 
 def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
@@ -89,14 +87,14 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
     frame = spark.read.jdbc(
         access.jdbc_url("pg_catalog"),
         f"(SELECT {listed}, ctid AS {_PLACE} FROM {heap.table.name.quoted}{where}) heap",
-        predicates=_places(heap, partitions),
+        predicates=_places(heap, partitions, settings.limits.spark_partition_blocks),
         properties={
             "driver": "org.postgresql.Driver",
             "user": access.user,
             **({} if access.password is None else {"password": access.password}),
             # Spark queries the columns on a connection of its own, without sessionInitStatement. Without a timeout, it
             # could wait for ever for a session that in turn waits for the reader.
-            "options": f"-c lock_timeout={LOCK_SECONDS}s",
+            "options": f"-c lock_timeout={LOCK_SECONDS:g}s",
             "fetchsize": str(_FETCH_ROWS),
             "preferTimestampNTZ": "true",
             "sessionInitStatement": _session(heap.snapshot),
@@ -120,9 +118,9 @@ def _session(snapshot: str) -> str:
     )
 
 
-def _places(heap: HeapSide, partitions: int) -> list[str]:
+def _places(heap: HeapSide, partitions: int, least_blocks: int) -> list[str]:
     """Conditions that partition the rows by ctid: ranges of blocks, the same for each leaf partition."""
-    count = max(1, min(partitions, heap.blocks // _LEAST_BLOCKS))
+    count = max(1, min(partitions, heap.blocks // least_blocks))
     bounds = [heap.blocks * number // count for number in range(1, count)]
     edges = [None, *bounds, None]
     conditions = []

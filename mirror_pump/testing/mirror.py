@@ -262,7 +262,9 @@ class Mirror:
             " quote_ident(t.schema_name) || '.' || quote_ident(t.table_name))",
             (table,),
         )
-        return (rows[0][0], rows[0][1]) if rows else ("", "")
+        for state, error in rows:
+            return state, error
+        return "", ""
 
 
 def lake_rows(location: str, duckdb: DuckDBPyConnection | None = None) -> list[Row]:
@@ -288,9 +290,8 @@ def assert_same(heap: Sequence[Row], lake: Sequence[Row], what: str) -> None:
     if wanted == found:
         return
     missing, extra = wanted - found, found - wanted
-    shown = "".join(
-        f"\n  {kind}: {row[:300]}" for kind, rows in (("missing", missing), ("extra", extra)) for row in list(rows)[:5]
-    )
+    sides = (("missing", missing), ("extra", extra))
+    shown = "".join(f"\n  {kind}: {text[:300]}" for kind, texts in sides for text in list(texts)[:5])
     raise AssertionError(
         f"{what}: heap has {len(heap)} rows, lake {len(lake)}; {missing.total()} missing, {extra.total()} extra{shown}"
     )

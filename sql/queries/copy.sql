@@ -8,7 +8,7 @@ SELECT m.table_id, EXISTS (SELECT FROM modak.copy_progress p WHERE p.table_id = 
  ORDER BY m.table_id;
 
 -- name: chunks
-SELECT c.chunk_no, c.relation_id, n.nspname, r.relname, c.filenode, c.lo_block, c.hi_block
+SELECT c.chunk_no, c.relation_id, n.nspname AS schema_name, r.relname AS relation_name, c.filenode, c.lo_block, c.hi_block
   FROM modak.copy_chunks c
   LEFT JOIN pg_class r ON r.oid = c.relation_id::oid
   LEFT JOIN pg_namespace n ON n.oid = r.relnamespace
@@ -30,11 +30,12 @@ UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '
  WHERE table_id = %(table_id)s AND state = 'copying';
 
 -- name: progress
-SELECT m.table_id, t.schema_name, t.table_name, m.state, coalesce(m.error, ''),
-       count(c.*) FILTER (WHERE c.done_at IS NOT NULL), count(c.*), coalesce(sum(c.rows), 0)::bigint
+SELECT t.schema_name, t.table_name, m.state, coalesce(m.error, '') AS error,
+       count(c.*) FILTER (WHERE c.done_at IS NOT NULL) AS chunks_done, count(c.*) AS chunks_total,
+       coalesce(sum(c.rows), 0)::bigint AS rows
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.copy_chunks c ON c.table_id = m.table_id AND c.generation = m.generation
  WHERE m.table_id = ANY (%(table_ids)s)
- GROUP BY 1, 2, 3, 4, 5
- ORDER BY 1;
+ GROUP BY m.table_id, t.schema_name, t.table_name
+ ORDER BY m.table_id;

@@ -6,10 +6,10 @@
 -- be due), the age of the oldest in seconds, and whether some are folded and not cleared.
 SELECT t.table_id,
        (SELECT count(*) FROM (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL
-                               LIMIT %(rows)s) AS due),
-       (SELECT extract(epoch FROM clock_timestamp() - min(d.updated_at))::float8
-          FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL),
-       EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NOT NULL)
+                               LIMIT %(rows)s) AS due) AS rows,
+       coalesce((SELECT extract(epoch FROM clock_timestamp() - min(d.updated_at))::float8
+                   FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL), 0) AS age,
+       EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NOT NULL) AS folded
   FROM modak.tables t
   JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state = 'live' AND m.staged_location IS NULL
@@ -22,11 +22,12 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 
 -- name: columns
 -- With the type's name as the present search_path needs it, and whether it is json, jsonb, or a domain over one of them.
-SELECT a.attnum, a.attname, a.atttypid::bigint, a.atttypmod, format_type(a.atttypid, a.atttypmod),
+SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
+       format_type(a.atttypid, a.atttypmod) AS type_sql,
        EXISTS (WITH RECURSIVE base(oid) AS (
                    SELECT a.atttypid
                    UNION ALL SELECT t.typbasetype FROM base JOIN pg_type t USING (oid) WHERE t.typtype = 'd')
-               SELECT FROM base WHERE oid IN ('json'::regtype, 'jsonb'::regtype))
+               SELECT FROM base WHERE oid IN ('json'::regtype, 'jsonb'::regtype)) AS is_json
   FROM pg_attribute a
  WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
    AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(a.attrelid));

@@ -16,7 +16,7 @@ SELECT location, schema_name, table_name, metadata_location, registered_at, ende
 
 -- name: registered
 -- The registrations whose files are at, within or around a location.
-SELECT t.schema_name, t.table_name
+SELECT t.schema_name AS schema, t.table_name AS name
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
  WHERE starts_with(rtrim(m.location, '/') || '/', rtrim(%(location)s, '/') || '/')
     OR starts_with(rtrim(%(location)s, '/') || '/', rtrim(m.location, '/') || '/');

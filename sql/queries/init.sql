@@ -1,4 +1,4 @@
--- What `init` records (mirror_pump/ops/setup/initialisation.py).
+-- What `init` records (mirror_pump/ops/setup: initialisation.py, undo.py).
 
 -- name: slots
 SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
@@ -15,10 +15,15 @@ ON CONFLICT (slot_name) DO UPDATE
    SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
        system_identifier = excluded.system_identifier, timeline = excluded.timeline;
 
+-- name: drop_slot
+-- Slots belong to the whole server: another database may have got a slot of this name.
+SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+ WHERE slot_name = %(slot)s AND database = current_database();
+
 -- name: computed
-SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name),
-       m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL,
-       array_agg(a.attname::text ORDER BY a.attnum)
+SELECT quote_ident(t.schema_name) || '.' || quote_ident(t.table_name) AS name,
+       m.retention IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL AS sheds,
+       array_agg(a.attname::text ORDER BY a.attnum) AS columns
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_attribute a ON a.attrelid = m.table_id::oid
  WHERE t.publication_name = %s AND m.state NOT IN ('failed', 'dropped') AND a.attgenerated = 's' AND NOT a.attisdropped
  GROUP BY m.table_id, t.schema_name, t.table_name ORDER BY 1;

@@ -10,8 +10,18 @@ UPDATE modak.mirror_slots
                              clock_timestamp() - make_interval(secs => %(failing_for)s))) || %(details)s
  WHERE slot_name = %(slot)s AND leader_epoch = %(epoch)s;
 
+-- name: holders
+-- Who holds the advisory lock with these halves of its key, which is how pg_locks shows a bigint key. A session that is
+-- just ending may be there without its pg_stat_activity.
+SELECT coalesce(a.application_name, ''), a.backend_start
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+   AND l.classid = %(high)s::bigint::oid AND l.objid = %(low)s::bigint::oid
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ ORDER BY a.backend_start, l.pid;
+
 -- name: ask
-SELECT pg_try_advisory_lock(%(key)s), leader, leader_epoch, applied_lsn
+SELECT pg_try_advisory_lock(%(key)s) AS locked, leader, leader_epoch, applied_lsn
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: enter

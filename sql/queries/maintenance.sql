@@ -1,13 +1,13 @@
 -- What maintenance reads and writes in the catalog (mirror_pump/source/catalog/maintenance.py, pipeline/publish/republication.py).
 
 -- name: tables
-SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.state, m.start_lsn, t.maintenance_policy,
-       i.metadata_location, i.previous_metadata_location,
-       c.lake_snapshot_id, coalesce(c.lake_props ->> 'metadata_location', ''),
+SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.state, m.start_lsn,
+       t.maintenance_policy AS policy, i.metadata_location, i.previous_metadata_location,
+       c.lake_snapshot_id AS published_snapshot, coalesce(c.lake_props ->> 'metadata_location', '') AS published_location,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
-                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}'),
-       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id)
+                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
+       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id) AS copy_planned
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -72,7 +72,7 @@ DELETE FROM modak.op_log
 
 -- name: last
 -- The newest operation of a kind that ended, with its outcome.
-SELECT phase, details, extract(epoch FROM now() - updated_at)::float8
+SELECT phase, details, extract(epoch FROM now() - updated_at)::float8 AS age
   FROM modak.op_log
  WHERE table_id = %(table_id)s AND details ->> 'operation' = %(operation)s AND phase IN ('done', 'failed')
  ORDER BY updated_at DESC LIMIT 1;
@@ -106,13 +106,21 @@ UPDATE modak.mirror_tables
 
 -- name: published
 -- Not of tables with heap retention, whose published snapshot is of the branch cold: no rewrite of main touches it.
-SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location', i.metadata_location
+SELECT c.lake_snapshot_id AS published_snapshot, c.lake_props ->> 'metadata_location' AS published_location,
+       i.metadata_location
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.tables t USING (table_id)
   JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('waiting', 'copying', 'filling')
    AND t.heap_retention_lag IS NULL AND modak.moved_cut(t.table_id) IS NULL;
+
+-- name: served
+-- Whether somebody holds the advisory lock with these halves of its key, which is how pg_locks shows a bigint key.
+SELECT EXISTS (SELECT FROM pg_locks
+                WHERE locktype = 'advisory' AND granted AND objsubid = 1
+                  AND classid = %(high)s::bigint::oid AND objid = %(low)s::bigint::oid
+                  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()));
 
 -- name: clock
 SELECT clock_timestamp();
@@ -124,8 +132,9 @@ SELECT clock_timestamp();
 SELECT m.table_id, t.schema_name, t.table_name, s.stats, s.collected_at,
        CASE WHEN i.metadata_location IS DISTINCT FROM s.stats ->> 'metadata_location'
              AND t.maintenance_policy ->> 'maintenance_enabled' IS DISTINCT FROM 'false' AND m.state NOT IN ('waiting', 'copying')
-            THEN extract(epoch FROM clock_timestamp() - greatest(t.created_at, s.collected_at))::float8 END,
-       sweep.sequence, pass.phase, pass.errors
+            THEN extract(epoch FROM clock_timestamp() - greatest(t.created_at, s.collected_at))::float8
+            END AS unattended_seconds,
+       sweep.sequence AS swept_at_sequence, pass.phase AS last_phase, pass.errors AS last_errors
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.lake_pointers i USING (table_id)

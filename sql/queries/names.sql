@@ -1,4 +1,4 @@
--- Names that commands print or complete (mirror_pump/ops: readers.py, connect.py; mirror_pump/cli/arguments/completion.py).
+-- Names that commands print or complete (mirror_pump/ops/reads: engine_snippets.py, reader_roles.py, query.py; mirror_pump/cli/arguments/completion.py).
 
 -- name: relations
 -- A table and its partitions.
@@ -10,13 +10,17 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 SELECT table_namespace, table_name FROM modak.iceberg_tables
  WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW' ORDER BY 1, 2;
 
+-- name: tables
+SELECT t.table_id, t.schema_name, t.table_name FROM modak.mirror_tables m JOIN modak.tables t USING (table_id);
+
 -- name: mirrored
-SELECT quote_ident(schema_name) || '.' || quote_ident(table_name), quote_ident(table_name),
-       coalesce(pg_table_is_visible(to_regclass(quote_ident(schema_name) || '.' || quote_ident(table_name))), false)
+SELECT quote_ident(schema_name) || '.' || quote_ident(table_name) AS name, quote_ident(table_name) AS without_schema,
+       coalesce(pg_table_is_visible(to_regclass(quote_ident(schema_name) || '.' || quote_ident(table_name))), false) AS visible
   FROM modak.tables ORDER BY 1;
 
 -- name: others
-SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), quote_ident(c.relname), pg_table_is_visible(c.oid)
+SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, quote_ident(c.relname) AS without_schema,
+       pg_table_is_visible(c.oid) AS visible
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'modak')

@@ -22,7 +22,7 @@ SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
 
 -- name: registered
 -- The tables that belong into a publication, by their present names.
-SELECT n.nspname, c.relname
+SELECT n.nspname AS schema, c.relname AS name
   FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
   JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE s.publication_name = %(publication)s AND m.state NOT IN ('failed', 'dropped')

@@ -5,21 +5,21 @@
 SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
 -- name: registrations
--- Where each table stands, its Iceberg pointer, whether that is gone from the catalog, the snapshots that readers have
--- pinned, the sequence number from which on a rewrite under way needs the history, before when unreferenced files may have
--- been removed, the time, the policy; then where copied files are born, the published snapshot, whether rows of partitions
--- that are gone are still there, and what tells the cut-line.
-SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_table,
-       coalesce(m.staged_location, i.metadata_location, ''), m.staged_location IS NOT NULL, i.metadata_location IS NULL,
+-- Where each table stands: see Registration in mirror_pump/pipeline/operations/registrations.py.
+SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespace, m.lake_table,
+       coalesce(m.staged_location, i.metadata_location, '') AS metadata_location, m.staged_location IS NOT NULL AS staged,
+       i.metadata_location IS NULL AS lake_table_missing,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
-                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}'),
+                  WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
        (SELECT min((o.details ->> 'since_sequence')::bigint)
           FROM modak.op_log o
-         WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'),
-       extract(epoch FROM m.swept_before)::float8, clock_timestamp(), t.maintenance_policy,
-       m.born_sequence, c.lake_snapshot_id, m.dropped_rows IS NOT NULL,
-       jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id'), t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+         WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s') AS rewrite_since,
+       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at,
+       t.maintenance_policy AS policy, m.born_sequence AS data_sequence_number, c.lake_snapshot_id AS snapshot_id,
+       m.dropped_rows IS NOT NULL AS rows_dropped,
+       jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id') AS initial_fields,
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -29,7 +29,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name, m.lake_tab
 -- name: due_to_go_live
 -- Tables that go live at this frontier, or the present one; of those copied again their metadata; what readers see; that
 -- the frontier. Not those that are filled first (fill_next).
-SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s::bigint, s.applied_lsn)
+SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS seen,
+       greatest(%(frontier)s::bigint, s.applied_lsn) AS frontier
   FROM modak.mirror_tables m
   JOIN modak.mirror_slots s USING (slot_name)
   JOIN modak.tables t USING (table_id)
@@ -40,7 +41,8 @@ SELECT m.table_id, m.staged_location, i.metadata_location, greatest(%(frontier)s
 
 -- name: stored
 -- Where the files of all mirrored tables are, which metadata file the next commit builds on, and which one readers see.
-SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location), i.metadata_location, m.state = 'failed'
+SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) AS metadata_location,
+       i.metadata_location AS readers_location, m.state = 'failed' AS failed
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)
@@ -126,7 +128,7 @@ UPDATE modak.mirror_tables
 UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = ANY (%(former)s);
 
--- name: advance
+-- name: move_frontier
 UPDATE modak.mirror_slots
    SET applied_lsn = %(frontier)s, publish_id = %(publish_id)s, applied_at = now(),
        last_error = CASE WHEN %(frontier)s::bigint > applied_lsn THEN NULL ELSE last_error END,

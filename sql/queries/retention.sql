@@ -8,16 +8,17 @@ SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id
  ORDER BY m.table_id;
 
 -- name: choices
-SELECT m.retention, m.state = 'live', t.heap_retention_lag, c.tier_key_hi, s.applied_lsn
+SELECT m.retention, m.state = 'live' AS live, t.heap_retention_lag AS lag, c.tier_key_hi AS cut, s.applied_lsn AS applied
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;
 
 -- name: partitions
-SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.sealed_lsn, p.truncated, p.reason, p.attempts,
-       n.nspname, c.relname, a.lo, a.hi, modak.retained_by(c.oid, 'capture'), modak.retained_by(c.oid, 'cold'),
-       coalesce(p.disproved_at > now() - interval '1 day', false),
-       extract(epoch FROM clock_timestamp() - p.proven_at)::float8
+SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, p.state, p.sealed_lsn, p.truncated, p.reason,
+       p.attempts, n.nspname AS schema_name, c.relname AS relation_name, a.lo AS present_lo, a.hi AS present_hi,
+       modak.retained_by(c.oid, 'capture') AS captured, modak.retained_by(c.oid, 'cold') AS corrected,
+       coalesce(p.disproved_at > now() - interval '1 day', false) AS disproved,
+       extract(epoch FROM clock_timestamp() - p.proven_at)::float8 AS proven_for
   FROM modak.partitions p
   LEFT JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid AND NOT a.is_default
   LEFT JOIN pg_class c ON c.oid = a.relation
@@ -27,21 +28,22 @@ SELECT p.partition_id, p.relation_id, p.tier_key_lo, p.tier_key_hi, p.state, p.s
 
 -- name: sizes
 -- Rows as the server estimates them (below 0: it does not know) and bytes, of the table's partitions.
-SELECT a.relation::bigint, c.reltuples::float8, pg_total_relation_size(c.oid)
+SELECT a.relation::bigint AS relation_id, c.reltuples::float8 AS rows, pg_total_relation_size(c.oid) AS bytes
   FROM modak.tier_partitions(%(table_id)s::bigint::oid) a JOIN pg_class c ON c.oid = a.relation;
 
 -- name: attached
-SELECT a.relation::bigint, n.nspname, c.relname, a.lo, a.hi, a.is_default, c.relkind = 'r',
-       modak.retained_by(c.oid, 'default')
+SELECT a.relation::bigint AS relation_id, n.nspname AS schema_name, c.relname AS relation_name, a.lo, a.hi, a.is_default,
+       c.relkind = 'r' AS is_table, modak.retained_by(c.oid, 'default') AS routes
   FROM modak.tier_partitions(%(table_id)s::bigint::oid) a
   JOIN pg_class c ON c.oid = a.relation JOIN pg_namespace n ON n.oid = c.relnamespace
  ORDER BY a.hi, a.lo;
 
 -- name: partition_key
 -- How the table is partitioned: strategy, number of columns, the column (NULL: an expression), its type, depth of the tree.
-SELECT p.partstrat::text, p.partnatts::int, a.attname, coalesce(bt.oid, t.oid)::bigint, a.attnotnull,
+SELECT p.partstrat::text AS strategy, p.partnatts::int AS columns, a.attname AS column,
+       coalesce(bt.oid, t.oid)::bigint AS type_oid, a.attnotnull AS not_null,
        EXISTS (SELECT FROM modak.mirror_tree(p.partrelid) r JOIN pg_class c ON c.oid = r.relation
-                WHERE c.relkind = 'p' AND c.oid <> p.partrelid)
+                WHERE c.relkind = 'p' AND c.oid <> p.partrelid) AS nested
   FROM pg_partitioned_table p
   LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = (p.partattrs::int2[])[0] AND a.attnum > 0
   LEFT JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type bt ON bt.oid = t.typbasetype AND t.typtype = 'd'
@@ -52,7 +54,7 @@ INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, 
 SELECT %(table_id)s,
        %(name)s || CASE WHEN EXISTS (SELECT FROM modak.partitions
                                       WHERE table_id = %(table_id)s AND partition_id = %(name)s)
-                        THEN ' #' || %(relation_id)s ELSE '' END,
+                        THEN ' #' || %(relation_id)s::bigint ELSE '' END,
        %(lo)s, %(hi)s, %(state)s, %(relation_id)s, %(reason)s,
        CASE WHEN %(state)s = 'tiering' THEN pg_current_xact_id()::text::bigint END
 ON CONFLICT (table_id, partition_id) DO UPDATE
@@ -150,8 +152,8 @@ WITH again AS (
 UPDATE modak.mirror_tables SET retention = retention - 'stopped' WHERE table_id = ANY (%(table_ids)s) AND retention IS NOT NULL;
 
 -- name: seam
-SELECT c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', pg_export_snapshot(),
-       modak.watch_mark(%(relation_id)s::bigint::oid)
+SELECT c.tier_key_hi AS cut, c.lake_snapshot_id AS snapshot_id, c.lake_props ->> 'metadata_location' AS location,
+       pg_export_snapshot() AS exported, modak.watch_mark(%(relation_id)s::bigint::oid) AS watched_as
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: lake_locations
@@ -169,7 +171,7 @@ SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(s
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
 
 -- name: corrections
-SELECT pk, key, difference
+SELECT key, difference
   FROM modak.delta_against(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(lo)s::bigint, %(hi)s::bigint);
 
 -- name: journal

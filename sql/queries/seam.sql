@@ -18,10 +18,10 @@ SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(s
 
 -- name: seam
 -- What the pinned tables' cut-lines say as of the reader's snapshot.
-SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location', c.replicated_lsn,
-       i.metadata_location,
-       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint,
-       m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = c.table_id::oid)
+SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location' AS published_location,
+       c.replicated_lsn, i.metadata_location,
+       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint AS divided,
+       m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = c.table_id::oid) AS dropped
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.tables t USING (table_id)
@@ -36,7 +36,8 @@ UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)
 DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);
 
 -- name: attributes
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), format('%%I.%%I', n.nspname, c.relname)
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type_sql,
+       format('%%I.%%I', n.nspname, c.relname) AS relation
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped;
 

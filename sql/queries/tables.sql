@@ -2,15 +2,16 @@
 
 -- name: select
 -- Everything about mirrored tables; a condition follows.
-SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn, m.born_sequence, m.generation,
-       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, ''), m.excluded,
-       coalesce(m.dropped_rows, '[]'),
+SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,
+       m.born_sequence AS data_sequence_number, m.generation,
+       m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded,
+       coalesce(m.dropped_rows, '[]') AS dropped_rows,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id);
 
 -- name: left_out
 -- Names of the generated columns of each table that are not mirrored.
-SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape)
+SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape) AS columns
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) WHERE m.table_id = ANY (%s);
 
 -- name: register

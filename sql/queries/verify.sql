@@ -12,25 +12,23 @@ SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(rela
 -- The frontier, every table's cut-line, and the lake at the frontier, of one moment, kept from expiry while they are
 -- compared. The published snapshot of a table with heap retention is what is below the cut-line; the lake at the frontier
 -- is what the catalog's pointer names. All of that comes from the function, which reads it under the pin.
-SELECT p.pin_id, p.table_id, p.replicated_lsn,
+SELECT p.pin_id, p.table_id, p.replicated_lsn AS frontier,
        CASE WHEN t.heap_retention_lag IS NULL AND p.tier_key_hi = -9223372036854775808
-            THEN p.lake_props ->> 'metadata_location' ELSE p.metadata_location END,
-       p.tier_key_hi, p.state = 'live', p.start_lsn
+            THEN p.lake_props ->> 'metadata_location' ELSE p.metadata_location END AS location,
+       p.tier_key_hi AS cut, p.state = 'live' AS live, p.start_lsn
   FROM modak.pin_tables(%(table_ids)s::bigint[], interval '6 hours') p JOIN modak.tables t USING (table_id)
  WHERE p.metadata_location IS NOT NULL;
 
 -- name: copies
 -- Of those tables that are being copied, how far they are.
 SELECT m.table_id, m.start_lsn, m.generation, m.state, m.live_after_lsn,
-       (SELECT count(*) FILTER (WHERE c.done_at IS NOT NULL) FROM modak.copy_chunks c WHERE c.table_id = m.table_id)
-  FROM modak.mirror_tables m WHERE m.table_id = ANY (%(table_ids)s) AND m.state IN ('waiting', 'copying') ORDER BY 1;
+       (SELECT count(*) FILTER (WHERE c.done_at IS NOT NULL) FROM modak.copy_chunks c
+         WHERE c.table_id = m.table_id) AS chunks_done
+  FROM modak.mirror_tables m WHERE m.table_id = ANY (%(table_ids)s) AND m.state IN ('waiting', 'copying')
+ ORDER BY m.table_id;
 
 -- name: release
 DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);
 
 -- name: applied
 SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
-
--- name: oldest_transaction
-SELECT pid, coalesce(application_name, ''), now() - xact_start FROM pg_stat_activity
- WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1;

@@ -12,21 +12,19 @@ import pytest
 
 from benchmarks.engines import CHDB
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
-from tests.support.retention import delete, upsert
+from mirror_pump.testing.mirror import await_true, lake_rows
+from tests.support.events_table import RetentionTables, delete, upsert
 
 
 @pytest.mark.soak
 def test_clickhouse_reads_the_archive_and_the_table(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=0.05)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 4, 2, "changed")
             upsert(connection, 5, 1, "new")

@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from mirror_pump.engine.index_keys import read_keys
-from mirror_pump.engine.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import FileContent
@@ -23,10 +22,9 @@ from mirror_pump.ops.status.status_report import DeleteMode
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
-from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, normalised
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.acceptance.test_resolve import KEYS, await_resolved, pending, scanned
-from tests.support.key_index_checks import check_indexes
+from tests.support.pending_deletes import KEYS, assert_read, await_converted, await_index, pending
 
 REWRITE = "CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))"
 
@@ -42,28 +40,6 @@ def rewrite(session: SparkSession) -> None:
         else:
             return
     pytest.fail("no rewrite came through")
-
-
-def await_index(mirror: Mirror, steps: Steps, table: str, statement: str, former: int | None = None) -> None:
-    """Deletes some rows, as often as it takes for the table's deletes to be written by position: by an index that
-    was not ready before. `former`: how many were, if that was counted earlier."""
-    ready = steps.details(Step.INDEX_READY, "table").count(table) if former is None else former
-    for _ in range(50):
-        mirror.database.execute(statement)
-        mirror.await_frontier()
-        if steps.details(Step.INDEX_READY, "table").count(table) > ready:
-            break
-    await_true(lambda: steps.details(Step.INDEX_READY, "table").count(table) > ready, 60, f"an index of {table}")
-    await_resolved(mirror, table)
-
-
-def assert_read(mirror: Mirror, running: RunningPump, *tables: str) -> None:
-    """By DuckDB and pyiceberg; and the indexes name exactly the rows that are there."""
-    for table in tables:
-        heap = mirror.heap(table)
-        assert_same(heap, mirror.lake(table), f"{table} by DuckDB")
-        assert_same(heap, scanned(mirror, table), f"{table} by pyiceberg")
-    assert check_indexes(running.pump, mirror.runner, mirror.database) > 0
 
 
 def deletes_shown(mirror: Mirror) -> list[DeleteMode]:
@@ -87,14 +63,15 @@ def live_positions(mirror: Mirror, table: str) -> tuple[int, list[tuple[str, int
     return sum(data.values()), [(path, position) for path, position in named if path in data]
 
 
-def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSession) -> None:
+@pytest.mark.slow
+def test_every_kind_of_key(database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession) -> None:
     tables = [f"public.{name}" for name in KEYS]
     for name, (columns, key, expression) in KEYS.items():
         database.execute(
             f"CREATE TABLE {name} ({columns}, n int, PRIMARY KEY ({key}))",
             f"INSERT INTO {name} SELECT {expression}, 0 FROM generate_series(1, 300) g",
         )
-    mirror = Mirror.create(database, warehouse, SparkTaskRunner(spark, 4), resolve_age=0)
+    mirror = Mirror.create(database, warehouse, tasks, resolve_age=0)
     mirror.register(*tables)
     steps = Steps()
     with mirror.pumping(steps) as running:
@@ -103,7 +80,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
             await_index(mirror, steps, table, f"UPDATE {name} SET n = n + 1 WHERE random() < 0.1")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
-        resolved = steps.count(Step.RESOLVED)
+        resolved = steps.count(Step.CONVERTED)
         for turn in range(3):
             for name, (_, key, expression) in KEYS.items():
                 database.execute(
@@ -115,7 +92,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
             mirror.await_frontier()
             assert not any(pending(mirror, table) for table in tables), "no equality delete is ever visible"
         assert_read(mirror, running, *tables)
-        assert steps.count(Step.RESOLVED) == resolved, "there was nothing to resolve"
+        assert steps.count(Step.CONVERTED) == resolved, "there was nothing to resolve"
         modes = {row[0]: row[1]["mode"] for row in database.rows("SELECT table_id, key_index FROM modak.mirror_tables")}
         assert set(modes.values()) == {"position"}
     for table in tables:
@@ -259,13 +236,13 @@ def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirr
             await_true(partial(followed, ready), 30, "the index has followed")
             database.execute(f"UPDATE t SET n = 10 + {turn} WHERE id % 7 = {turn}")
             # While the index followed, deletes were written by key.
-            await_resolved(mirror, "public.t")
+            await_converted(mirror, "public.t")
             assert_read(mirror, running, "public.t")
         assert steps.count(Step.INDEX_BUILDING) == 1, "it was not built anew"
 
 
 def test_another_engine_changes_rows(mirror: Mirror, spark: SparkSession) -> None:
-    """Nobody should; the index is built anew, as places that it does not know of may have come and gone."""
+    """Not supported, but survived: the index is built again, since rows may have moved without its knowledge."""
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     steps = Steps()
     mirror.register("t")
@@ -328,7 +305,7 @@ def test_an_index_that_is_built_while_rows_change(mirror: Mirror) -> None:
         assert not steps.count(Step.INDEX_READY)
         gate.let_go()
         await_true(lambda: steps.count(Step.INDEX_READY), 30, "the index is ready")
-        await_resolved(slow, "public.t")
+        await_converted(slow, "public.t")
         database.execute("UPDATE t SET n = -1 WHERE id % 5 = 0")
         slow.await_frontier()
         assert pending(slow, "public.t") == 0
@@ -357,7 +334,7 @@ def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirro
         await_true(lambda: phases() == ["ready", None], 20, "the first table's index is shown")
         await_index(small, steps, "public.u", "UPDATE u SET n = n + 1")
         await_true(lambda: phases() == [None, "ready"], 20, "it has gone, and the table need not change for that")
-        await_resolved(small, "public.t", "public.u")
+        await_converted(small, "public.t", "public.u")
         assert_read(small, running, "public.t", "public.u")
         assert len(running.pump._indexes._tracked) == 1
 

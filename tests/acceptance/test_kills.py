@@ -25,9 +25,8 @@ from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.cutline_tables import ManualRetention
+from tests.support.events_table import RetentionTables, upsert
 from tests.support.key_index_checks import check_indexes
-from tests.support.retention import upsert
 from tests.support.run_and_die import forked
 
 if TYPE_CHECKING:
@@ -41,13 +40,13 @@ STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.P
 COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)
 
 
-RESOLVE_STEPS = (
-    "resolving",
+CONVERSION_STEPS = (
+    "converting",
     "positions-written",
     "positions-written/staged",
     "positions-written/published",
     "positions-written/acknowledged",
-    "resolved",
+    "converted",
 )
 
 MERGE_STEPS = (
@@ -148,6 +147,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["threads", pytest.param("spark", marks=pytest.mark.soak)])
 def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkSession, runner: str) -> None:
     mirror.register("a", "b")
@@ -198,17 +198,17 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
     mirror.assert_sound()
 
 
-def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
+def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
     """While rows change. The file that no publish names is garbage; one that a publish names is not written again."""
     mirror.register("a", "b")
     mirror.catch_up()
-    for number, step in enumerate(RESOLVE_STEPS):
+    for number, step in enumerate(CONVERSION_STEPS):
         for nth in (1, 2):
             write(mirror.database, number * 20 + nth * 10)
             die(
                 mirror,
                 step,
-                nth if step in ("resolving", "positions-written", "resolved") else 1,
+                nth if step in ("converting", "positions-written", "converted") else 1,
                 resolve_age=0,
                 index_memory=0,
             )
@@ -220,8 +220,8 @@ def test_a_resolve_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> 
         await_true(
             lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 120, "done"
         )
-    assert steps.count(Step.RESOLVED)
-    assert not steps.count(Step.RESOLVE_FAILED)
+    assert steps.count(Step.CONVERTED)
+    assert not steps.count(Step.CONVERSION_FAILED)
     mirror.assert_equal("public.a", "public.b")
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     for table in ("public.a", "public.b"):
@@ -283,29 +283,31 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
         assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
 
 
-def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(database: Database, warehouse: str) -> None:
+def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(
+    retention_tables: RetentionTables, database: Database
+) -> None:
     """While corrections come. Each kill leaves a fill that the next pump ends, or finds that another column came."""
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.1)
-    divided = ManualRetention.create(mirror, rows=20)
+    events = retention_tables.manual(rows=20, fold_age=0.1)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
     for number, step in enumerate(FILL_STEPS):
         with database.connect(autocommit=False) as connection:
             upsert(connection, number, number, "before")
             for table in ("events", "model"):
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN c{number} int NOT NULL DEFAULT {number}".encode())
             upsert(connection, number + 10, number, "behind")
-        divided.columns += f", c{number}"
+        events.columns += f", c{number}"
         die(mirror, step, 1, fold_age=0.1)
-        divided.assert_exact()
+        events.assert_exact()
         mirror.assert_sound()
     steps = Steps()
     with mirror.pumping(steps) as running:
         mirror.await_live("public.events")
         await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "the fold")
-        divided.advance(running)
-        divided.assert_exact()
+        events.advance(running)
+        events.assert_exact()
     assert not steps.count(Step.TABLE_COPIED_AGAIN)
     assert_verified(database)
 

@@ -45,7 +45,7 @@ _SETTLE = 90.0
 
 _STEPS = (
     Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED, Step.COPY_PLANNED, Step.CHUNK_COPIED,
-    Step.CHUNKS_PUBLISHED, Step.LIVE, Step.RESOLVING, Step.POSITIONS_WRITTEN, Step.RESOLVED, Step.MERGING,
+    Step.CHUNKS_PUBLISHED, Step.LIVE, Step.CONVERTING, Step.POSITIONS_WRITTEN, Step.CONVERTED, Step.MERGING,
     Step.MERGE_WRITTEN, Step.MERGED, Step.INDEX_BUILDING, Step.INDEX_READY, Step.TABLE_CHANGED, Step.TABLE_COPIED_AGAIN,
 )  # fmt: skip
 """At which pumps are killed, or their connections lost."""
@@ -136,7 +136,7 @@ class World:
         live = self.database.rows(
             "SELECT table_id FROM modak.cutline WHERE replicated_lsn = (SELECT max(frontier) FROM audit.points)"
         )
-        assert {row[0] for row in live} == set(self.writer.table_ids), "the last F is every table's"
+        assert {row[0] for row in live} == set(self.writer.table_ids), "the last frontier is every table's"
         assert not problems, f"{len(problems)} of {len(points)} points\n" + "\n".join(problems[:3])
         self.found["points"] += len(points)
 

@@ -13,8 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.mirror_state_machine import MirrorMachine
 
-SECONDS = 15.0
-"""New rounds begin until then: some 8 mirrors on two idle cores. `make soak` goes on for as long as it is told."""
+SECONDS = 8.0
+"""New rounds begin until then: some 4 mirrors on two idle cores. `make soak` goes on for much longer."""
 
 EXAMPLES = 4
 """Mirrors per round."""
@@ -22,6 +22,7 @@ EXAMPLES = 4
 STEPS = 20
 
 
+@pytest.mark.slow
 def test_at_every_published_frontier_the_lake_is_the_heap(
     postgres: EmbeddedPostgres, pytestconfig: pytest.Config
 ) -> None:

@@ -17,14 +17,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
@@ -35,12 +33,12 @@ from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
-from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.crashing_pump import dying_pump
+from tests.support.events_table import COLUMNS, EventsTable, RetentionTables
 from tests.support.late_writes import STREAM, LateStream
 from tests.support.maintenance import Maintained, maintaining
 from tests.support.pipeline import writing
-from tests.support.retention import COLUMNS, WIDTH, ServiceRetention
+from tests.support.retention_table import WIDTH
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -94,12 +92,12 @@ def _seam_in_duckdb(mirror: Mirror, statement: str, table: str = "public.events"
 
 
 def _transfer(connection: psycopg.Connection[Any], chance: random.Random) -> None:
-    amount, one, other = chance.randrange(-9, 10), chance.randrange(_ACCOUNTS), chance.randrange(_ACCOUNTS)
-    connection.execute("UPDATE debit SET n = n + %s WHERE abs(id) = %s", (amount, one))
-    connection.execute("UPDATE credit SET n = n - %s WHERE id = %s", (amount, other))
+    amount, debit, credit = chance.randrange(-9, 10), chance.randrange(_ACCOUNTS), chance.randrange(_ACCOUNTS)
+    connection.execute("UPDATE debit SET n = n + %s WHERE abs(id) = %s", (amount, debit))
+    connection.execute("UPDATE credit SET n = n - %s WHERE id = %s", (amount, credit))
     if chance.randrange(4) == 0:
         # The account gets another number, beyond the split and back.
-        connection.execute("UPDATE debit SET id = -id WHERE abs(id) = %s", (one,))
+        connection.execute("UPDATE debit SET id = -id WHERE abs(id) = %s", (debit,))
 
 
 def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Callable[[], object]]:
@@ -107,7 +105,7 @@ def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Ca
 
     def duckdb() -> None:
         with _seam_in_duckdb(mirror, f"SELECT {_QUOTED} FROM public.events") as (found, snapshot):
-            assert_same(_model_at(mirror, snapshot), found, f"DuckDB, T = {_cut(mirror)}")
+            assert_same(_model_at(mirror, snapshot), found, f"DuckDB, the cut-line {_cut(mirror)}")
 
     def columns() -> None:
         query = "SELECT n, count(*) FROM public.events WHERE v <> 'x' GROUP BY n"
@@ -121,13 +119,13 @@ def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Ca
         with mirror_pump.spark.read(spark, "public.events", settings=mirror.settings) as frame:
             assert frame.read.heap is not None
             found = normalised([tuple(row) for row in frame.select(*COLUMNS.split(", ")).collect()])
-            assert_same(_model_at(mirror, frame.read.heap.snapshot), found, f"Spark, T = {_cut(mirror)}")
+            assert_same(_model_at(mirror, frame.read.heap.snapshot), found, f"Spark, the cut-line {_cut(mirror)}")
 
     def balances(mode: ReadMode) -> None:
-        told: list[str] = []
-        with open_query(mirror.settings, Query(_BALANCES, mode, max_wait=max_wait), told.append) as duckdb:
+        notices: list[str] = []
+        with open_query(mirror.settings, Query(_BALANCES, mode, max_wait=max_wait), notices.append) as duckdb:
             assert duckdb.execute(_BALANCES).fetchall() == [(0, True)], mode
-        assert told == []
+        assert notices == []
 
     modes = {str(mode): partial(balances, mode) for mode in (ReadMode.HYBRID, ReadMode.HEAP, ReadMode.LAKE)}
     return {"duckdb": duckdb, "columns": columns, "spark": by_spark, **modes}
@@ -167,7 +165,7 @@ def _read_for(
     done = dict.fromkeys(kinds, 0)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or not all(done.values()):
-        kind = min(done, key=lambda one: (done[one] > 0, chance.random()))
+        kind = min(done, key=lambda name: (done[name] > 0, chance.random()))
         kinds[kind]()
         done[kind] += 1
         between()
@@ -189,22 +187,22 @@ def _create_accounts(database: Database) -> None:
             connection.execute(f"INSERT INTO {name} SELECT g, 0 FROM generate_series(0, {_ACCOUNTS - 1}) g".encode())
 
 
-def _run(database: Database, warehouse: str, runner: TaskRunner, spark: SparkSession, seconds: float) -> None:
+def _run(retention_tables: RetentionTables, database: Database, spark: SparkSession, seconds: float) -> None:
     chance = _drawn()
-    mirror = Mirror.create(database, warehouse, runner)
+    events = retention_tables.automatic(lag="150")
+    mirror = events.mirror
     _create_accounts(database)
-    shedding = ServiceRetention.create(mirror, lag="150")
     mirror.register("public.debit", "public.credit")
     with mirror.pumping():
         mirror.await_live("public.events", "public.debit", "public.credit")
         with (
-            writing(database, shedding.write, chance.randrange(2**32)),
-            writing(database, shedding.write, chance.randrange(2**32)),
+            writing(database, events.write, chance.randrange(2**32)),
+            writing(database, events.write, chance.randrange(2**32)),
             writing(database, _transfer, chance.randrange(2**32)),
         ):
-            shedding.await_state(p0="dropped")
+            events.await_state(p0="dropped")
             done = _read_for(_kinds(mirror, spark, 30), seconds, chance, lambda: None)
-    print(f"reads {done}, T = {_cut(mirror)}, partitions {shedding.states()}")
+    print(f"reads {done}, the cut-line {_cut(mirror)}, partitions {events.states()}")
     assert _cut(mirror) >= WIDTH
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
     mirror.assert_sound()
@@ -226,12 +224,14 @@ class Load:
     """Seconds after which a pump is killed at the latest: drawn from between these."""
 
 
-def _run_beside_everything(database: Database, warehouse: str, spark: SparkSession, load: Load) -> None:
+def _run_beside_everything(
+    retention_tables: RetentionTables, database: Database, spark: SparkSession, load: Load
+) -> None:
     chance = _drawn()
     seeds = [chance.randrange(2**32) for _ in range(5)]
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=0.5, retention_interval=0.2)
+    events = retention_tables.automatic(lag="150", fold_age=0.5, retention_interval=0.2)
+    mirror = events.mirror
     _create_accounts(database)
-    shedding = ServiceRetention.create(mirror, lag="150")
     stream = LateStream.create(mirror, load.width)
     mirror.register("public.debit", "public.credit")
     tables = ("public.events", "public.debit", "public.credit", STREAM)
@@ -242,28 +242,30 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
         with dying_pump(mirror, seeds[0], *load.lives) as killed:
             mirror.await_live(*tables, seconds=180)
             with (
-                writing(database, shedding.write, seeds[1]),
-                writing(database, shedding.write, seeds[2]),
+                writing(database, events.write, seeds[1]),
+                writing(database, events.write, seeds[2]),
                 writing(database, _transfer, seeds[3]),
                 stream.writing(seeds[4], load.inserts, load.late),
                 maintaining(maintained, tables) as passes,
             ):
                 kinds = {**_kinds(mirror, spark, 120), **_stream_kinds(mirror, stream, spark, duckdb)}
                 deadline = time.monotonic() + load.seconds
-                done = _read_for(kinds, load.seconds, chance, _growing(shedding))
+                done = _read_for(kinds, load.seconds, chance, _growing(events))
                 await_true(lambda: killed.total() >= 2 and passes, 120, "two kills and a pass of maintenance")
                 overdue = time.monotonic() - deadline
         print(
-            f"reads {done} in {load.seconds + overdue:.0f} s; killed {dict(killed)}; T = {_cut(mirror)}; stream:"
-            f" {stream.inserted / stream.seconds:.0f} inserts/s, {stream.late / stream.seconds:.0f} late writes/s,"
-            f" partitions {stream.states()}; {len(passes)} passes,"
+            f"reads {done} in {load.seconds + overdue:.0f} s; killed {dict(killed)}; the cut-line {_cut(mirror)};"
+            f" stream: {stream.inserted / stream.seconds:.0f} inserts/s, {stream.late / stream.seconds:.0f} late/s,"
+            f" partitions {stream.state_counts()}; {len(passes)} passes,"
             f" errors {[result.errors for result in passes if result.errors]}"
         )
         assert any(result.done for result in passes), passes
         with mirror.pumping():
             mirror.await_frontier(seconds=120)
             resume(mirror.settings, ())
-            await_true(lambda: stream.states().get("dropped", 0) >= 2, 120, "partitions of the stream are dropped")
+            await_true(
+                lambda: stream.state_counts().get("dropped", 0) >= 2, 120, "partitions of the stream are dropped"
+            )
             for read in kinds.values():
                 read()
     assert _cut(mirror) >= WIDTH
@@ -273,43 +275,43 @@ def _run_beside_everything(database: Database, warehouse: str, spark: SparkSessi
     mirror.assert_sound()
 
 
-def _growing(shedding: ServiceRetention) -> Callable[[], None]:
+def _growing(events: EventsTable) -> Callable[[], None]:
     """Makes another partition of public.events due with every fifth call."""
     calls = count(1)
 
     def grow() -> None:
         if next(calls) % 5 == 0:
-            shedding.grow()
+            events.grow()
 
     return grow
 
 
 @pytest.mark.slow
 def test_every_read_is_a_state_that_the_database_had(
-    database: Database, tmp_path: Path, runner: TaskRunner, spark: SparkSession
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run(database, tmp_path.as_uri(), runner, spark, 10)
+    _run(retention_tables, database, spark, 6)
 
 
 @pytest.mark.soak  # Its kills take minutes on a busy machine.
 def test_every_read_is_exact_beside_kills_maintenance_and_late_writes(
-    database: Database, tmp_path: Path, spark: SparkSession
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run_beside_everything(database, tmp_path.as_uri(), spark, Load(10, 1500, 500, 40, (4, 9)))
+    _run_beside_everything(retention_tables, database, spark, Load(10, 1500, 500, 40, (4, 9)))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_every_read_is_a_state_that_the_database_had_for_long(
-    database: Database, tmp_path: Path, runner: TaskRunner, spark: SparkSession
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run(database, tmp_path.as_uri(), runner, spark, float(os.environ.get("READS_SECONDS", "900")))
+    _run(retention_tables, database, spark, float(os.environ.get("READS_SECONDS", "900")))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_every_read_is_exact_beside_kills_maintenance_and_late_writes_for_long(
-    database: Database, tmp_path: Path, spark: SparkSession
+    retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
     seconds = float(os.environ.get("READS_SECONDS", "900"))
-    _run_beside_everything(database, tmp_path.as_uri(), spark, Load(seconds, 50_000, 5000, 200, (5, 25)))
+    _run_beside_everything(retention_tables, database, spark, Load(seconds, 50_000, 5000, 200, (5, 25)))

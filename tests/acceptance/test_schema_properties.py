@@ -34,11 +34,11 @@ SELECT c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
 """
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["event triggers", "no event triggers"])
-def test_every_published_frontier_is_exact(database: Database, warehouse: str, told: bool) -> None:
+@pytest.mark.parametrize("event_triggers", [True, False], ids=["event triggers", "no event triggers"])
+def test_every_published_frontier_is_exact(database: Database, warehouse: str, event_triggers: bool) -> None:
     """Without event triggers, the frontier is exact again once the pump has compared the catalogs: then only the end
     counts."""
-    _play(database, warehouse, random.Random(printed_seed()), told)
+    _play(database, warehouse, random.Random(printed_seed()), event_triggers)
 
 
 @pytest.mark.soak
@@ -55,16 +55,16 @@ def test_every_published_frontier_is_exact_for_long(postgres: EmbeddedPostgres, 
         # The server has slots for some dozens of mirrors at a time.
         with postgres.database(f"t_schema_properties_{rounds}"):
             database = Database(postgres, f"t_schema_properties_{rounds}")
-            statements += _play(database, warehouse.as_uri(), chance, told=rounds % 2 == 1)
+            statements += _play(database, warehouse.as_uri(), chance, event_triggers=rounds % 2 == 1)
         print(f"{rounds} rounds, {statements} statements", file=sys.stderr, flush=True)
 
 
-def _play(database: Database, warehouse: str, chance: random.Random, told: bool) -> int:
+def _play(database: Database, warehouse: str, chance: random.Random, event_triggers: bool) -> int:
     """A mirror that goes through random transactions; returns how many statements committed."""
     database.execute(*DDL)
     runner = ThreadTaskRunner(3)
     mirror = Mirror.create(database, warehouse, runner, copy_chunk_bytes=8192, resolve_age=0.2)
-    if not told:
+    if not event_triggers:
         database.execute(*(f"DROP EVENT TRIGGER mirror_pump_{name}" for name in ("ddl", "drop", "rewrite")))
     mirror.register(*(f"{SCHEMA}.{name}" for name in TABLES))
     points: set[tuple[int, int, str]] = set()
@@ -98,7 +98,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, told: bool)
         except BaseException:
             print("\n".join(writer.done[-60:]), file=sys.stderr)
             raise
-        if told:
+        if event_triggers:
             problems = _differences(writer, points)
             assert not problems, "\n".join([*problems[:5], *writer.done[-80:]])
     mirror.assert_sound()

@@ -1,7 +1,7 @@
 """The read algorithm of the seam protocol as it is written, and each invariant that its consumers rely on, attacked.
 
-Tests bear the sentences' names. Most share one mirror, whose table goes on shedding partitions: each test makes its own
-become due. Reads are DuckDB's and pyiceberg's.
+Tests bear the sentences' names. Most share one mirror, whose table goes on losing old partitions: each test makes its
+own become due. Reads are DuckDB's and pyiceberg's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from psycopg.errors import DeadlockDetected, SerializationFailure, UniqueViolation
 from psycopg.types.json import Jsonb
 
-from mirror_pump.lake.format.metadata import COLD_CUT, current_snapshot, read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.ops.retain.retention import look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
@@ -30,7 +30,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.maintenance import Maintained, age
 from tests.support.pipeline import writing
-from tests.support.retention import WIDTH, Row, at_once, run
+from tests.support.retention_table import WIDTH, Row, at_once, run
 from tests.support.seam_scene import HANDLES, PIN, RELEASE, STORAGE, Scene, by_pyiceberg, canonical, repeatable
 from tests.support.seam_scene import scene as running_scene
 
@@ -83,7 +83,7 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
                         suppress(UniqueViolation, DeadlockDetected, SerializationFailure),
                         scene.database.connect(autocommit=False) as other,
                     ):
-                        scene.shedding.write(other, random.Random(pin))
+                        scene.events.write(other, random.Random(pin))
                     repeatable(connection)
                 stale += scene.seam(connection)[1] != s
                 scene.compare(connection, t, location, ended_by)
@@ -91,7 +91,7 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
                     assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
                     connection.commit()
                 connection.rollback()
-    print(f"{stale} reads of an S that was replaced by then")
+    print(f"{stale} reads of a snapshot that was replaced by then")
     ours: LiteralString = "SELECT * FROM modak.read_pins WHERE expires_at > now() + interval '5 minutes'"
     assert scene.rows(ours) == [], "but for those of proofs, which are shorter"
 
@@ -111,8 +111,10 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
         pin, t, s = pinned
         scene.upsert(7, "folded in between")
         scene.await_folded()
-        scene.shedding.grow()
-        await_true(partial(waits, f"process {connection.info.backend_pid} is putting a pin in place"), 30, "T waits")
+        scene.events.grow()
+        await_true(
+            partial(waits, f"process {connection.info.backend_pid} is putting a pin in place"), 30, "the cut-line waits"
+        )
         handles = connection.execute(HANDLES, where).fetchone()
         assert handles is not None
         location, snapshot = handles
@@ -127,12 +129,12 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
         assert any(f"pin {pin} of a reader" in partition.outlook for partition in report.partitions)
         scene.upsert(7, "folded later")
         scene.await_folded()
-        assert scene.shedding.cut == t
+        assert scene.events.cut == t
         repeatable(connection)
-        scene.compare(connection, t, location, "a pin of one S, and a later one's file")
+        scene.compare(connection, t, location, "a pin of one snapshot, and the file of a later one")
         assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
         connection.commit()
-    await_true(lambda: scene.shedding.cut > t, 60, "T goes on")
+    await_true(lambda: scene.events.cut > t, 60, "the cut-line goes on")
 
 
 def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: Scene) -> None:
@@ -160,9 +162,9 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
                     continue
                 seen[t, s, location] = None
                 assert snapshot == str(s)
-                current = current_snapshot(read_metadata(location, STORAGE))
+                current = read_metadata(location, STORAGE).current_snapshot
                 assert current is not None
-                assert (current["snapshot-id"], current["summary"][COLD_CUT]) == (s, str(t)), (
+                assert (current.snapshot_id, current.summary.archive_cut_line) == (s, str(t)), (
                     "one is newer than another"
                 )
                 assert all(row[0] < t for row in lake_rows(location, scene.duckdb))
@@ -177,10 +179,10 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
         " FROM (SELECT DISTINCT ON (xid) * FROM audit.cutlines ORDER BY xid, seen DESC) c ORDER BY seen"
     )
     for (before_t, before_s, before_at, _), (t, s, at, snapshot) in pairwise(left):
-        assert t >= before_t, "T moved back"
+        assert t >= before_t, "the cut-line moved back"
         assert snapshot == str(s)
-        assert (t == before_t) or (s != before_s and at != before_at), "T moved alone"
-        assert (s == before_s) == (at == before_at), "S or its file moved alone"
+        assert (t == before_t) or (s != before_s and at != before_at), "the cut-line moved alone"
+        assert (s == before_s) == (at == before_at), "the published snapshot or its file moved alone"
 
 
 def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_corrected_by_the_delta(
@@ -194,7 +196,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
     with scene.busy(2):
         for turn in scene.advancing(3):
             scene.read()
-            attached += any(state == "tiered" for state in scene.shedding.states().values())
+            attached += any(state == "tiered" for state in scene.events.states().values())
             if turn == 8:
                 assert scene.rows("SELECT modak.release(%(pin)s)", pin=pin) == [(True,)]
     assert attached, "no read met a partition that is below the cut-line and in the heap"
@@ -204,7 +206,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
         t, _, location, _ = scene.seam(connection)
         model = normalised(connection.execute("SELECT at, id, n, v FROM model WHERE at < %s", (t,)).fetchall())
         assert connection.execute("SELECT count(*) FROM events WHERE at < %s", (t,)).fetchone() == (0,)
-    assert_same(model, lake_rows(location, scene.duckdb), "everything folded: S")
+    assert_same(model, lake_rows(location, scene.duckdb), "everything folded: the published snapshot")
     assert_same(model, by_pyiceberg(location) or model, "the same by pyiceberg")
 
 
@@ -273,7 +275,7 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: Scene
     attached."""
     first = scene.rows("SELECT coalesce(max(seen), 0) FROM audit.corrections")[0][0]
     pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
-    places = [5, 15, scene.shedding.cut + 5, scene.shedding.cut + WIDTH + 5]
+    places = [5, 15, scene.events.cut + 5, scene.events.cut + WIDTH + 5]
 
     def race(connection: psycopg.Connection[Any], chance: random.Random) -> None:
         key = {"at": chance.choice(places), "id": 2000 + chance.randrange(2), "n": chance.randrange(1 << 30)}
@@ -347,21 +349,23 @@ def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what
     (pinned,) = scene.rows("SELECT pin_id, s, metadata_location FROM modak.pin('events', in_one_snapshot => true)")
     pin, s, location = pinned
     served = {location: lake_rows(location, scene.duckdb)}
-    told = [s]
+    published = [s]
     try:
         for turn in scene.advancing(1, least=12):
             scene.upsert(7 + turn % 5, f"turn {turn}")
             scene.await_folded()
             _, s, location, _ = scene.seam_now()
-            told.append(s)
+            published.append(s)
             served[location] = lake_rows(location, scene.duckdb)
         maintained.policy("public.events", snapshot_retention_hours=0, snapshot_min_retained=1)
         age([path for path in lake_root.rglob("*") if path.is_file()], 24 * 365)
         result = maintained.maintain("public.events")
         assert not result.errors
         assert any("rewrite" in line for line in result.done), result.done
-        assert len(set(told)) > 10, "more than stay without a pin"
-        assert set(told) <= scene.snapshots(), "a snapshot at or above the oldest pinned one, that was S, is gone"
+        assert len(set(published)) > 10, "more than stay without a pin"
+        assert set(published) <= scene.snapshots(), (
+            "a snapshot at or above the oldest pinned one, that was published, is gone"
+        )
         for location, rows in served.items():
             assert lake_rows(location, scene.duckdb) == rows, location
             assert_same(rows, by_pyiceberg(location) or rows, f"{location} by pyiceberg")

@@ -97,7 +97,7 @@ class Heap:
         found: Counter[str] = Counter()
         for row in range(result.ntuples):
             texts = [
-                None if (one := result.get_value(row, place)) is None else one.decode()
+                None if (value := result.get_value(row, place)) is None else value.decode()
                 for place in range(result.nfields)
             ]
             cells = [held[n][text] for n, text in zip(self.columns, texts[2:], strict=True)]

@@ -57,11 +57,11 @@ def make_table(database: Database, name: str, rows: int) -> None:
 
 @pytest.mark.slow
 def test_no_false_alarm_while_writes_go_on(
-    database: Database, warehouse: str, spark: SparkSession, runner: TaskRunner, tmp_path: Path
+    database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, tmp_path: Path
 ) -> None:
     make_table(database, "t", 5000)
     make_table(database, "u", 100)
-    mirror = Mirror.create(database, warehouse, runner, batch_age=0.2)
+    mirror = Mirror.create(database, warehouse, tasks, batch_age=0.2)
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
     with mirror.pumping():
@@ -185,7 +185,7 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
             partitioned.database.execute("VACUUM FULL low")
 
     runner = Interrupted(ThreadTaskRunner(), rewrite)
-    monkeypatch.setattr(verifying, "FIRST_PAUSE", 0.0)
+    monkeypatch.setenv("MIRROR_PUMP_LIMITS__VERIFY_PAUSE", "0")
     with partitioned.pumping(), duckdb_connection() as duckdb:
         engine = ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
         monkeypatch.setattr(verifying, "verify", partial(verify, engine=engine))
@@ -249,13 +249,13 @@ def rewrite(mirror: Mirror, table: str, key: int, change: str) -> None:
 @pytest.mark.slow
 @pytest.mark.unverified("rows are spoiled on purpose")
 def test_a_single_changed_byte_is_found(
-    database: Database, warehouse: str, spark: SparkSession, runner: TaskRunner, tmp_path: Path
+    database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, tmp_path: Path
 ) -> None:
     tables = ("public.byte", "public.extra", "public.good", "public.missing", "public.twice")
     for table in tables:
         make_table(database, table, 1000)
     # Files are written anew in place: positions in them must not be looked up meanwhile.
-    mirror = Mirror.create(database, warehouse, runner, resolve_age=3600)
+    mirror = Mirror.create(database, warehouse, tasks, resolve_age=3600)
     with mirror.pumping():
         mirror.register(*tables)
         mirror.await_live(*tables)

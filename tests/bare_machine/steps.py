@@ -26,7 +26,7 @@ class Step:
 
 
 class StepFailed(Exception):
-    """A line ended with an error; the message has the line and what it said."""
+    """A line ended with an error; the message has the line and what it parts."""
 
 
 def run_steps(lines: Sequence[str], environment: Mapping[str, str], directory: Path, timeout: float) -> list[Step]:
@@ -61,8 +61,8 @@ def run_steps(lines: Sequence[str], environment: Mapping[str, str], directory: P
                 os.killpg(shell.pid, signal.SIGTERM if time.monotonic() - begin < timeout else signal.SIGKILL)
             shell.wait()
     marks = [float(mark.split()[-1]) for mark in times.read_text().splitlines()]
-    said = output.read_text(errors="replace").split(f"{_BEGIN} ")[1:]
-    texts = [text.partition("\n")[2] for text in said]
+    parts = output.read_text(errors="replace").split(f"{_BEGIN} ")[1:]
+    texts = [text.partition("\n")[2] for text in parts]
     if code != 0:
         failed = len(marks) - 1
         why = f"took over {timeout:g} s" if code is None else f"ended with {code}"

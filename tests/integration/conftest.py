@@ -10,7 +10,9 @@ from typer.testing import CliRunner, Result
 
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
+from mirror_pump.engine.file_merge import merge_files
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import Run
 
 
@@ -39,3 +41,15 @@ def run(database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch) 
         return CliRunner().invoke(app, list(arguments))
 
     return invoke
+
+
+@pytest.fixture
+def gate(tasks: ThreadTaskRunner) -> GatedCopies:
+    """Tasks run in threads; those of copies only when the test lets them."""
+    return GatedCopies(tasks)
+
+
+@pytest.fixture
+def merge_gate(tasks: ThreadTaskRunner) -> GatedCopies:
+    """Tasks run in threads; those that merge or fill files only when the test lets them."""
+    return GatedCopies(tasks, merge_files)

@@ -15,7 +15,7 @@ from mirror_pump.source.catalog import catalog_functions, catalog_schema
 from mirror_pump.source.catalog.catalog_schema import MigrationResult, migrate, require_current
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.support.retention_heap import Heap
+from tests.support.retention_sql import SqlTable
 
 Files = Callable[..., None]
 
@@ -77,10 +77,10 @@ def test_partitions_go_on_with_new_functions_while_they_are_written_to(
             "SELECT id, key, what, tier, nextval('modak.delta_version'), image WHERE false",
         )
     )
-    heap = Heap(database)
-    heap.pass_by("ev0", 100)
+    table = SqlTable(database)
+    table.pass_by("ev0", 100)
     database.execute("UPDATE ev SET v = 'lost' WHERE id = 1")
-    assert heap.delta() == {}
+    assert table.delta() == {}
     triggers = database.rows(
         "SELECT oid, tgrelid, tgfoid, xmin::text FROM pg_trigger WHERE NOT tgisinternal ORDER BY oid"
     )
@@ -108,7 +108,7 @@ def test_partitions_go_on_with_new_functions_while_they_are_written_to(
         stop.set()
         writer.join(20)
     assert errors == []
-    (correction,) = heap.delta().values()
+    (correction,) = table.delta().values()
     assert correction[2]["v"] == str(written[0])
     assert triggers == database.rows(
         "SELECT oid, tgrelid, tgfoid, xmin::text FROM pg_trigger WHERE NOT tgisinternal ORDER BY oid"
@@ -133,7 +133,7 @@ def _old_pins(text: str) -> str:
     return text[:start] + _OLD_PIN_BELOW
 
 
-def test_what_cannot_be_replaced_is_made_anew_with_its_privileges(
+def test_what_cannot_be_replaced_is_recreated_with_its_privileges(
     database: Database, other_program: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_program(
@@ -200,7 +200,7 @@ def test_a_function_of_which_something_depends_is_not_taken_away(
         assert connection.execute(found.encode()).fetchall() == [("of_a_user",)]
 
 
-def test_a_users_view_on_a_function_that_has_to_be_made_anew_is_named(
+def test_a_users_view_on_a_function_that_has_to_be_recreated_is_named(
     database: Database, other_program: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_program(pins=_old_pins)

@@ -167,7 +167,7 @@ def test_two_programs_at_once_migrate_once(database: Database) -> None:
     assert sorted(len(result.functions) for result in applied) == [0, 0, 0, len(sql.functions())]
 
 
-def test_a_role_without_rights_is_told_what_to_ask_for(database: Database) -> None:
+def test_a_role_without_rights_learns_which_it_needs(database: Database) -> None:
     role = f"r_{database.name}"
     with database.connect() as connection:
         connection.execute(f'CREATE ROLE "{role}"'.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from typer.testing import Result
 
@@ -37,6 +38,13 @@ class ThreadedProgram(Program):
         if arguments[0] not in ("run", "register"):
             return super().command(*arguments)
         return [sys.executable, "-c", _IN_THREADS, *arguments]
+
+
+def install_threaded(directory: Path) -> None:
+    """Makes `mirror-pump` in this directory a ThreadedProgram, for scripts that have the directory in their PATH."""
+    script = directory / "mirror-pump"
+    script.write_text(f"#!{sys.executable}\n{_IN_THREADS}")
+    script.chmod(0o755)
 
 
 Run = Callable[..., Result]

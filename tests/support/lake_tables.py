@@ -6,36 +6,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import orjson
 import psycopg
 import pyarrow as pa
-import pytest
 from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine import file_merge as merging
-from mirror_pump.engine import merge_plan
 from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
 from mirror_pump.engine.delete_conversion import convert_deletes
 from mirror_pump.engine.file_merge import merge_files, merge_positions
-from mirror_pump.engine.merge_plan import MergePlan, merged_file_rewrite, plan_merge, plan_rewrite
+from mirror_pump.engine.merge_plan import MergePlan, MergeSizes, merged_file_rewrite, plan_merge, plan_rewrite
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, load_pointer, swap_pointer
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.manifests import ManifestWriter
-from mirror_pump.lake.format.metadata import (
-    DEFAULT_RETENTION,
-    metadata_directory,
-    new_snapshot_id,
-    next_location,
-    with_snapshot,
-)
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.format.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location
+from mirror_pump.lake.metadata.next_metadata import with_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.testing.lake import read_duckdb, read_spark
 
@@ -58,12 +51,6 @@ TARGET = 1 << 25
 Rows = dict[int, str | None]
 
 
-def own_positions_from(rows: int, patch: pytest.MonkeyPatch) -> None:
-    """Merges of position deletes give a data file with so many of them a file of its own, in this process."""
-    for module in (merging, merge_plan):
-        patch.setattr(module, "OWN_POSITIONS", rows)
-
-
 @dataclass(frozen=True)
 class Rewrite:
     """A rewrite of all data files under way."""
@@ -82,6 +69,8 @@ class SmallTable:
     now_ms: int = START_MS
     locations: list[str] = field(default_factory=list)
     """Metadata locations of all commits."""
+    sizes: MergeSizes = field(default_factory=MergeSizes)
+    """What its merges go by."""
 
     def __post_init__(self) -> None:
         self.listing = Listing(STORAGE, (1, PATH_ID))
@@ -124,11 +113,11 @@ class SmallTable:
 
     def compute_merge(self, target_bytes: int = TARGET) -> FileRewrite | None:
         """What a merge of the present state comes to; None if nothing has piled up."""
-        return self._computed(plan_merge(self.table, self.listing, target_bytes))
+        return self._computed(plan_merge(self.table, self.listing, target_bytes, self.sizes))
 
     def compute_renewal(self) -> FileRewrite | None:
-        """What writing the most worn file anew comes to; None if none is."""
-        return self._computed(plan_rewrite(self.table, self.listing))
+        """The rewrite of the file with the most deleted rows; None if no file has enough."""
+        return self._computed(plan_rewrite(self.table, self.listing, self.sizes))
 
     def _computed(self, plan: MergePlan | None) -> FileRewrite | None:
         if plan is None:
@@ -159,7 +148,7 @@ class SmallTable:
         if gone or not positions <= {delete.path for delete in self._deletes(began)}:
             return False
         self.now_ms += 1000
-        number, snapshot_id = now.sequence_number + 1, new_snapshot_id(now.metadata)
+        number, snapshot_id = now.sequence_number + 1, now.metadata.new_snapshot_id()
         writer = ManifestWriter(now.metadata, metadata_directory(now.metadata), snapshot_id, number)
         others = [file.sequence_number for file in now.live_data_files() if file.path not in replaced]
         oldest = min(others, default=now.sequence_number)
@@ -175,18 +164,18 @@ class SmallTable:
         for file in files:
             tally.count(file.content, file.record_count, file.size_bytes)
         manifests = [*([added] if added else []), *removal.untouched, *removal.rewritten]
-        snapshot = {
-            "sequence-number": number,
-            "snapshot-id": snapshot_id,
-            "parent-snapshot-id": now.snapshot_id,
-            "timestamp-ms": self.now_ms,
-            "summary": {**summarise(tally, removal.removed, now.summary, {}), "operation": "replace"},
-            "manifest-list": writer.list(manifests, now.snapshot_id),
-            "schema-id": now.metadata["current-schema-id"],
-        }
+        snapshot = Snapshot.new(
+            snapshot_id,
+            now.metadata.current_snapshot,
+            number,
+            self.now_ms,
+            summarise(tally, removal.removed, now.summary, {}, only_rewrites=True),
+            writer.list(manifests, now.snapshot_id),
+            now.metadata.current_schema_id,
+        )
         metadata = with_snapshot(now.metadata, snapshot, now.metadata_location, (), DEFAULT_RETENTION)
         location = next_location(now.metadata, now.metadata_location)
-        write_all([*writer.files, (location, orjson.dumps(metadata))], STORAGE)
+        write_all([*writer.files, (location, metadata.to_json())], STORAGE)
         self.locations.append(location)
         self.table = LakeTable.load(location, STORAGE)
         return True

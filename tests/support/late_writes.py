@@ -1,4 +1,4 @@
-"""A stream of inserts into a table that sheds partitions behind them, and late writes into those on their way out.
+"""A stream of inserts into a table with heap retention, and late writes into the partitions that are leaving.
 
 Inserts bring one row a tier key to `public.stream`, its value the key; late writes change, delete, add and move rows
 from two partitions below the cut-line to one above, where partitions are sealed, passed by the cut-line, proven and
@@ -21,16 +21,14 @@ import psycopg
 import pyarrow as pa
 
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
-from tests.support.retention import at_once
+from tests.support.retention_table import RetentionTable, at_once
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 STREAM = "public.stream"
 
-_TABLES: LiteralString = """
-CREATE TABLE stream (at bigint, id bigint, n bigint NOT NULL, PRIMARY KEY (at, id)) PARTITION BY RANGE (at);
-CREATE TABLE stream_model (LIKE stream INCLUDING INDEXES);
+_LATE_WRITES: LiteralString = """
 CREATE SEQUENCE stamps START 1000000000;
 CREATE FUNCTION late_writes(width bigint, writes int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
@@ -40,7 +38,7 @@ DECLARE
     k bigint;
     s bigint;
     done int := 0;
-    one record;
+    changed record;
 BEGIN
     SELECT greatest(c.tier_key_hi, 0) INTO cut FROM modak.cutline c WHERE c.table_id = 'stream'::regclass::oid::bigint;
     FOR i IN 1..writes LOOP
@@ -62,23 +60,23 @@ BEGIN
             DELETE FROM stream_model WHERE at = a AND id = k;
             done := done + 1;
         WHEN 3 THEN
-            FOR one IN UPDATE stream SET n = s WHERE at BETWEEN a AND a + 2 RETURNING at, id LOOP
-                UPDATE stream_model m SET n = s WHERE m.at = one.at AND m.id = one.id;
+            FOR changed IN UPDATE stream SET n = s WHERE at BETWEEN a AND a + 2 RETURNING at, id LOOP
+                UPDATE stream_model m SET n = s WHERE m.at = changed.at AND m.id = changed.id;
                 done := done + 1;
             END LOOP;
         WHEN 4 THEN
-            FOR one IN DELETE FROM stream WHERE at = a RETURNING at, id LOOP
-                DELETE FROM stream_model m WHERE m.at = one.at AND m.id = one.id;
+            FOR changed IN DELETE FROM stream WHERE at = a RETURNING at, id LOOP
+                DELETE FROM stream_model m WHERE m.at = changed.at AND m.id = changed.id;
                 done := done + 1;
             END LOOP;
         ELSE
-            -- Across T in either direction, or within a partition.
-            SELECT at, id INTO one FROM stream t WHERE at BETWEEN a AND a + 9
+            -- Across the cut-line in either direction, or within a partition.
+            SELECT at, id INTO changed FROM stream t WHERE at BETWEEN a AND a + 9
                AND NOT EXISTS (SELECT FROM stream_model m WHERE m.at = b AND m.id = t.id) LIMIT 1;
             IF FOUND THEN
-                UPDATE stream t SET at = b, n = s WHERE t.at = one.at AND t.id = one.id;
+                UPDATE stream t SET at = b, n = s WHERE t.at = changed.at AND t.id = changed.id;
                 IF FOUND THEN
-                    UPDATE stream_model m SET at = b, n = s WHERE m.at = one.at AND m.id = one.id;
+                    UPDATE stream_model m SET at = b, n = s WHERE m.at = changed.at AND m.id = changed.id;
                     done := done + 1;
                 END IF;
             END IF;
@@ -90,12 +88,10 @@ END $$
 
 
 @dataclass
-class LateStream:
-    """The table, its model, and how much was written. `width`: tier keys of a partition."""
+class LateStream(RetentionTable):
+    """The table, its model, and how much was written."""
 
-    mirror: Mirror
-    width: int
-    partitions: int = 0
+    mirror: Mirror = field(kw_only=True)
     top: int = 0
     """The next tier key."""
     inserted: int = 0
@@ -105,12 +101,12 @@ class LateStream:
 
     @classmethod
     def create(cls, mirror: Mirror, width: int) -> LateStream:
-        """Makes and registers the table with four partitions, of which three are filled; a pump has to copy it."""
-        self = cls(mirror, width)
+        """Creates and registers the table with four partitions of `width` tier keys, of which three are filled; a pump
+        has to copy it."""
+        self = cls(mirror.database, 4, "stream", "stream_", width, mirror=mirror)
+        self.create_tables("at bigint, id bigint, n bigint NOT NULL, PRIMARY KEY (at, id)", model="stream_model")
         with mirror.database.connect() as connection:
-            connection.execute(_TABLES)
-            for _ in range(4):
-                self._add_partition(connection)
+            connection.execute(_LATE_WRITES)
             self._insert(connection, 3 * width)
         mirror.register(STREAM, retention=at_once(str(width)))
         return self
@@ -143,7 +139,8 @@ class LateStream:
 
         def insert(connection: psycopg.Connection[Any]) -> None:
             while self.top + 2 * self.width > self.partitions * self.width:
-                self._add_partition(connection)
+                self.make_partition(connection, self.partitions)
+                self.partitions += 1
             self.inserted += self._insert(connection, inserts // turns)
 
         def change(connection: psycopg.Connection[Any]) -> None:
@@ -182,14 +179,6 @@ class LateStream:
             self.failures.append(error)
             stop.set()
 
-    def _add_partition(self, connection: psycopg.Connection[Any]) -> None:
-        low = self.partitions * self.width
-        connection.execute(
-            f"CREATE TABLE stream_{self.partitions} PARTITION OF stream"
-            f" FOR VALUES FROM ({low}) TO ({low + self.width})".encode()
-        )
-        self.partitions += 1
-
     def _insert(self, connection: psycopg.Connection[Any], count: int) -> int:
         first, self.top = self.top, self.top + count
         with connection.transaction():
@@ -200,7 +189,7 @@ class LateStream:
                 )
         return count
 
-    def states(self) -> dict[str, int]:
+    def state_counts(self) -> dict[str, int]:
         """How many partitions are in which state."""
         return dict(
             self.mirror.database.rows(
@@ -246,7 +235,9 @@ class LateStream:
             f' UNION ALL SELECT "at", id, n FROM ({cold}) c ANTI JOIN delta d USING ("at", id)'
             ' UNION ALL SELECT "at", id, n FROM delta WHERE op = 0) GROUP BY 1'
         ).fetchall()
-        assert_same(wanted, normalised(found), f"digests by partition, {'un' if pin is None else ''}pinned, T = {cut}")
+        assert_same(
+            wanted, normalised(found), f"digests by partition, {'un' if pin is None else ''}pinned, the cut-line {cut}"
+        )
         if pin is not None:
             released = self.mirror.database.rows("SELECT modak.release(%s)", (pin[0],))
             assert released == [(True,)], "the pin was gone before its reader"

@@ -66,9 +66,9 @@ FAULTS = (
     Step.COPY_PLANNED,
     Step.CHUNKS_PUBLISHED,
     Step.LIVE,
-    Step.RESOLVING,
+    Step.CONVERTING,
     Step.POSITIONS_WRITTEN,
-    Step.RESOLVED,
+    Step.CONVERTED,
     Step.INDEX_BUILDING,
     Step.INDEX_READY,
     Step.MERGING,
@@ -142,7 +142,7 @@ class MirrorMachine(RuleBasedStateMachine):
             with self._lock:
                 for table, frontier, location in self._probe.execute(_LIVE):
                     self._points.append((frontier, table, location))
-        if step is Step.RESOLVED:
+        if step is Step.CONVERTED:
             MirrorMachine.resolves += 1
         if step is Step.MERGED:
             MirrorMachine.merges += 1

@@ -161,7 +161,9 @@ class MixedWriter(Writer):
         rows = [
             repr(
                 [
-                    self._palette.cell(type_, None if (one := result.get_value(row, place)) is None else one.decode())
+                    self._palette.cell(
+                        type_, None if (value := result.get_value(row, place)) is None else value.decode()
+                    )
                     for place, (_, type_, _) in enumerate(columns)
                 ]
             )

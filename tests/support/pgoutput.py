@@ -49,11 +49,11 @@ def logical(content: bytes, prefix: bytes = b"mirror-pump") -> bytes:
     return HEADER + b"M" + struct.pack(">BQ", 1, 0) + prefix + b"\0" + struct.pack(">I", len(content)) + content
 
 
-def note(table_id: int, **told: object) -> bytes:
+def note(table_id: int, **facts: object) -> bytes:
     """A note: with a shape (None: gone), unless it tells of a rewrite or a truncation. Its seal is not looked at."""
-    if not told:
-        told = {"shape": {}}
-    return logical(b"0" * 64 + json.dumps({"table": table_id, "exact": "shape" in told, **told}).encode())
+    if not facts:
+        facts = {"shape": {}}
+    return logical(b"0" * 64 + json.dumps({"table": table_id, "exact": "shape" in facts, **facts}).encode())
 
 
 def mirrored(table_id: int, start_lsn: int = 0) -> MirroredTable:

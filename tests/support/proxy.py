@@ -119,10 +119,10 @@ class Proxy:
         _cut(client)
 
 
-def _cut(one: socket.socket) -> None:
+def _cut(connection: socket.socket) -> None:
     """Ends the connection. The socket stays open: another thread may be in it, and its number must not be reused."""
     with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 LATER_STEPS = (
-    Step.RESOLVING,
+    Step.CONVERTING,
     Step.POSITIONS_WRITTEN,
-    Step.RESOLVED,
+    Step.CONVERTED,
     Step.MERGING,
     Step.MERGE_WRITTEN,
     Step.MERGED,

@@ -1,4 +1,4 @@
-"""A running mirror whose table sheds partitions as long as it is asked to, and the seam protocol's reader by hand."""
+"""A running mirror whose table goes on losing old partitions to the lake, and the seam protocol's reader by hand."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import psycopg
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
-from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.events_table import COLUMNS, EventsTable, RetentionTables
 from tests.support.pipeline import writing
-from tests.support.retention import COLUMNS, WIDTH, Row, ServiceRetention, run
+from tests.support.retention_table import WIDTH, Row, run
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -78,14 +78,14 @@ transaction ended."""
 class Scene:
     """public.events and its model under a pump that runs. Of four partitions the older two have left the heap."""
 
-    shedding: ServiceRetention
+    events: EventsTable
     running: RunningPump
     duckdb: DuckDBPyConnection
     table_oid: int
 
     @property
     def mirror(self) -> Mirror:
-        return self.shedding.mirror
+        return self.events.mirror
 
     @property
     def database(self) -> Database:
@@ -98,13 +98,13 @@ class Scene:
 
     def advancing(self, partitions: int = 2, least: int = 10, seconds: float = 90) -> Iterator[int]:
         """Counts from 0 until the cut-line has passed so many more partitions, and at least so far."""
-        target = self.shedding.cut + partitions * WIDTH
+        target = self.events.cut + partitions * WIDTH
         for _ in range(partitions):
-            self.shedding.grow()
+            self.events.grow()
         deadline = time.monotonic() + seconds
         turn = 0
-        while turn < least or self.shedding.cut < target:
-            assert time.monotonic() < deadline, f"the cut-line does not reach {target}: {self.shedding.explained()}"
+        while turn < least or self.events.cut < target:
+            assert time.monotonic() < deadline, f"the cut-line does not reach {target}: {self.events.explained()}"
             yield turn
             turn += 1
 
@@ -123,7 +123,7 @@ class Scene:
         """Returns once whatever is due has left the heap, and nothing waits for a fold."""
 
         def gone() -> bool:
-            states = list(self.shedding.states().values())
+            states = list(self.events.states().values())
             return set(states) <= {"hot", "dropped"} and states.count("hot") == 2
 
         # What was held up by a pin or a lock waits longer with every attempt.
@@ -131,7 +131,7 @@ class Scene:
         try:
             await_true(gone, 60, "what is due has left the heap")
         except AssertionError as error:
-            raise AssertionError(f"{error}; there is {self.shedding.explained()}") from None
+            raise AssertionError(f"{error}; there is {self.events.explained()}") from None
         self.await_folded()
 
     def cold(self, connection: psycopg.Connection[Any], location: str, t: int) -> dict[str, Row]:
@@ -203,7 +203,7 @@ class Scene:
         print(f"writers' seeds {seeds}")
         with ExitStack() as stack:
             for seed in seeds:
-                stack.enter_context(writing(self.database, self.shedding.write, seed))
+                stack.enter_context(writing(self.database, self.events.write, seed))
             yield
 
     def seam_now(self) -> tuple[int, int, str, str]:
@@ -215,7 +215,7 @@ class Scene:
     def snapshots(self) -> set[int]:
         """IDs of the snapshots in the lake table's history."""
         metadata = read_metadata(self.mirror.location("public.events"), STORAGE)
-        return {int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"]}
+        return {int(snapshot.snapshot_id) for snapshot in metadata.snapshots}
 
 
 def canonical(*parts: object) -> str:
@@ -244,22 +244,20 @@ def repeatable(connection: psycopg.Connection[Any]) -> None:
 @contextmanager
 def scene(database: Database, warehouse: str) -> Iterator[Scene]:
     """The scene for the time of the block. At its end everything must have been right, and be right."""
-    tasks = ThreadTaskRunner(2)
-    mirror = Mirror.create(
-        database, warehouse, tasks, retention_interval=0.1, fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5
-    )
-    shedding = ServiceRetention.create(mirror)
+    tables = RetentionTables(database, warehouse)
+    events = tables.automatic(fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5)
+    mirror = events.mirror
     with database.connect() as connection:
         connection.execute(_AUDIT)
     oid = int(database.rows("SELECT 'events'::regclass::oid::bigint")[0][0])
     with duckdb_connection() as duckdb, mirror.pumping(Steps()) as running:
         mirror.await_live("public.events")
-        shedding.await_state(p0="dropped", p1="dropped")
-        made = Scene(shedding, running, duckdb, oid)
+        events.await_state(p0="dropped", p1="dropped")
+        made = Scene(events, running, duckdb, oid)
         yield made
         made.await_quiet()
         made.read("the last read")
         mirror.assert_sound()
         assert made.rows("SELECT * FROM modak.read_pins") == []
         assert made.rows("SELECT retention_stopped FROM modak.status") == [(None,)], "a proof failed"
-    tasks.close()
+    tables.close()

@@ -11,6 +11,7 @@ _LONGEST = 40
 _SHORT = (
     "pipeline/operations/*.py",
     "pipeline/publish/staging.py",
+    "pipeline/publish/staged_publish.py",
     "pipeline/publish/publisher.py",
     "pipeline/publish/archive_refresh.py",
     "pipeline/publish/swap_in.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,17 @@ _CONNECT_SECONDS = 2
 """Connection timeout, the minimum of libpq: the user is waiting for the completion."""
 
 
+@dataclass(frozen=True)
+class Completion:
+    """A table that a name may be completed to. Its names are quoted where SQL needs it."""
+
+    name: str
+    """With its schema."""
+    without_schema: str
+    visible: bool
+    """Whether Postgres finds the table without its schema."""
+
+
 def mirrored_tables(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of mirrored tables that begin with `incomplete`, in the form that every command takes."""
     return _matching(ctx, incomplete, mirrored=True)
@@ -30,18 +42,22 @@ def other_tables(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[str]:
+    from mirror_pump.source.rows import fetch_rows
+
     try:
         with _connection(ctx) as connection:
             known = connection.execute("SELECT to_regclass('modak.tables') IS NOT NULL").fetchone() == (True,)
-            rows = connection.execute(_SQL["mirrored"]).fetchall() if known else []
+            tables = fetch_rows(connection, Completion, _SQL["mirrored"]) if known else []
             if not mirrored:
-                present = {name for name, _, _ in rows}
-                rows = [row for row in connection.execute(_SQL["others"]).fetchall() if row[0] not in present]
+                present = {table.name for table in tables}
+                others = fetch_rows(connection, Completion, _SQL["others"])
+                tables = [table for table in others if table.name not in present]
     except Exception:  # noqa: BLE001 - whatever is wrong, the command that is being typed says it better
         return []
-    found = [str(name) for name, _, _ in rows if name.startswith(incomplete)]
+    found = [table.name for table in tables if table.name.startswith(incomplete)]
     # Without the schema if the user began so, and only if Postgres finds the table that way.
-    return found or [str(bare) for _, bare, visible in rows if visible and bare.startswith(incomplete)]
+    visible = [table.without_schema for table in tables if table.visible]
+    return found or [name for name in visible if name.startswith(incomplete)]
 
 
 @contextmanager

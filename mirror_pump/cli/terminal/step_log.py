@@ -18,7 +18,7 @@ REPEAT_INTERVAL = 3600.0
 """Seconds after which a warning about a step that is retried repeatedly is logged again."""
 
 _TRIED_AGAIN = frozenset(
-    {Step.RETENTION_REFUSED, Step.FOLD_FAILED, Step.RESOLVE_FAILED, Step.MERGE_FAILED, Step.INDEX_FAILED}
+    {Step.RETENTION_REFUSED, Step.FOLD_FAILED, Step.CONVERSION_FAILED, Step.MERGE_FAILED, Step.INDEX_FAILED}
 )
 """Steps that are retried within seconds or minutes, and may fail for the same reason until somebody acts."""
 

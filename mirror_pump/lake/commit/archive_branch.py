@@ -1,23 +1,23 @@
 """The archive branch (`cold`) of a table with heap retention: a snapshot with only the rows below the cut-line.
 
-Readers of the seam take the archive snapshot for the rows below the cut-line, and some scan it without a filter. So the
-rows at or above the cut-line, which they read from the heap, must not be in it. No data file is rewritten for that. The
-archive snapshot consists of
+Readers that follow the seam protocol take the rows below the cut-line from the archive snapshot, and some scan it
+without a filter. So it must not hold rows at or above the cut-line, which they read from the heap. No data file is
+rewritten for that. The archive snapshot consists of
 
 - the data files of main that may hold a row below the cut-line, each with its data sequence number in main;
 - the delete files of main, except those that concern only rows at or above the cut-line (equality deletes by the bounds
-  of the key, position deletes about a single data file that is not in the archive snapshot). So of the rows below the
-  cut-line exactly those are hidden that main hides: both kinds of deletes go by sequence numbers, positions and keys,
-  none of which changes;
-- one more position-delete file, for the rows at or above the cut-line of files that have rows on both sides. It hides
+  of the key, position deletes that refer to a single data file which is not in the archive snapshot). So of the rows
+  below the cut-line, exactly those are hidden that main hides: both kinds of deletes depend on sequence numbers,
+  positions and keys, none of which changes;
+- one more position-delete file, for the rows at or above the cut-line in files with rows on both sides. It hides
   nothing else. Rows that main hides may be hidden twice.
 
 Invariant: the archive snapshot holds the rows of main that are below the cut-line, each once. Below the cut-line, main
-changes only by folds, since what the stream brings there is dropped while it is decoded. So the archive snapshot stays
-equal to these rows until the next fold or advance of the cut-line, and both make it anew in the same publish.
-So does the publish that ends a fill of new columns, which gives rows below the cut-line values in them. In between, the
-files of main may be merged, converted or compacted. That changes no row, and the archive snapshot keeps the files that
-it names, because the history of the table contains it.
+changes only by folds, since stream changes there are discarded while they are decoded. So the archive snapshot stays
+equal to these rows until the next fold or advance of the cut-line, and both refresh it in the same publish. So does the
+publish that completes a fill of new columns, which gives rows below the cut-line values in them. In between, the files
+of main may be merged, converted or compacted. That changes no row, and the archive snapshot keeps the files that it
+names, because it is part of the table's history.
 
 The archive snapshot is the head of a branch, which protects it from every expiry. `cutline.lake_props` names a metadata
 file of its own (the seam metadata), in which the archive snapshot is the current and only snapshot, for engines that
@@ -28,41 +28,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import ManifestWriter
-from mirror_pump.lake.format.metadata import (
-    COLD_CUT,
-    SEAM_METADATA,
-    archive_snapshot,
+from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.metadata_files import (
     metadata_directory,
-    new_snapshot_id,
     next_location,
     seam_directory,
     seam_location,
-    seam_metadata,
-    with_archive_snapshot,
 )
-from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
-from mirror_pump.lake.format.snapshot_summary import FileTally, totals
+from mirror_pump.lake.metadata.next_metadata import seam_metadata, with_archive_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, archive_summary
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
 
 @dataclass(frozen=True)
 class StagedArchive:
-    """A new published snapshot whose files are durable and which nobody sees before the catalog names it."""
+    """A new published snapshot. Its files are durable, and nobody sees it before the catalog names it."""
 
     table: LakeTable
-    """The table with it; its current snapshot is what it was."""
+    """The table with the new snapshot. The table's current snapshot does not change."""
     new_location: str
     """The table's metadata file."""
     snapshot_id: SnapshotId
@@ -71,21 +66,22 @@ class StagedArchive:
     seam_location: str
     """The metadata file in which the archive snapshot is the current snapshot."""
     files: tuple[str, ...]
-    """Files written by staging: to be removed if the publish is known to have failed, and only then."""
+    """URIs of the files that staging wrote. They may be removed only if the publish certainly failed."""
 
 
 class ArchiveBranch:
-    """Makes the published snapshot of one table anew, again and again; remembers what it read for that. One thread at
-    a time."""
+    """Refreshes the published snapshot of one table, and caches what it read for that. Only one thread at a time may
+    use it."""
 
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
         self._line: CutLine | None = None
         self._listing: Listing | None = None
         self._sides: Mapping[str, Side] = {}
-        """What is known of data files for this cut-line."""
+        """By URI of a data file, on which side of this cut-line its rows are."""
         self._hiding: dict[str, WrittenFile] = {}
-        """By URI of a data file, the position-delete file that hides these rows; one may serve several."""
+        """By URI of a data file, the position-delete file that hides its rows at or above the cut-line. Several data
+        files may share one."""
 
     def stage(
         self,
@@ -95,17 +91,17 @@ class ArchiveBranch:
         keep: frozenset[int] = frozenset(),
         summary: Mapping[str, str] | None = None,
     ) -> StagedArchive:
-        """Writes the published snapshot of the table's current snapshot. `line` None: the cut-line is below every row,
-        and the published snapshot is empty.
+        """Writes the published snapshot for the table's current snapshot. If `line` is None, no row is below the
+        cut-line, and the published snapshot is empty.
 
-        Snapshots in `keep` stay in the history. Raises LakeError if the storage fails; whatever it raises, none of the
-        files is left.
+        `now_ms` is milliseconds since 1970 UTC. Snapshots in `keep` stay in the history. `summary` is added to the
+        snapshot's summary. Raises LakeError if the storage fails. Leaves no file behind after any error.
         """
         try:
             with StagedFiles(self._storage) as written:
                 return self._written(table, line, now_ms, keep, summary, written)
         except BaseException:
-            # What it remembers may be one of them.
+            # The cache may refer to files that were just removed.
             self.forget()
             raise
 
@@ -118,28 +114,29 @@ class ArchiveBranch:
         summary: Mapping[str, str] | None,
         written: StagedFiles,
     ) -> StagedArchive:
-        """Stages the published snapshot. Each file is `written`'s as soon as it is there."""
+        """Stages the published snapshot. `written` owns each file as soon as it exists."""
         metadata = table.metadata
-        number = int(metadata["last-sequence-number"]) + 1
+        number = metadata.last_sequence_number + 1
         seam_at = seam_location(metadata, number)
-        former = archive_snapshot(metadata)
-        if former is None or SEAM_METADATA not in former["summary"]:
-            # The first one. Later the directory is there, or somebody removed it.
+        former = metadata.archive_snapshot
+        if former is None or former.summary.seam_metadata is None:
+            # This is the table's first published snapshot. A directory that is missing later was removed by somebody.
             make_directory(seam_directory(metadata), self._storage)
-        writer = ManifestWriter(metadata, metadata_directory(metadata), new_snapshot_id(metadata), number)
+        writer = ManifestWriter(metadata, metadata_directory(metadata), metadata.new_snapshot_id(), number)
         manifests, tally = self._content(table, line, writer, number, written)
-        content = _summary(tally, line, summary or {}, seam_at)
-        snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, int(metadata["last-updated-ms"])))
-        document = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
+        cut = line.cut if line is not None else EVERYTHING_IN_HEAP
+        content = archive_summary(tally, cut, seam_at, summary or {})
+        snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, metadata.last_updated_ms))
+        after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
         files = [
             *writer.files,
-            (seam_at, orjson.dumps(seam_metadata(document, snapshot))),
-            (location, orjson.dumps(document)),
+            (seam_at, seam_metadata(after, snapshot).to_json()),
+            (location, after.to_json()),
         ]
         write_all(files, self._storage)
         return StagedArchive(
-            table=LakeTable(document, location, table.storage, table.manifests, table.retention),
+            table=LakeTable(after, location, table.storage, table.manifests, table.retention),
             new_location=location,
             snapshot_id=SnapshotId(writer.snapshot_id),
             sequence_number=SequenceNumber(number),
@@ -148,21 +145,21 @@ class ArchiveBranch:
         )
 
     def forget(self) -> None:
-        """Files that were written for a published snapshot which certainly was not published are gone."""
+        """Forget files that were removed, because the last staged snapshot certainly was not published."""
         self._hiding.clear()
 
     def _content(
         self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
     ) -> tuple[list[Manifest], FileTally]:
-        """The published snapshot's manifests, and what the files come to that they name. Hiding ones that are new are
-        `written`'s."""
+        """The published snapshot's manifests, and the counts of their files. `written` owns new position-delete
+        files."""
         tally = FileTally()
         if line is None:
             return [], tally
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._hiding = {}, {}
-        # What was read only counts as long as what it led to is there to be used again.
+        # A file that was found to have rows on both sides is read again unless its position-delete file still exists.
         known = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in self._hiding}
         division = divide(table.manifests, line, self._listing, self._storage, known)
         above = division.above
@@ -189,41 +186,28 @@ class ArchiveBranch:
 
 
 def _snapshot(
-    metadata: Mapping[str, Any],
+    metadata: TableMetadata,
     writer: ManifestWriter,
     manifests: list[Manifest],
     summary: Mapping[str, str],
     timestamp: int,
-) -> dict[str, Any]:
-    """The published snapshot as metadata has it; its manifest list is encoded. `timestamp`: milliseconds since 1970
-    UTC."""
-    former = archive_snapshot(metadata)
-    snapshot = {
-        "sequence-number": writer.sequence_number,
-        "snapshot-id": writer.snapshot_id,
-        "timestamp-ms": timestamp,
-        "summary": summary,
-        "manifest-list": writer.list(manifests, former["snapshot-id"] if former else None),
-        "schema-id": metadata["current-schema-id"],
-    }
-    if former:
-        snapshot["parent-snapshot-id"] = former["snapshot-id"]
-    return snapshot
-
-
-def _summary(tally: FileTally, line: CutLine | None, extra: Mapping[str, str], seam_at: str) -> dict[str, str]:
-    """The published snapshot's summary. `seam_at`: the location of its seam metadata."""
-    return {
-        "operation": "overwrite",
-        **totals(tally),
-        **extra,
-        COLD_CUT: str(line.cut if line is not None else EVERYTHING_IN_HEAP),
-        SEAM_METADATA: seam_at,
-    }
+) -> Snapshot:
+    """The new archive snapshot; its manifest list is encoded. `timestamp`: milliseconds since 1970 UTC."""
+    former = metadata.archive_snapshot
+    manifest_list = writer.list(manifests, former.snapshot_id if former is not None else None)
+    return Snapshot.new(
+        writer.snapshot_id,
+        former,
+        writer.sequence_number,
+        timestamp,
+        summary,
+        manifest_list,
+        metadata.current_schema_id,
+    )
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:
-    """Whether a file concerns no row below the cut-line; `above`: the data files that have none."""
+    """Whether a file concerns no row below the cut-line. `above`: URIs of the data files that have no such row."""
     if file.content is FileContent.EQUALITY_DELETES:
         return line.field_id in file.equality_ids and line.side(file) is Side.AT_OR_ABOVE
     return (file.about if file.content is FileContent.POSITION_DELETES else file.path) in above

@@ -1,4 +1,4 @@
-"""Iceberg's JDBC catalog in schema modak. Each table is one row, its pointer, changed in the caller's transaction.
+"""Iceberg's JDBC catalog in schema modak. Each table has one row, its pointer, which the caller's transaction changes.
 
 The layout is Iceberg's JdbcCatalog schema V1, so Spark, Trino, Flink and pyiceberg read the same rows.
 """
@@ -24,9 +24,9 @@ ENGINE_PROPERTIES = {
 }
 """Table properties for the files and commits of other engines.
 
-Retries let their commits succeed beside a pump that commits every second: by default Iceberg gives up after four tries
-of some 0.1 s each. The row-group size makes their files like ours: readers skip and share work by row group, and with
-Iceberg's default of 128 MiB most files have only one, which a single thread scans.
+The retries let their commits succeed while a pump commits every second: by default Iceberg gives up after four attempts
+within some 0.4 s. The row-group size is that of the mirror's own files. Readers skip and parallelise by row group. With
+Iceberg's default of 128 MiB most files have a single row group, which a single thread scans.
 """
 
 Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
@@ -34,7 +34,7 @@ Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
 
 
 def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
-    """The table's current metadata location; None if the catalog does not have the table."""
+    """The table's current metadata location. None if the catalog does not have the table."""
     row = executor.execute(
         _SQL["load"],
         (CATALOG, namespace, table),
@@ -51,7 +51,7 @@ def insert_pointer(executor: Executor, namespace: str, table: str, location: str
 
 
 def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str) -> bool:
-    """Moves the table's pointer from `old` to `new`. Returns False if it is not at `old` (any more): rebase, retry."""
+    """Moves the table's pointer from `old` to `new`. Returns False if it is not at `old`. Then rebase and try again."""
     cursor = executor.execute(
         _SQL["swap"],
         (new, CATALOG, namespace, table, old),
@@ -60,7 +60,7 @@ def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: 
 
 
 def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
-    """Removes the table from the catalog; its files stay. Returns False if it was not there."""
+    """Removes the table from the catalog. Its files stay. Returns False if the catalog did not have it."""
     cursor = executor.execute(
         _SQL["delete"],
         (CATALOG, namespace, table),

@@ -1,8 +1,8 @@
-"""What our commits must respect so that Iceberg's rewrite_data_files succeeds: it plans, works for minutes, and then
-commits on top of our commits.
+"""What the mirror's commits respect so that Iceberg's rewrite_data_files succeeds: it plans, works for minutes, and
+then commits on top of the mirror's commits.
 
-Three behaviours of Iceberg's Java code (seen in 1.12) would make a rewrite fail, or lose deletes, beside a writer that
-commits every second. Our commits avoid them:
+Three behaviours of Iceberg's Java code (seen in 1.12) would make such a rewrite fail, or lose deletes, while another
+writer commits every second. The mirror's commits avoid them:
 
 1. A rewrite's commit walks the history back to the snapshot that it began from, and fails at a gap (MergingSnapshot-
    Producer.validationHistory). So while a rewrite runs, no snapshot since its beginning is thinned out.
@@ -19,21 +19,19 @@ commits every second. Our commits avoid them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 _PLANNING = 100
-"""Commits that may land between the announcement of a rewrite and the snapshot that it begins from."""
+"""Maximum number of commits between the announcement of a rewrite and the snapshot that it begins from."""
 
 
-def needed_snapshots(metadata: Mapping[str, Any], since: int) -> frozenset[int]:
+def needed_snapshots(metadata: TableMetadata, since: int) -> frozenset[int]:
     """IDs of the snapshots that a rewrite announced at this sequence number needs in the history (rule 1)."""
-    return frozenset(
-        int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"] if snapshot["sequence-number"] >= since
-    )
+    return frozenset(snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.sequence_number >= since)
 
 
 def needed_manifests(manifests: Sequence[Manifest], since: int | None) -> tuple[list[Manifest], list[Manifest]]:

@@ -12,7 +12,7 @@ merge lands on the current state.
   So every equality delete, pending now or later, reaches M's rows if and only if it reached them in their sources.
 - Position deletes that came after the base refer to rows in the sources. `followed` finds the places of these rows in
   M, and they are deleted there in the same snapshot. `check` ensures that the base's position deletes on the sources
-  are still live; otherwise somebody has taken deletes back.
+  are still live. Otherwise another engine has undone deletes.
 - No row appears twice: `check` ensures that the sources are live in the current state, and the snapshot that adds M
   removes them.
 - Several merges in one commit have no source in common, so each is correct by itself.
@@ -76,8 +76,8 @@ class MergedFile:
         return None if self.file is None else self.file.path
 
     def places(self, ordinal: int, positions: Positions) -> Positions:
-        """Where rows of a source are in this file, as ascending row numbers. `positions`: their row numbers in the
-        source, ascending; rows that were not merged are left out."""
+        """Maps rows of a source to their row numbers in this file, ascending. `positions`: their row numbers in the
+        source, ascending. Rows that were not merged are left out."""
         first, end = np.searchsorted(self.source, np.array([ordinal, ordinal + 1], np.int32))
         kept = self.position[first:end]
         candidates = np.searchsorted(kept, positions)

@@ -1,8 +1,9 @@
-"""Files of a table that go in the same snapshot in which a commit brings others: every file, those above the cut-line,
-or those of a copy that begins again. (`mirror_pump.lake.commit.file_rewrite` exchanges files without a change of rows.)
+"""Kinds of files that a commit removes in the snapshot in which it adds others: every file, those above the cut-line,
+or those of a restarted copy.
 
-Each kind says what it takes out of one state of the table (`replaced`), and what it writes for that; the commit does
-not ask which kind it has in hand.
+Each kind has a method `replaced`, which determines what it removes from one state of the table and writes what it needs
+for that. So the commit does not distinguish the kinds. A rewrite that changes no row is another kind
+(`mirror_pump.lake.commit.file_rewrite`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.manifest_entries import ManifestEntry
-from mirror_pump.lake.format.manifest_list import Manifest
 from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
+from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 
@@ -31,29 +32,29 @@ class PresentFiles:
 
 @dataclass(frozen=True)
 class Replaced:
-    """What a replacement comes to on one state of a table."""
+    """What a replacement does to one state of a table."""
 
     doomed: Callable[[ManifestEntry], bool]
-    """Whether a live file goes."""
+    """Whether a live file is removed."""
     may_hold: Callable[[Manifest], bool]
-    """Whether a manifest may name such a file; the others are carried over unread."""
+    """Whether a manifest may name such a file. Other manifests are kept without reading them."""
     data: tuple[tuple[WrittenFile, int], ...] = ()
-    """Data files that come in place of others, with their data sequence numbers."""
+    """Data files that replace others, with their data sequence numbers."""
     positions: tuple[WrittenFile, ...] = ()
-    """Position deletes that come with it."""
+    """Position-delete files to add."""
     rewritten_bytes: int | None = None
-    """Size of files whose rows were in the table before; None if nothing was rewritten."""
+    """Size in bytes of new files with rows that were in the table before. None if nothing was rewritten."""
     empties: bool = False
-    """Nothing of before is left."""
+    """Whether no earlier file is left."""
     only_rewrites: bool = False
-    """No row changes: a commit that adds no delete file may call itself a rewrite."""
+    """Whether no row changes. Then a commit that adds no delete file may call itself a rewrite."""
     converted_to: int | None = None
-    """Equality deletes up to this sequence number are all gone; None if any may be left."""
+    """No equality delete with a sequence number up to this one is left. None if some may be left."""
 
 
 @dataclass(frozen=True)
 class EveryFile:
-    """All of them: TRUNCATE, or a copy that begins again."""
+    """All files, for a TRUNCATE or a new initial copy."""
 
     def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
         """Writes nothing."""
@@ -62,13 +63,13 @@ class EveryFile:
 
 @dataclass(frozen=True)
 class FilesAbove:
-    """Those with no row below the cut-line. A file with rows on both sides stays, and the others of its rows are
-    deleted by position: what is below stays readable with every file that it or its deletes are in."""
+    """The files with no row below the cut-line. A file with rows on both sides stays, and its rows at or above the
+    cut-line get position deletes. So the rows below the cut-line and their deletes keep their files."""
 
     cutline: CutLine
 
     def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
-        """Reads the tier key of files that may have rows on both sides. Raises LakeError."""
+        """Reads the tier key of files that may have rows on both sides of the cut-line. Raises LakeError."""
         listing = Listing(present.storage, (self.cutline.field_id,))
         division = divide(present.manifests, self.cutline, listing, present.storage)
         above = division.above
@@ -85,8 +86,7 @@ class FilesAbove:
 
 @dataclass(frozen=True)
 class CopiedFiles:
-    """The chunks of a copy that begins again: the data files of this data sequence number. What the stream has brought
-    meanwhile stays."""
+    """The chunks of a restarted copy: the data files with this data sequence number. Files of stream changes stay."""
 
     data_sequence_number: int
 

@@ -1,7 +1,7 @@
-"""The row-delta commit: ordered segments and copies born in the past, staged as one snapshot of an Iceberg table.
+"""The row-delta commit: ordered segments and backdated copied files, staged as one snapshot of an Iceberg table.
 
-Staging writes manifests, manifest list and metadata; the table changes only when the caller swaps its pointer to the
-new metadata location (`mirror_pump.lake.commit.catalog`), in a transaction of its own.
+Staging writes manifests, a manifest list and a metadata file. The table changes only when the caller moves its pointer
+to the new metadata location (`mirror_pump.lake.commit.catalog`), in its own transaction.
 """
 
 from __future__ import annotations
@@ -9,45 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import orjson
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import needed_manifests, needed_snapshots, placeholder_number
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
-from mirror_pump.lake.commit.schema_evolution import with_schema
+from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
-from mirror_pump.lake.format.manifest_list import Manifest, read_list
-from mirror_pump.lake.format.manifests import ManifestWriter, Removal
-from mirror_pump.lake.format.metadata import (
-    COLD,
-    DEFAULT_RETENTION,
-    HistoryRetention,
-    current_schema,
-    current_snapshot,
-    metadata_directory,
-    new_metadata,
-    new_snapshot_id,
-    next_location,
-    read_metadata,
-    snapshot_of,
-    with_branch,
-    with_snapshot,
-)
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.format.snapshot_summary import (
-    REPLACE,
-    FileTally,
-    live_rows,
-    pending_after,
-    pending_since,
-    snapshot_stats,
-    summarise,
-)
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifests import ManifestWriter, Removal
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location, read_metadata
+from mirror_pump.lake.metadata.next_metadata import with_branch, with_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
+from mirror_pump.lake.metadata.snapshot_summary import FileTally, SnapshotSummary, Total, summarise
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
 from mirror_pump.model import SequenceNumber, SnapshotId
 
@@ -62,45 +44,45 @@ class SegmentFiles:
 
 @dataclass(frozen=True)
 class BackdatedFile:
-    """A copied data file that takes its place in the order at `sequence_number` (the start sequence number), however
-    late it lands."""
+    """A copied data file that gets the data sequence number `sequence_number` (the start sequence number), however late
+    it lands."""
 
     file: WrittenFile
     sequence_number: int
 
 
 Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite
-"""What may go in the snapshot of a commit; at most one of them."""
+"""What a commit may remove in its snapshot. A commit has at most one of these."""
 
 
 @dataclass(frozen=True)
 class RowDelta:
-    """What one commit does to one table, in order. ValueError for what cannot be one commit."""
+    """What one commit does to one table, in order. Raises ValueError for a combination that one commit cannot have."""
 
     segments: tuple[SegmentFiles, ...]
     backdated: tuple[BackdatedFile, ...] = ()
     replaces: Replacement | None = None
-    """Files of before that go first, in the same snapshot."""
+    """The earlier files to remove in the same snapshot."""
     positions: tuple[WrittenFile, ...] = ()
-    """Position deletes, of rows of older files and of the segments' own: each of them goes, whatever the order."""
+    """Position-delete files, for rows of older files and of the segments' own files. They apply in any order."""
     schema: LakeSchema | None = None
-    """The table's columns from this snapshot on; None leaves them. Files of the delta may have the former columns:
-    readers go by field ID."""
+    """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
+    columns, since readers find columns by field ID."""
     summary: Mapping[str, str] = field(default_factory=dict)
-    """Added to the snapshot's summary: the frontier, for instance."""
+    """Entries to add to the snapshot's summary, such as the frontier."""
 
     def __post_init__(self) -> None:
         rewrite = self.replaces
         if isinstance(rewrite, FileRewrite) and (
             self.backdated or (rewrite.merged and (self.segments or self.positions))
         ):
-            # Position deletes among the segments' files could name rows that a merge moves.
+            # Position deletes of the segments could name rows that a merge moves.
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
 
 
 @dataclass(frozen=True)
 class _Added:
-    """Files that a commit brings, with their data sequence numbers."""
+    """The files that a commit adds, with their data sequence numbers."""
 
     data: list[tuple[WrittenFile, int]]
     deletes: list[tuple[WrittenFile, int]]
@@ -116,32 +98,31 @@ class _Added:
 
 @dataclass(frozen=True)
 class StagedCommit:
-    """A commit whose files are durable and which nobody sees until the table's pointer moves to `new_location`."""
+    """A commit whose files are durable. Nobody sees it until the table's pointer moves to `new_location`."""
 
     table: LakeTable
     """The table after the commit."""
     old_location: str | None
-    """The pointer's value that the commit builds on; None for a new table."""
+    """The metadata location that the commit builds on. None for a new table."""
     new_location: str
     snapshot_id: SnapshotId
     sequence_number: SequenceNumber
     files: tuple[str, ...]
-    """Files written by staging: to be removed if the publish is known to have failed, and only then."""
+    """URIs of the files that staging wrote. They may be removed only if the publish certainly failed."""
 
 
 @dataclass(frozen=True)
 class LakeTable:
-    """An Iceberg table as of one metadata file. Immutable: staging returns the next one.
+    """An Iceberg table as of one metadata file. Immutable: staging returns the next state.
 
-    Holds everything that the next commit needs, so that a commit reads nothing back but small manifests it merges.
+    Holds everything that the next commit needs, so that a commit reads nothing but the small manifests that it merges.
     """
 
-    metadata: Mapping[str, Any]
-    """The metadata document, as parsed JSON. Not to be changed."""
+    metadata: TableMetadata
     metadata_location: str
     storage: StorageOptions
     manifests: tuple[Manifest, ...]
-    """Of the current snapshot."""
+    """The manifests of the current snapshot."""
     retention: HistoryRetention = DEFAULT_RETENTION
 
     @classmethod
@@ -155,28 +136,28 @@ class LakeTable:
         *,
         divided: bool = False,
     ) -> StagedCommit:
-        """A new table, unpartitioned, v2, with an empty start snapshot; its sequence number is the start sequence
-        number.
+        """Stages a new table, unpartitioned, of format version 2, with an empty start snapshot. The snapshot's sequence
+        number is the table's start sequence number.
 
-        `divided`: of a table with heap retention. The start snapshot is what it has below the cut-line so far,
-        nothing, and hence the head of the branch `cold` too. Makes the directories of the table's files: nobody does
-        later. Raises LakeError if the storage fails.
+        `divided`: the table has heap retention. The start snapshot is then also the head of the archive branch, since
+        no row is below the cut-line yet. Creates the directories of the table's files. Nothing creates them later.
+        Raises LakeError if the storage fails.
         """
         root = location.rstrip("/")
         for name in ("metadata", "data"):
             make_directory(join(root, name), storage)
-        empty = cls(new_metadata(schema, root, properties, now_ms), "", storage, ())
+        empty = cls(TableMetadata.new(schema, root, properties, now_ms), "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
 
     @classmethod
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
-        """The table that a metadata file of any engine describes.
+        """Loads the table that a metadata file of any engine describes.
 
         Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
         """
         metadata = read_metadata(metadata_location, storage)
-        snapshot = current_snapshot(metadata)
-        manifests = read_list(snapshot["manifest-list"], storage) if snapshot else ()
+        snapshot = metadata.current_snapshot
+        manifests = read_list(snapshot.manifest_list, storage) if snapshot is not None else ()
         return cls(metadata, metadata_location, storage, manifests)
 
     def stage(
@@ -188,23 +169,23 @@ class LakeTable:
     ) -> StagedCommit:
         """Writes the metadata of one snapshot on top of this state.
 
-        Segment i's files get the data sequence number base+1+i, the snapshot base+K, where base is the table's last
-        sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in the
-        history. `now_ms` is milliseconds since 1970 UTC; a snapshot is never dated before its parent. `rewrite_since`
-        is the sequence number at which another engine's rewrite began that has not committed yet: what its commit
-        relies on stays in place (mirror_pump.lake.commit.concurrent_rewrites).
+        The files of segment i get the data sequence number base+1+i, and the snapshot gets base+K, where base is the
+        table's last sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in
+        the history. `now_ms` is milliseconds since 1970 UTC. A snapshot never gets an earlier time than its parent.
+        `rewrite_since` is the sequence number at which another engine's unfinished rewrite began. What that rewrite's
+        commit relies on stays in place (mirror_pump.lake.commit.concurrent_rewrites).
 
-        Raises LakeError if the storage fails, SchemaConflict if the delta's schema cannot follow the table's,
-        Superseded if its resolution does not fit this state, and ValueError for a born file that is no data file or not
-        of the past.
+        Raises LakeError if the storage fails, SchemaConflict if the table cannot get the delta's schema,
+        FileRewriteSuperseded if its rewrite does not fit this state, and ValueError if a backdated file is not a data
+        file, or its sequence number is above the new snapshot's.
         """
         if rewrite_since is not None:
             keep |= needed_snapshots(self.metadata, rewrite_since)
-        under = self
+        base = self
         if delta.schema is not None:
-            metadata = with_schema(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
-            under = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
-        return under._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
+            metadata = evolved(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
+            base = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
+        return base._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
 
     def _stage(
         self,
@@ -230,29 +211,29 @@ class LakeTable:
         *,
         divided: bool,
     ) -> StagedCommit:
-        """Stages the delta. Each file is `written`'s as soon as it is there."""
-        sequence_number = int(self.metadata["last-sequence-number"]) + max(len(delta.segments), 1)
+        """Stages the delta. `written` owns each file as soon as it exists."""
+        sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
         replaced = self._replaced(delta, added, sequence_number, written)
-        self._place_holder(added, written)
+        self._add_placeholder(added, written)
         added.data.extend(replaced.data)
-        snapshot_id = new_snapshot_id(self.metadata)
+        snapshot_id = self.metadata.new_snapshot_id()
         directory = metadata_directory(self.metadata)
         writer = ManifestWriter(self.metadata, directory, snapshot_id, sequence_number)
         removal = Removal(list(self.manifests), [], FileTally())
         if delta.replaces is not None:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
         manifests = self._manifests(writer, added, removal, rewrite_since)
-        timestamp = max(now_ms, int(self.metadata["last-updated-ms"]))
+        timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
         snapshot = self._snapshot(writer, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if divided:
-            metadata = with_branch(metadata, COLD, snapshot_id)
+            metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*writer.files, (new_location, orjson.dumps(metadata))]
+        files = [*writer.files, (new_location, metadata.to_json())]
         if old_location is not None and not old_location.startswith(f"{directory}/"):
-            # Another engine has just chosen another directory.
+            # Another engine has just changed the table's metadata directory.
             make_directory(directory, self.storage)
         write_all(files, self.storage)
         written.own(*(location for location, _ in files))
@@ -260,16 +241,16 @@ class LakeTable:
         return _staged(table, snapshot, old_location, written)
 
     def _replaced(self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles) -> Replaced:
-        """What goes, on this state; the position deletes of the commit and of what goes are added."""
+        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         return replaced
 
-    def _place_holder(self, added: _Added, written: StagedFiles) -> None:
-        """Adds the empty data file that the first equality delete needs, if the commit brings none as old
-        (mirror_pump.lake.commit.concurrent_rewrites)."""
+    def _add_placeholder(self, added: _Added, written: StagedFiles) -> None:
+        """Adds the placeholder file that the first equality delete needs, unless the commit adds a data file that is as
+        old (mirror_pump.lake.commit.concurrent_rewrites)."""
         number = placeholder_number(added.data, added.deletes)
         if number is not None:
             file = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
@@ -292,16 +273,20 @@ class LakeTable:
     def _summary(
         self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
     ) -> dict[str, str]:
-        """The new snapshot's summary. `timestamp`: of the snapshot, milliseconds since 1970 UTC."""
+        """The new snapshot's summary. `timestamp`: the snapshot's time in milliseconds since 1970 UTC."""
         tally = added.tally()
-        parent = current_snapshot(self.metadata)
-        summary = summarise(tally, removal.removed, parent["summary"] if parent else None, delta.summary)
+        parent = self.metadata.current_snapshot
+        summary = summarise(
+            tally,
+            removal.removed,
+            parent.summary if parent is not None else None,
+            delta.summary,
+            only_rewrites=replaced.only_rewrites,
+        )
         counted = snapshot_stats(self.metadata)
         if replaced.empties:
             counted = replace(counted, dangling=0)
         summary |= counted.after(tally, removal.removed, replaced.rewritten_bytes).to_summary()
-        if replaced.only_rewrites and not tally.delete_files:
-            summary["operation"] = REPLACE
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 
     def _snapshot(
@@ -310,133 +295,131 @@ class LakeTable:
         manifests: tuple[Manifest, ...],
         summary: Mapping[str, str],
         timestamp: int,
-    ) -> dict[str, Any]:
-        """The snapshot as metadata has it; its manifest list is encoded."""
-        parent = current_snapshot(self.metadata)
-        snapshot: dict[str, Any] = {
-            "sequence-number": writer.sequence_number,
-            "snapshot-id": writer.snapshot_id,
-            "timestamp-ms": timestamp,
-            "summary": summary,
-            "manifest-list": writer.list(manifests, parent["snapshot-id"] if parent else None),
-            "schema-id": self.metadata["current-schema-id"],
-        }
-        if parent:
-            snapshot["parent-snapshot-id"] = parent["snapshot-id"]
-        return snapshot
+    ) -> Snapshot:
+        """The new snapshot. Also encodes its manifest list."""
+        parent = self.metadata.current_snapshot
+        manifest_list = writer.list(manifests, parent.snapshot_id if parent is not None else None)
+        return Snapshot.new(
+            writer.snapshot_id,
+            parent,
+            writer.sequence_number,
+            timestamp,
+            summary,
+            manifest_list,
+            self.metadata.current_schema_id,
+        )
 
     @property
     def location(self) -> str:
         """Root URI of the table's files."""
-        return str(self.metadata["location"])
+        return self.metadata.location
 
     @cached_property
     def schema(self) -> LakeSchema:
-        """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
-        return LakeSchema.from_iceberg_json(current_schema(self.metadata))
+        """The current schema. Raises ForeignTable if another engine added a type that the mirror does not write."""
+        return self.metadata.current_schema
 
     @property
     def snapshot_id(self) -> SnapshotId:
-        """The current snapshot. LakeError if the table has none."""
-        return SnapshotId(self._current["snapshot-id"])
+        """ID of the current snapshot. Raises LakeError if the table has none."""
+        return self._current.snapshot_id
 
     @property
     def sequence_number(self) -> SequenceNumber:
         """The current snapshot's sequence number."""
-        return SequenceNumber(self._current["sequence-number"])
+        return self._current.sequence_number
 
     @property
     def partitioned(self) -> bool:
-        """Whether new files of the table belong to partitions: another engine made it so."""
-        return any(spec["spec-id"] == self.spec_id and spec["fields"] for spec in self.metadata["partition-specs"])
+        """Whether new files belong to partitions, because another engine partitioned the table."""
+        return any(spec.spec_id == self.spec_id and spec.fields for spec in self.metadata.partition_specs)
 
     @property
     def spec_id(self) -> int:
-        """The partition spec of new files."""
-        return int(self.metadata["default-spec-id"])
+        """ID of the partition spec of new files."""
+        return self.metadata.default_spec_id
 
     @property
-    def summary(self) -> Mapping[str, str]:
+    def summary(self) -> SnapshotSummary:
         """The current snapshot's summary."""
-        return dict(self._current.get("summary", {}))
+        return self._current.summary
 
     def live_data_files(self) -> list[LiveFile]:
-        """The current snapshot's data files; reads its manifests."""
+        """The current snapshot's data files. Reads its manifests."""
         return live_data_files(self.manifests, self.storage)
 
     def live_equality_deletes(self) -> list[LiveFile]:
-        """The current snapshot's equality-delete files; reads its manifests."""
+        """The current snapshot's equality-delete files. Reads its manifests."""
         return live_equality_deletes(self.manifests, self.storage)
 
     @property
     def data_files(self) -> int:
-        """Live data files."""
-        return self._total("total-data-files", 0, rows=False)
+        """Number of live data files."""
+        return self._total(Total.DATA_FILES, 0, rows=False)
 
     @property
     def records(self) -> int:
-        """Rows in live data files, those that deletes hide included."""
-        return self._total("total-records", 0, rows=True)
+        """Number of rows in live data files, including deleted ones."""
+        return self._total(Total.RECORDS, 0, rows=True)
 
     @property
     def live_rows(self) -> int:
-        """Rows that a reader finds, equality deletes aside (mirror_pump.lake.format.snapshot_summary)."""
-        return live_rows(self.metadata, self._current.get("summary", {}))
+        """Number of rows that a reader sees if equality deletes are ignored
+        (mirror_pump.lake.metadata.snapshot_stats)."""
+        return live_rows(self.metadata, self.summary)
 
     @property
     def delete_files(self) -> int:
-        """Live delete files of both kinds."""
-        return self._total("total-delete-files", 1, rows=False)
+        """Number of live delete files of both kinds."""
+        return self._total(Total.DELETE_FILES, 1, rows=False)
 
     @property
     def position_deletes(self) -> int:
-        """Rows in live position-delete files."""
-        return self._total("total-position-deletes", 1, rows=True)
+        """Number of rows in live position-delete files."""
+        return self._total(Total.POSITION_DELETES, 1, rows=True)
 
     @property
     def equality_deletes(self) -> int:
-        """Rows in live equality-delete files."""
-        return self._total("total-equality-deletes", 1, rows=True)
+        """Number of rows in live equality-delete files."""
+        return self._total(Total.EQUALITY_DELETES, 1, rows=True)
 
     @property
     def equality_deletes_since(self) -> int | None:
-        """When the oldest of them was committed, milliseconds since 1970 UTC; None if there are none. Later than that
-        only where other engines' commits and a thinned history leave no trace of it."""
+        """When the oldest pending equality delete was committed, in milliseconds since 1970 UTC. None if there is none.
+        The time is too late only if other engines' commits and a thinned history leave no trace of it."""
         return pending_since(self.metadata)
 
     def has_snapshot(self, snapshot_id: int) -> bool:
         """Whether a snapshot is still in the history."""
-        return snapshot_of(self.metadata, snapshot_id) is not None
+        return self.metadata.snapshot(snapshot_id) is not None
 
     @property
-    def _current(self) -> dict[str, Any]:
-        snapshot = current_snapshot(self.metadata)
+    def _current(self) -> Snapshot:
+        snapshot = self.metadata.current_snapshot
         if snapshot is None:
             raise LakeError(f"{self.metadata_location} has no snapshot", "copy the table again")
         return snapshot
 
-    def _total(self, name: str, content: int, *, rows: bool) -> int:
-        """A total from the summary, or counted from the manifest list where another engine left it out."""
-        stated = self._current.get("summary", {}).get(name)
+    def _total(self, name: Total, content: int, *, rows: bool) -> int:
+        """A total from the summary, or counted from the manifest list if another engine left it out of the summary."""
+        stated = self.summary.total(name)
         if stated is not None:
-            return int(stated)
+            return stated
         counted = [manifest for manifest in self.manifests if manifest.content == content]
-        if name == "total-equality-deletes":
-            # At most so many: of manifests that this process did not write, only a reader knows the kind of deletes.
+        if name is Total.EQUALITY_DELETES:
+            # This is an upper limit: only the content of manifests that this process did not write tells their kind.
             counted = [manifest for manifest in counted if manifest.deletes is not FileContent.POSITION_DELETES]
         numbers = [manifest.rows if rows else manifest.files for manifest in counted]
         return sum(added + existing for added, existing, _ in numbers)
 
 
-def _staged(
-    table: LakeTable, snapshot: Mapping[str, Any], old_location: str | None, written: StagedFiles
-) -> StagedCommit:
+def _staged(table: LakeTable, snapshot: Snapshot, old_location: str | None, written: StagedFiles) -> StagedCommit:
     return StagedCommit(
         table=table,
         old_location=old_location,
         new_location=table.metadata_location,
-        snapshot_id=SnapshotId(snapshot["snapshot-id"]),
-        sequence_number=SequenceNumber(snapshot["sequence-number"]),
+        snapshot_id=snapshot.snapshot_id,
+        sequence_number=snapshot.sequence_number,
         files=written.locations,
     )
 
@@ -445,12 +428,13 @@ _NOTHING_REPLACED = Replaced(lambda _: False, lambda _: False)
 
 
 def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
-    """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. ValueError for a file that
-    is not what it is used as, or not of the past."""
+    """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. Raises ValueError if a
+    file has the wrong content, or a backdated file's sequence number is above the snapshot's."""
     for backdated in delta.backdated:
         if backdated.file.content is not FileContent.DATA or backdated.sequence_number > sequence_number:
             raise ValueError(
-                f"{backdated.file.path} cannot be born at {backdated.sequence_number} in snapshot {sequence_number}"
+                f"{backdated.file.path} cannot have the data sequence number {backdated.sequence_number} in snapshot"
+                f" {sequence_number}"
             )
     added = _Added([(backdated.file, backdated.sequence_number) for backdated in delta.backdated], [], [])
     first = sequence_number - max(len(delta.segments), 1) + 1

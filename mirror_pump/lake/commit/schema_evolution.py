@@ -11,13 +11,11 @@ compares an equality delete of one width with rows of another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.metadata.next_metadata import with_schema
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 
 class SchemaConflict(LakeError):
@@ -39,48 +37,19 @@ def widens(old: ColumnType, new: ColumnType) -> bool:
     return decimals and old.scale == new.scale and old.precision <= new.precision
 
 
-def with_schema(metadata: Mapping[str, Any], schema: LakeSchema, *, replaced: bool) -> dict[str, Any]:
+def evolved(metadata: TableMetadata, schema: LakeSchema, *, replaced: bool) -> TableMetadata:
     """The metadata document with `schema` as the current schema. The schema ID is chosen here.
 
     `replaced` tells that the same commit removes all earlier files; then a column may become required. Raises
     SchemaConflict for a change that would make earlier files or snapshots unreadable.
     """
-    known = [LakeSchema.from_iceberg_json(document) for document in metadata["schemas"] if _readable(document)]
-    current_id = metadata["current-schema-id"]
-    current = next((former for former in known if former.schema_id == current_id), None)
+    known = metadata.readable_schemas
+    current = next((former for former in known if former.schema_id == metadata.current_schema_id), None)
     if current is not None and _same(current, schema):
-        return dict(metadata)
+        return metadata
     _check(known, current, schema, replaced=replaced)
     used = next((former.schema_id for former in known if _same(former, schema)), None)
-    result = {
-        **metadata,
-        "last-column-id": max(int(metadata["last-column-id"]), schema.last_column_id),
-        "properties": properties_after(metadata["properties"], current, schema),
-    }
-    if used is None:
-        used = max(document["schema-id"] for document in metadata["schemas"]) + 1
-        result["schemas"] = [*metadata["schemas"], replace(schema, schema_id=used).to_iceberg_json()]
-    result["current-schema-id"] = used
-    return result
-
-
-def properties_after(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
-    """The table's properties after `schema` replaced `current` (None for a schema that the mirror cannot read).
-
-    Properties that name columns follow the new names: Iceberg rejects any change of properties if one names a missing
-    column.
-    """
-    former = {} if current is None else current.engine_properties
-    return {key: value for key, value in properties.items() if key not in former} | schema.engine_properties
-
-
-def _readable(document: Mapping[str, Any]) -> bool:
-    """Whether the mirror can read the schema. Another engine may have added, and dropped, a column of another type."""
-    try:
-        LakeSchema.from_iceberg_json(document)
-    except LakeError:
-        return False
-    return True
+    return with_schema(metadata, schema, used, current)
 
 
 def _same(left: LakeSchema, right: LakeSchema) -> bool:

@@ -17,8 +17,8 @@ from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.columns import column_names, plain
-from mirror_pump.lake.format.manifest_list import Manifest
 from mirror_pump.lake.format.position_deletes import Positions
+from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions, open_input
 from mirror_pump.model import MirroredTable
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifest_entries import StoredEntry
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import stored_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.metadata.manifest_entries import StoredEntry
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 
@@ -118,11 +118,11 @@ def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
         format=entry.format,
         records=entry.records,
         size_bytes=entry.size_bytes,
-        equality_ids=tuple(entry.file[14] or ()),
-        lower_bounds=_bounds(entry.file[10], bounds_of),
-        upper_bounds=_bounds(entry.file[11], bounds_of),
+        equality_ids=entry.equality_ids,
+        lower_bounds=_bounds(entry.lower_bounds, bounds_of),
+        upper_bounds=_bounds(entry.upper_bounds, bounds_of),
     )
 
 
-def _bounds(stored: Mapping[int, bytes] | None, wanted: Collection[int]) -> Mapping[int, bytes]:
-    return {field: value for field, value in (stored or {}).items() if field in wanted}
+def _bounds(stored: Mapping[int, bytes], wanted: Collection[int]) -> Mapping[int, bytes]:
+    return {field: value for field, value in stored.items() if field in wanted}

@@ -112,7 +112,7 @@ class PartitionBounds:
 
 
 def bounds_of(table: MirroredTable, former: Mapping[str, Any], leaf: int) -> PartitionBounds | None:
-    """The bounds of the partition `leaf` (its ID) in the shape `former`; None if they cannot be told exactly."""
+    """The bounds of the partition `leaf` (its ID) in the shape `former`; None if they cannot be determined exactly."""
     key = former.get("partition_key")
     text = next((entry.get("bound") for entry in former.get("leaves") or () if entry["id"] == leaf), None)
     if not key or len(key) != 1 or not text:

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
-from mirror_pump.lake.format.metadata import is_archive_snapshot, snapshot_of
-from mirror_pump.lake.format.snapshot_summary import REPLACE
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 
-def referenced(metadata: Mapping[str, Any]) -> frozenset[int]:
+def referenced(metadata: TableMetadata) -> frozenset[int]:
     """IDs of the snapshots that branches and tags name, and of the current one."""
-    named = {int(ref["snapshot-id"]) for ref in metadata.get("refs", {}).values()}
-    return frozenset(named | {int(metadata.get("current-snapshot-id") or -1)})
+    named: set[int] = {ref.snapshot_id for ref in metadata.refs.values()}
+    current = metadata.current_snapshot_id
+    return frozenset(named if current is None else named | {current})
 
 
 def expirable(
-    metadata: Mapping[str, Any], now_ms: int, retention_ms: int, newest: int, protected: Collection[int]
+    metadata: TableMetadata, now_ms: int, retention_ms: int, newest: int, protected: Collection[int]
 ) -> tuple[int, ...]:
     """IDs of the snapshots that may be removed, oldest first.
 
     A snapshot's age counts from when the next one replaced it. So the table stays readable as of any moment within the
     retention, even if it had not changed for long before. The `newest` snapshots, those in `protected`, and those that
     a branch or tag names always stay. The order is by sequence number, since snapshot IDs are random. Snapshots of the
-    branch `cold` replace each other and are not part of the table's history in time; commits thin them out
-    (mirror_pump.lake.format.metadata).
+    archive branch replace each other and are not part of the table's history in time; commits thin them out
+    (mirror_pump.lake.metadata.snapshot_thinning).
     """
-    ordered = sorted(
-        (snapshot for snapshot in metadata["snapshots"] if not is_archive_snapshot(snapshot)),
-        key=lambda snapshot: snapshot.get("sequence-number", 0),
-    )
+    ordered = [snapshot for snapshot in metadata.snapshots.oldest_first() if not snapshot.is_archive]
     held = referenced(metadata) | set(protected)
     candidates = ordered[: max(len(ordered) - max(newest, 1), 0)]
     return tuple(
-        int(snapshot["snapshot-id"])
+        snapshot.snapshot_id
         for snapshot, successor in zip(candidates, ordered[1:], strict=False)
-        if snapshot["snapshot-id"] not in held and now_ms - int(successor["timestamp-ms"]) > retention_ms
+        if snapshot.snapshot_id not in held and now_ms - successor.timestamp_ms > retention_ms
     )
 
 
-def ages_by_branch(metadata: Mapping[str, Any]) -> bool:
+def ages_by_branch(metadata: TableMetadata) -> bool:
     """Whether a branch has its own maximum snapshot age. Iceberg's expiry obeys it in any case."""
-    return any(
-        ref.get("type") == "branch" and ref.get("max-snapshot-age-ms") is not None
-        for ref in metadata.get("refs", {}).values()
-    )
+    return any(ref.is_branch and ref.has_snapshot_age for ref in metadata.refs.values())
 
 
-def only_rewritten_since(metadata: Mapping[str, Any], snapshot_id: int) -> bool:
+def only_rewritten_since(metadata: TableMetadata, snapshot_id: int) -> bool:
     """Whether the current snapshot descends from `snapshot_id` by rewrites alone, so that both hold the same rows.
 
     False if the history between the two is no longer complete.
     """
-    current = int(metadata.get("current-snapshot-id") or -1)
+    current = metadata.current_snapshot_id
     while current != snapshot_id:
-        snapshot = snapshot_of(metadata, current)
-        if snapshot is None or snapshot.get("summary", {}).get("operation") != REPLACE:
+        snapshot = None if current is None else metadata.snapshot(current)
+        if snapshot is None or not snapshot.summary.only_rewrites:
             return False
-        current = int(snapshot.get("parent-snapshot-id") or -1)
+        current = snapshot.parent_id
     return True

@@ -1,1 +1,1 @@
-"""Iceberg's files: metadata, manifests, data and delete files, schemas and bounds."""
+"""Iceberg's data files and delete files, their schemas and bounds."""

@@ -29,8 +29,8 @@ FORMAT_VERSION: Final = 2
 _COMPRESSION = "zstd"
 _COMPRESSION_LEVEL = 1
 
-_ROW_GROUP_ROWS = 512 * 1024
-_ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_ROWS = 512 * 1024
+ROW_GROUP_BYTES = 64 << 20
 """A row group closes at the first of these limits. This bounds a task's memory, and readers share work by row group."""
 
 _SAMPLE_ROWS = 512
@@ -125,7 +125,7 @@ class DataFileWriter:
     """Streams record batches into one Parquet file; a context manager.
 
     `written` describes the file after the block has ended without error. If the block fails, no file remains. Memory:
-    one row group, at most 64 MiB of Arrow data, and one batch.
+    one row group, which closes at `row_group_rows` rows or `row_group_bytes` of Arrow data, and one batch.
     """
 
     def __init__(
@@ -134,10 +134,15 @@ class DataFileWriter:
         location: str,
         storage: StorageOptions,
         content: FileContent = FileContent.DATA,
+        *,
+        row_group_rows: int = ROW_GROUP_ROWS,
+        row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
         self._schema = schema
         self._storage = storage
         self._content = content
+        self._row_group_rows = row_group_rows
+        self._row_group_bytes = row_group_bytes
         suffix = "" if content is FileContent.DATA else "-deletes"
         self._path = join(location, "data", f"{uuid.uuid4().hex}{suffix}.parquet")
         self._file_schema = pa.schema([_file_field(arrow) for arrow in schema.arrow])
@@ -165,7 +170,7 @@ class DataFileWriter:
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
         self._waiting_bytes += table.nbytes
-        if self._waiting_rows >= _ROW_GROUP_ROWS or self._waiting_bytes >= _ROW_GROUP_BYTES:
+        if self._waiting_rows >= self._row_group_rows or self._waiting_bytes >= self._row_group_bytes:
             self._flush()
 
     def __exit__(

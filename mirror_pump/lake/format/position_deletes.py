@@ -32,11 +32,17 @@ _SCHEMA = pa.schema(
 )
 _LONG = struct.Struct("<q")
 
-_ROW_GROUP_ROWS = 512 * 1024
+ROW_GROUP_ROWS = 512 * 1024
 """Maximum rows per row group. Files are sorted by path, so readers skip groups by their paths."""
 
 
-def write_position_deletes(positions: Mapping[str, Positions], location: str, storage: StorageOptions) -> WrittenFile:
+def write_position_deletes(
+    positions: Mapping[str, Positions],
+    location: str,
+    storage: StorageOptions,
+    *,
+    row_group_rows: int = ROW_GROUP_ROWS,
+) -> WrittenFile:
     """Writes one file below `location`/data. `positions`: sorted row numbers by data file URI, as in manifests.
 
     The bounds on file_path are whole paths, never truncated. Equal bounds tell engines that the file refers to a single
@@ -56,7 +62,7 @@ def write_position_deletes(positions: Mapping[str, Positions], location: str, st
             column_encoding={"pos": "DELTA_BINARY_PACKED"},
             store_schema=False,
         ) as writer:
-            for table in _row_groups(paths, positions):
+            for table in _row_groups(paths, positions, row_group_rows):
                 writer.write_table(table, row_group_size=table.num_rows)
         size = sink.tell()
         footer = writer.writer.metadata
@@ -88,17 +94,17 @@ def write_position_deletes(positions: Mapping[str, Positions], location: str, st
     )
 
 
-def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions]) -> Iterator[pa.Table]:
+def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions], most_rows: int) -> Iterator[pa.Table]:
     """The rows, sorted by file_path, then pos, as the Iceberg spec requires, and split into row groups."""
     waiting: list[tuple[str, Positions]] = []
     rows = 0
     for path in paths:
         remaining = positions[path]
         while len(remaining):
-            part, remaining = remaining[: _ROW_GROUP_ROWS - rows], remaining[_ROW_GROUP_ROWS - rows :]
+            part, remaining = remaining[: most_rows - rows], remaining[most_rows - rows :]
             waiting.append((path, part))
             rows += len(part)
-            if rows == _ROW_GROUP_ROWS:
+            if rows == most_rows:
                 yield _table(waiting)
                 waiting, rows = [], 0
     if waiting:

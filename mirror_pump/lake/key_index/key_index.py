@@ -24,15 +24,11 @@ Places: TypeAlias = npt.NDArray[np.int64]
 NOWHERE = -1
 POSITION_BITS = 32
 
-_LEAF = 1 << 19
-"""Entries of a leaf after a split. A leaf always has fewer than twice as many."""
-_RECENT = 1 << 16
-"""Recent runs may hold at least this many entries before they are merged into the leaves."""
 _RECENT_SHARE = 8
 """Recent runs may also hold one entry per this many in the leaves, which bounds how often an entry is copied."""
 _GONE_SHARE = 4
-"""Share of entries of removed keys that triggers a rewrite: more than `_RECENT` plus one per this many keys present.
-This bounds how often an entry is copied, and keeps memory proportional to the keys present."""
+"""Share of entries of removed keys that triggers a rewrite: more than `recent_entries` plus one per this many keys
+present. This bounds how often an entry is copied, and keeps memory proportional to the keys present."""
 _FANOUT = 4
 """A recent run is merged with its predecessor unless the predecessor is at least this many times larger."""
 
@@ -96,6 +92,10 @@ class KeyIndex:
     """Words of a packed key."""
     alive: int = 0
     """Number of keys that have a place."""
+    leaf_entries: int = field(default=1 << 19, kw_only=True)
+    """Entries of a leaf after a split. A leaf always has fewer than twice as many."""
+    recent_entries: int = field(default=1 << 16, kw_only=True)
+    """Recent runs may hold at least this many entries before they are merged into the leaves."""
     _leaves: list[_Run] = field(default_factory=list)
     _recent: list[_Run] = field(default_factory=list)
 
@@ -170,8 +170,9 @@ class KeyIndex:
         while len(recent) > 1 and len(recent[-2]) < _FANOUT * len(recent[-1]):
             last = recent.pop()
             recent[-1] = _sorted([recent[-1], last], self.words)
-        rewrite_all = len(self) - self.alive > _RECENT + self.alive // _GONE_SHARE
-        if rewrite_all or sum(map(len, recent)) > max(_RECENT, sum(map(len, self._leaves)) // _RECENT_SHARE):
+        rewrite_all = len(self) - self.alive > self.recent_entries + self.alive // _GONE_SHARE
+        most = max(self.recent_entries, sum(map(len, self._leaves)) // _RECENT_SHARE)
+        if rewrite_all or sum(map(len, recent)) > most:
             self._recent = []
             self._merge(_alive(_sorted(recent, self.words)), everywhere=rewrite_all)
 
@@ -182,7 +183,7 @@ class KeyIndex:
         Old leaves are released one by one as new ones are built, so the index is never in memory twice.
         """
         if not self._leaves:
-            self._leaves = list(_split(new))
+            self._leaves = list(_split(new, self.leaf_entries))
             return
         limits = np.searchsorted(new.keys.first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
         old, self._leaves = self._leaves[::-1], []
@@ -196,14 +197,15 @@ class KeyIndex:
             part = slice(begin, end)
             small.append(_sorted([_alive(leaf), _Run(new.keys.take(part), new.places[part])], self.words))
             # Little of a leaf may remain, so small neighbours are joined.
-            if sum(map(len, small)) >= _LEAF:
+            if sum(map(len, small)) >= self.leaf_entries:
                 self._add(small)
         self._add(small)
 
     def _add(self, runs: list[_Run]) -> None:
         """Turns neighbouring runs, whose keys follow those of all leaves, into leaves, and empties the list."""
         if runs:
-            self._leaves += _split(runs[0] if len(runs) == 1 else _sorted(runs, self.words))
+            run = runs[0] if len(runs) == 1 else _sorted(runs, self.words)
+            self._leaves += _split(run, self.leaf_entries)
             runs.clear()
 
 
@@ -229,13 +231,13 @@ def _alive(run: _Run) -> _Run:
     return run if alive.all() else _Run(run.keys.take(alive), run.places[alive])
 
 
-def _split(run: _Run) -> Iterator[_Run]:
-    """Splits a run into leaves. Keys that share a first word stay together."""
+def _split(run: _Run, entries: int) -> Iterator[_Run]:
+    """Splits a run into leaves of about this many entries. Keys that share a first word stay together."""
     begin = 0
     while begin < len(run):
         end = len(run)
-        if end - begin >= 2 * _LEAF:
-            end = int(np.searchsorted(run.keys.first, run.keys.first[begin + _LEAF], "right"))
+        if end - begin >= 2 * entries:
+            end = int(np.searchsorted(run.keys.first, run.keys.first[begin + entries], "right"))
         # Copied, since a view would keep the whole run in memory.
         part = np.arange(begin, end)
         yield _Run(run.keys.take(part), run.places[part])

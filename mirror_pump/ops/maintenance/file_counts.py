@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifest_list import Manifest
-from mirror_pump.lake.format.manifests import stored_of
+from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.metadata.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 
@@ -39,7 +39,7 @@ class FileCounter:
         counts = [self._count(manifest) for manifest in live]
         sizes = [size for count in counts for size in count.sizes]
         by_class = _by_class(sizes, class_bounds(target_bytes))
-        snapshots = table.metadata["snapshots"]
+        snapshots = table.metadata.snapshots
         return TableStats(
             data_files=len(sizes),
             small_files=sum(by_class),
@@ -54,9 +54,9 @@ class FileCounter:
             delete_bytes=sum(count.delete_bytes for count in counts),
             manifests=len(live),
             snapshots=len(snapshots),
-            oldest_snapshot_ms=min((int(snapshot["timestamp-ms"]) for snapshot in snapshots), default=None),
-            metadata_bytes=metadata_length(table),
-            sequence_number=int(table.metadata["last-sequence-number"]),
+            oldest_snapshot_ms=min((snapshot.timestamp_ms for snapshot in snapshots), default=None),
+            metadata_bytes=len(table.metadata.to_json()),
+            sequence_number=int(table.metadata.last_sequence_number),
         )
 
     def forget_all_but(self, tables: Sequence[LakeTable]) -> None:
@@ -82,13 +82,6 @@ class FileCounter:
                 counts.position_files += 1
                 counts.position_rows += entry.records
         return counts
-
-
-def metadata_length(table: LakeTable) -> int:
-    """Length of the table's metadata document in bytes."""
-    import orjson
-
-    return len(orjson.dumps(dict(table.metadata)))
 
 
 def _by_class(sizes: Sequence[int], bounds: Sequence[int]) -> tuple[int, ...]:

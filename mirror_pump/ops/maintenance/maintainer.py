@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.engine.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
@@ -37,9 +38,9 @@ from mirror_pump.telemetry import get_logger
 
 _POLL = 0.5
 """Seconds between looks at requests, and at the answer to one."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds that a table whose pass failed is left alone for; doubles with each failure in a row."""
-_RECONNECT_PAUSE = 5.0
+_TABLE_BACKOFF = Backoff(first=60.0, longest=3600.0)
+"""How long a table is left alone after its pass failed."""
+_RECONNECT_BACKOFF = Backoff(first=5.0, longest=5.0)
 
 Start = Callable[[], Procedures]
 
@@ -189,7 +190,8 @@ class MaintenanceServer:
         self._settings = settings
         self._start = start or own_spark(settings)
         self._stopping = threading.Event()
-        self._failures: dict[TableId, tuple[int, float]] = {}
+        self._failed: dict[TableId, Retries] = {}
+        """The tables whose last pass failed."""
         self._log = get_logger("maintain")
 
     def request_stop(self) -> None:
@@ -198,13 +200,15 @@ class MaintenanceServer:
 
     def run(self) -> None:
         """Serve until a stop is requested. Lost connections are made anew; raises what a person has to mend."""
+        retries = Retries(_RECONNECT_BACKOFF)
         while not self._stopping.is_set():
             try:
                 with self._maintenance() as (connection, maintenance):
                     self._serve(connection, maintenance)
             except ConnectionLost as error:
                 self._log.warning("retrying", error=str(error))
-                self._stopping.wait(_RECONNECT_PAUSE)
+                retries.failed()
+                retries.wait(self._stopping.wait)
 
     @contextmanager
     def _maintenance(self) -> Iterator[tuple[PgConnection, Maintenance]]:
@@ -237,7 +241,8 @@ class MaintenanceServer:
         for debt in maintenance.look():
             table_id = debt.table.table_id
             due = debt.policy.maintenance_enabled and debt.due(asked=False)
-            if self._stopping.is_set() or not due or time.monotonic() < self._failures.get(table_id, (0, 0.0))[1]:
+            failed = self._failed.get(table_id)
+            if self._stopping.is_set() or not due or (failed is not None and not failed.due):
                 continue
             worked = True
             self._report(table_id, maintenance.maintain(table_id))
@@ -247,10 +252,8 @@ class MaintenanceServer:
         if result is None:
             return
         if result.errors:
-            failures = self._failures.get(table_id, (0, 0.0))[0]
-            pause = min(_FIRST_PAUSE * 2**failures, _LONGEST_PAUSE)
-            self._failures[table_id] = (failures + 1, time.monotonic() + pause)
+            self._failed.setdefault(table_id, Retries(_TABLE_BACKOFF)).failed()
         else:
-            self._failures.pop(table_id, None)
+            self._failed.pop(table_id, None)
         shown: dict[str, Any] = {"table": result.table, "done": result.done, "errors": result.errors}
         self._log.info("pass", **{key: value for key, value in shown.items() if value})

@@ -12,9 +12,8 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from pydantic import SecretStr
-
-from mirror_pump.config import ENV_PREFIX, Settings
+from mirror_pump.backoff import Backoff, Retries
+from mirror_pump.config import Settings
 from mirror_pump.service_thread import ServiceThread
 from mirror_pump.telemetry import get_logger
 
@@ -27,8 +26,8 @@ main()
 """
 """What the process runs: first it asks for SIGTERM when the pump is gone, also when that is killed (prctl(2),
 PR_SET_PDEATHSIG)."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
-"""Seconds before a maintainer that ended is started again; doubles."""
+_BACKOFF = Backoff(first=5.0, longest=300.0)
+"""Before a maintainer that ended is started again."""
 _GRACE = 10.0
 """Seconds that it has to end when the pump does; what it was at is abandoned then, which harms nothing."""
 
@@ -37,7 +36,7 @@ class MaintainerProcess:
     """A maintainer that serves with the pump's settings. Enter it to start, leave it to stop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._environment = os.environ | environment(settings)
+        self._environment = os.environ | settings.environment()
         self._thread = ServiceThread("maintainer", self._run)
         self._log = get_logger("maintain")
 
@@ -51,7 +50,7 @@ class MaintainerProcess:
         self._thread.stop()
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        retries = Retries(_BACKOFF)
         while not self._thread.stopping():
             command = [sys.executable, "-c", _PROGRAM]
             # A group of its own leaves a terminal's Ctrl-C to the pump.
@@ -61,19 +60,9 @@ class MaintainerProcess:
                 if process.poll() is None:
                     _end(process)
                     return
+            pause = retries.failed()
             self._log.warning("the maintainer ended", exit_code=process.returncode, again_in=pause)
-            self._thread.pause(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """The settings as environment variables, which no other user of the machine can read."""
-    found = {}
-    for name, value in settings:
-        if value is not None:
-            text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-            found[f"{ENV_PREFIX}{name.upper()}"] = text
-    return found
+            retries.wait(self._thread.pause)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

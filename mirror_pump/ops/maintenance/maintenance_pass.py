@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
+from mirror_pump.backoff import Backoff
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
@@ -68,6 +67,8 @@ from mirror_pump.telemetry import get_logger
 _ATTEMPTS = 4
 """Of an operation that other commits were in the way of: Iceberg itself has tried its commit 50 times by then, so the
 conflict is in substance, and goes away only with new input."""
+_BACKOFF = Backoff(first=0.5, longest=10.0, jitter=1.0)
+"""Between these attempts."""
 _SWEPT_SHOWN = 20
 """Locations of deleted files that the journal keeps."""
 
@@ -229,14 +230,8 @@ class Maintenance:
         to the next."""
         name = NAMES[type(due)]
         self._log.info(name, table=str(debt.table.name), reason=due.reason)
-        attempts = Retrying(
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.5, max=10),
-            retry=retry_if_exception_type(CommitConflict),
-            reraise=True,
-        )
         try:
-            for attempt in attempts:
+            for attempt in _BACKOFF.attempts(lambda error: isinstance(error, CommitConflict), most=_ATTEMPTS):
                 with attempt:
                     counts = self._once(debt.table.table_id, due)
         except (LakeError, TableError) as error:
@@ -285,7 +280,7 @@ class Maintenance:
                 missing = {
                     key: value
                     for key, value in {**ENGINE_PROPERTIES, **debt.state.schema.engine_properties}.items()
-                    if key not in debt.state.metadata.get("properties", {})
+                    if key not in debt.state.metadata.properties
                 }
                 if missing:
                     with self._window(debt, at_once=True):
@@ -327,7 +322,7 @@ class Maintenance:
         # A pinned one that the history lost may need files of those that are in it.
         pinned_snapshots(debt.state, debt.table)
         # What was pinned since the decision, and what the history has lost since, is left out.
-        present = {int(snapshot["snapshot-id"]) for snapshot in debt.state.metadata["snapshots"]}
+        present = {snapshot.snapshot_id for snapshot in debt.state.metadata.snapshots}
         ids = [
             snapshot_id
             for snapshot_id in due.snapshot_ids

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mirror_pump.engine.rewrite_request import Rewrite
 from mirror_pump.lake.contents.snapshot_history import ages_by_branch, expirable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.policy import Policy
 
 _METADATA_LARGE = 4 << 20
@@ -155,7 +155,7 @@ def manifests_of(figures: TableStats, policy: Policy, *, asked: bool) -> Rewrite
 
 
 def expiry_of(
-    metadata: Mapping[str, Any], protected: Collection[int], policy: Policy, now_ms: int, *, asked: bool
+    metadata: TableMetadata, protected: Collection[int], policy: Policy, now_ms: int, *, asked: bool
 ) -> ExpireSnapshots | None:
     """The expiry that is due, if one is."""
     if not policy.snapshot_expiry_enabled or ages_by_branch(metadata):
@@ -174,7 +174,7 @@ def sweep_of(figures: TableStats, policy: Policy, past: Past, *, asked: bool) ->
     return SweepFiles(f"{commits} commits since the last sweep")
 
 
-def warnings_of(metadata: Mapping[str, Any], figures: TableStats, policy: Policy) -> list[str]:
+def warnings_of(metadata: TableMetadata, figures: TableStats, policy: Policy) -> list[str]:
     """What somebody should know of a table's lake side, in words."""
     found = []
     if figures.equality_delete_rows >= policy.delete_compaction_min_rows:
@@ -195,6 +195,6 @@ def warnings_of(metadata: Mapping[str, Any], figures: TableStats, policy: Policy
         found.append(f"a metadata file of {figures.metadata_bytes} bytes: every commit writes one")
     if policy.snapshot_expiry_enabled and ages_by_branch(metadata):
         found.append("a branch has a snapshot age of its own, which expiry would obey against read pins: none is done")
-    if metadata.get("properties", {}).get("gc.enabled") == "false":
+    if metadata.properties.get("gc.enabled") == "false":
         found.append("the table property gc.enabled is false: nothing expires and nothing is swept")
     return found

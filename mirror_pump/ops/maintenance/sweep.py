@@ -16,15 +16,15 @@ A table whose initial copy runs is not swept at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from mirror_pump.engine.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import metadata_directory, seam_directory, seam_locations, snapshot_of
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, seam_directory
+from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
 from mirror_pump.policy import Policy
@@ -67,8 +67,11 @@ def sweep(
     storage: StorageOptions,
     *,
     dry_run: bool,
+    clock_skew: float = CLOCK_SKEW,
 ) -> Sweep | None:
     """Look for unreferenced files and, unless it is a dry run, delete them. The caller holds the table's lock.
+
+    `clock_skew`: seconds by which the clocks of pump, maintainer and storage may differ.
 
     None: the table is not what it was, or is being copied. Raises LakeError when the storage fails, or when a pinned
     snapshot is not in the table's history, so that what it needs cannot be told.
@@ -76,7 +79,7 @@ def sweep(
     now = time.time()
     before = now - policy.orphan_grace_hours * 3600
     metadata_before = now - policy.metadata_grace_hours * 3600
-    if not dry_run and not begin_sweep(connection, slot, table, before + CLOCK_SKEW):
+    if not dry_run and not begin_sweep(connection, slot, table, before + clock_skew):
         return None
     # Read after the declaration: every publish that did not heed it is in what is read now.
     present = read_tables(connection, slot, [table.table_id])
@@ -86,7 +89,7 @@ def sweep(
     state = LakeTable.load(current.metadata_location, storage)
     oldest_pin = _oldest_pin(state, current)
     listed = [file for root in _roots(state) for file in list_files(root, storage)]
-    named = current.locations_in_use | seam_locations(state.metadata)
+    named = current.locations_in_use | state.metadata.seam_locations
     candidates = sorted(
         (
             file
@@ -117,12 +120,12 @@ def _roots(state: LakeTable) -> Collection[str]:
     return {join(state.location, "data"), metadata_directory(state.metadata), seam_directory(state.metadata)}
 
 
-def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Mapping[str, Any]]:
+def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Snapshot]:
     """The snapshots that readers have pinned. Raises LakeError if one is not in the table's history: what it needs
     cannot be told then, and no file may be deleted."""
-    found: list[Mapping[str, Any]] = []
+    found: list[Snapshot] = []
     for snapshot_id in table.pinned:
-        snapshot = snapshot_of(state.metadata, snapshot_id)
+        snapshot = state.metadata.snapshot(snapshot_id)
         if snapshot is None:
             raise LakeError(
                 f"a reader has pinned snapshot {snapshot_id} of {table.name}, which is not in its history",
@@ -134,7 +137,7 @@ def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Mapping[s
 
 def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
     """When the oldest pinned snapshot was made, seconds since 1970; None if none is pinned."""
-    return min((snapshot["timestamp-ms"] / 1000 for snapshot in pinned_snapshots(state, table)), default=None)
+    return min((snapshot.timestamp_ms / 1000 for snapshot in pinned_snapshots(state, table)), default=None)
 
 
 def _limit(before: float, oldest_pin: float | None) -> float:

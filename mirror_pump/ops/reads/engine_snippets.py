@@ -15,9 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from mirror_pump.config import Settings
 from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.ops.reads.reader_roles import may_read
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.quoting import identifier, spark_identifier
 from mirror_pump.source.connect import connect, source_errors
 from sql import queries
@@ -48,10 +47,9 @@ def snippet(
         connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
         source_errors("reading the lake's tables"),
     ):
-        table = connection.execute(_SQL["lake_tables"]).fetchone() or _EXAMPLE
+        namespace, name = connection.execute(_SQL["lake_tables"]).fetchone() or _EXAMPLE
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
-    namespace, name = str(table[0]), str(table[1])
     warehouse = settings.require_warehouse()
     dsn = _without_password(dsn) if user is None else make_conninfo(_without_password(dsn), user=user)
     advice = _ADVICE if user is None else ""
@@ -177,7 +175,7 @@ table = catalog.load_table(({_text(namespace)}, {_text(name)}))
 readable, copying, frontier = [], False, None
 for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
     summary = snapshot.summary
-    if summary.get("{COLD_CUT}") is not None:
+    if summary.get("{ARCHIVE_CUT_LINE}") is not None:
         continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
     # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves the frontier
     # as it was.

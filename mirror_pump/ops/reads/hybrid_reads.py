@@ -204,7 +204,7 @@ def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[Delt
     )
     texts = [None if row.gone else row.values[place] for row in rows]
     with source_errors(f"sorting changes of {table.name}"):
-        return [bool(row[0]) for row in moment.connection.execute(query.encode(), (texts,)).fetchall()]
+        return [bool(young) for (young,) in moment.connection.execute(query.encode(), (texts,))]
 
 
 def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None) -> Point | None:
@@ -233,9 +233,11 @@ def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None
             f"SELECT {value.format('min(k)')}, {value.format('max(k)')} FROM (SELECT {name} AS k FROM"
             f" {table.name.quoted}{finite}) h".encode()
         ).fetchone()
-    if row is None or row[0] is None:
+    assert row is not None
+    lowest, highest = row
+    if lowest is None:
         return Point(column.name, kind, END)
-    return Point(column.name, kind, row[1] - (row[1] - row[0]) // _YOUNG_SHARE)
+    return Point(column.name, kind, highest - (highest - lowest) // _YOUNG_SHARE)
 
 
 def _given(moment: ConsistentSnapshot, type_sql: str, value: str, split: Split) -> int:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import FileMissing, TableError, UsageError
-from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
@@ -50,14 +50,14 @@ from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
 from mirror_pump.source.connect import connect, source_errors
+from mirror_pump.source.rows import fetch_rows
+from sql import queries
 
 if TYPE_CHECKING:
     import duckdb
 
 _LOCKS = {ReadMode.SEAM: Locks.DIVIDED, ReadMode.LAKE: Locks.NONE, ReadMode.HEAP: Locks.ALL}
-_TABLES = (
-    "SELECT t.table_id, t.schema_name, t.table_name FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)"
-)
+_SQL = queries("names")
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,23 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),
     ):
-        mirrored = {
-            TableId(table_id): TableName(schema, name) for table_id, schema, name in catalog.execute(_TABLES).fetchall()
-        }
+        rows = fetch_rows(catalog, _TableRow, _SQL["tables"])
+    mirrored = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
     found: dict[TableId, list[str]] = {}
     for parts in sorted({_parts(name) for name in used}):
         table_id = _find(parts, mirrored)
         if table_id is not None:
             found.setdefault(table_id, []).append(".".join(identifier(part) for part in parts))
     return found
+
+
+@dataclass(frozen=True)
+class _TableRow:
+    """A row of the query `tables`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
 
 
 def _explained(statement: str) -> str:
@@ -292,7 +300,7 @@ def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn:
     # Pinned snapshots are not thinned out any more. If a pin came too late, its snapshot is already gone.
     for name, snapshot_id in found.items():
         location = moment.main_now(seams[name].table.table_id)
-        if snapshot_of(read_metadata(location, storage), snapshot_id) is None:
+        if read_metadata(location, storage).snapshot(snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out this moment", "try again")
     warn(f"read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]

@@ -68,7 +68,7 @@ def _write(settings: Settings, query: Query, written_as: str, result: Path, warn
     with open_query(settings, query, warn) as connection, stopped_by_ctrl_c(connection):
         if _explains(statement):
             rows = connection.execute(statement).fetchall()
-            result.write_text("".join(f"{row[-1]}\n" for row in rows), encoding="utf-8")
+            result.write_text("".join(f"{text}\n" for *_, text in rows), encoding="utf-8")
         elif written_as == "table":
             result.write_text(_as_text(connection, statement), encoding="utf-8")
         else:

@@ -32,9 +32,9 @@ import pyarrow as pa
 from decoders.columns import ColumnType, Kind
 from decoders.text import parse_rows
 from mirror_pump.errors import SourceError, TableError
-from mirror_pump.lake.format.metadata import read_metadata, snapshot_of
 from mirror_pump.lake.format.raw_text_columns import SIDECAR_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, Lsn, MirroredTable, TableState, TierKind
 from mirror_pump.quoting import identifier
@@ -179,7 +179,7 @@ def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
     The head is pinned as long as the database snapshot is held.
     """
-    head = int(read_metadata(seam.main_location, storage).get("current-snapshot-id") or -1)
+    head = read_metadata(seam.main_location, storage).current_snapshot_id or -1
     moment.pin_also(seam.table.table_id, head)
     return LakeSide(seam.main_location, head, None)
 
@@ -259,19 +259,17 @@ def _initial(read: TableRead) -> pa.Table | None:
 def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:
     """Return the schema with which the lake's snapshot is read."""
     metadata = read_metadata(lake.location, storage)
-    schema_id = metadata["current-schema-id"]
+    schema_id = metadata.current_schema_id
     if lake.snapshot_id is not None and lake.snapshot_id != -1:
-        snapshot = snapshot_of(metadata, lake.snapshot_id)
+        snapshot = metadata.snapshot(lake.snapshot_id)
         if snapshot is None:
             raise SourceError(
                 f"snapshot {lake.snapshot_id} is not in {lake.location} any more",
                 "try again; if it happens every time, report it with the output of `mirror-pump status`",
             )
-        if lake.snapshot_id != metadata.get("current-snapshot-id"):
-            schema_id = snapshot.get("schema-id", schema_id)
-    return LakeSchema.from_iceberg_json(
-        next(schema for schema in metadata["schemas"] if schema["schema-id"] == schema_id)
-    )
+        if lake.snapshot_id != metadata.current_snapshot_id and snapshot.schema_id is not None:
+            schema_id = snapshot.schema_id
+    return metadata.schema(schema_id)
 
 
 def _sidecar_names(table: MirroredTable) -> dict[int, str]:

@@ -18,12 +18,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY, FRONTIER_PROPERTY
 
 _NAMED = 3
 """The number of readable frontiers that an error names."""
@@ -80,24 +79,22 @@ def parse_when(text: str) -> When:
     return When(None, round(moment.timestamp() * 1000))
 
 
-def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
+def history(metadata: TableMetadata, complete_from: Lsn) -> History:
     """Return the history of the table's branch `main`.
 
     Before the position `complete_from` the table was incomplete, because its copy was still running.
     """
-    main = [snapshot for snapshot in metadata["snapshots"] if COLD_CUT not in snapshot.get("summary", {})]
-    main.sort(key=lambda snapshot: int(snapshot.get("sequence-number", 0)))
+    main = [snapshot for snapshot in metadata.snapshots.oldest_first() if not snapshot.is_archive]
     found: list[PastSnapshot] = []
     frontier: Lsn | None = None
-    before: Mapping[str, Any] | None = None
+    before: Snapshot | None = None
     begins = False
     for place, snapshot in enumerate(main):
-        summary = snapshot.get("summary", {})
-        stated = summary.get(FRONTIER_PROPERTY)
-        if COPYING_PROPERTY in summary:
+        summary = snapshot.summary
+        if summary.copying:
             frontier, found = None, []
-        elif stated is not None:
-            frontier = parse_lsn(stated)
+        elif summary.frontier is not None:
+            frontier = summary.frontier
         # Other engines that rewrite files do not record the frontier: it is that of the snapshot before. If the
         # beginning of the history is gone, that frontier is unknown.
         if frontier is not None and frontier >= complete_from:
@@ -105,18 +102,18 @@ def history(metadata: Mapping[str, Any], complete_from: Lsn) -> History:
                 begins = before is not None and _copied(before) and _follows(snapshot, before)
             following = main[place + 1] if place + 1 < len(main) else None
             followed = following is None or _follows(following, snapshot)
-            found.append(PastSnapshot(int(snapshot["snapshot-id"]), frontier, followed, int(snapshot["timestamp-ms"])))
+            found.append(PastSnapshot(snapshot.snapshot_id, frontier, followed, snapshot.timestamp_ms))
         before = snapshot
     return History(tuple(found), begins)
 
 
-def _copied(snapshot: Mapping[str, Any]) -> bool:
+def _copied(snapshot: Snapshot) -> bool:
     """Return whether the snapshot is part of a copy, or the empty one with which a table is created."""
-    return COPYING_PROPERTY in snapshot.get("summary", {}) or snapshot.get("parent-snapshot-id") is None
+    return snapshot.summary.copying or snapshot.parent_id is None
 
 
-def _follows(snapshot: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
-    return bool(snapshot.get("parent-snapshot-id") == former["snapshot-id"])
+def _follows(snapshot: Snapshot, former: Snapshot) -> bool:
+    return snapshot.parent_id == former.snapshot_id
 
 
 def snapshots_at(

@@ -17,6 +17,7 @@ from mirror_pump.source.relations.relations import describe, refuse, resolve_nam
 from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
@@ -111,6 +112,16 @@ def _preview(
     )
 
 
+@dataclass(frozen=True)
+class _Size:
+    """A row of the query `sizes`."""
+
+    relation_id: int
+    rows: float
+    """The server's estimate; below 0 if it has none."""
+    bytes: int
+
+
 def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -> RetentionPreview:
     tier = plan.tier
     assert tier.lag is not None
@@ -118,20 +129,21 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
     with source_errors("looking at partitions"):
         attached = source.read_attached(connection, table_id)
         newest = source.high_water(connection, tier, attached)
-        sizes = {row[0]: row[1:] for row in connection.execute(_SQL["sizes"], {"table_id": table_id}).fetchall()}
+        found = fetch_rows(connection, _Size, _SQL["sizes"], {"table_id": table_id})
+        sizes = {size.relation_id: size for size in found}
     partitions = []
     for partition in attached:
         if partition.is_default:
             continue
-        rows, size_bytes = sizes.get(partition.relation_id, (-1, 0))
+        size = sizes.get(partition.relation_id, _Size(partition.relation_id, rows=-1, bytes=0))
         due = source.is_due(tier, partition.hi, lag, lambda: newest)
         partitions.append(
             PartitionPreview(
                 str(partition.name),
                 shown(tier.kind, partition.lo),
                 shown(tier.kind, partition.hi),
-                int(rows) if rows >= 0 else None,
-                size_bytes,
+                int(size.rows) if size.rows >= 0 else None,
+                size.bytes,
                 due,
                 "leaves once the table is copied" if due else when_due(tier, partition.hi, lag, newest),
             )

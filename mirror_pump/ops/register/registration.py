@@ -40,8 +40,9 @@ from mirror_pump.lake.commit.catalog import (
 from mirror_pump.lake.commit.presence import require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import archive_snapshot, read_document
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.metadata_files import read_any_version
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
@@ -71,6 +72,7 @@ from mirror_pump.source.retention.retention_plan import (
     plan_retention,
     sheds,
 )
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
@@ -310,10 +312,10 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
     if pointer is None:
         return
     try:
-        cold = archive_snapshot(read_document(pointer, storage))
+        archive = read_any_version(pointer, storage).archive_snapshot
     except FileMissing:
         return
-    if cold is not None and int(cold["summary"].get("total-records", 0)):
+    if archive is not None and archive.summary.total(Total.RECORDS):
         raise TableError(
             f"the lake table {name} of a former registration holds rows that the heap had shed",
             "Rename the lake table with an engine that has the catalog (mirror-pump connect), or, if nobody needs them,"
@@ -457,8 +459,22 @@ def _shown(
 def _progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
     """Return the progress of each table's copy, mapped to the table's error text."""
     with source_errors("reading the copies' progress"):
-        rows = connection.execute(_SQL["progress"], {"table_ids": list(tables)}).fetchall()
-    return {
-        CopyProgress(str(TableName(schema, name)), state, done, total, copied, error): error
-        for _, schema, name, state, error, done, total, copied in rows
-    }
+        rows = fetch_rows(connection, _ProgressRow, _SQL["progress"], {"table_ids": list(tables)})
+    return {row.progress(): row.error for row in rows}
+
+
+@dataclass(frozen=True)
+class _ProgressRow:
+    """A row of the query `progress`; see CopyProgress."""
+
+    schema_name: str
+    table_name: str
+    state: str
+    error: str
+    chunks_done: int
+    chunks_total: int
+    rows: int
+
+    def progress(self) -> CopyProgress:
+        name = TableName(self.schema_name, self.table_name)
+        return CopyProgress(str(name), self.state, self.chunks_done, self.chunks_total, self.rows, self.error)

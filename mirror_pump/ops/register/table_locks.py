@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import psycopg
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from mirror_pump.backoff import Backoff
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.model import TableName
@@ -22,14 +22,9 @@ def limit_lock(connection: PgConnection, settings: Settings) -> None:
 
 def with_lock_retries(settings: Settings, name: TableName, attempt: Callable[[], None]) -> None:
     """Run `attempt` until it gets its locks. Raises TableError after _LOCK_PATIENCE seconds without them."""
-    tries = Retrying(
-        stop=stop_after_delay(_LOCK_PATIENCE),
-        wait=wait_random_exponential(multiplier=settings.lock_timeout, max=4 * settings.lock_timeout),
-        retry=retry_if_exception_type(_LockBusy),
-        reraise=True,
-    )
+    backoff = Backoff(settings.lock_timeout, 4 * settings.lock_timeout, jitter=1.0)
     try:
-        for attempt_context in tries:
+        for attempt_context in backoff.attempts(lambda error: isinstance(error, _LockBusy), seconds=_LOCK_PATIENCE):
             with attempt_context:
                 try:
                     attempt()

@@ -16,6 +16,7 @@ from mirror_pump.ops.setup.undo import Undo
 from mirror_pump.source.catalog.catalog_schema import installed_version, migrate
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.change_notes import install_triggers, watch_partitions
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.server import check_server
 from mirror_pump.source.stream.publication import altered_tables, make_publication, record_published
 from mirror_pump.source.stream.slot import (
@@ -151,10 +152,23 @@ def _triggers(connection: PgConnection, say: Say) -> None:
 def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
     if connection.execute("SELECT to_regclass('modak.mirror_slots') IS NULL").fetchone() == (True,):
         return ()
-    return tuple(
-        _Recorded(slot, publication, SystemIdentity(system, timeline, database), Lsn(applied))
-        for slot, publication, system, timeline, database, applied in connection.execute(_SQL["slots"]).fetchall()
-    )
+    return tuple(row.recorded() for row in fetch_rows(connection, _SlotRow, _SQL["slots"]))
+
+
+@dataclass(frozen=True)
+class _SlotRow:
+    """A row of the query `slots`."""
+
+    slot_name: str
+    publication_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str
+    applied_lsn: Lsn
+
+    def recorded(self) -> _Recorded:
+        identity = SystemIdentity(self.system_identifier, self.timeline, self.database_name)
+        return _Recorded(self.slot_name, self.publication_name, identity, self.applied_lsn)
 
 
 def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Settings:
@@ -184,7 +198,8 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
             raise SourceError(
                 "modak.storage_profiles has no default profile", "mark one: UPDATE ... SET is_default = true"
             )
-        stored, config = str(row[0]), dict(row[1])
+        warehouse, config = row
+        stored = str(warehouse)
         wanted = settings.warehouse or stored
         if not wanted:
             settings.require_warehouse()
@@ -217,8 +232,8 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
     with connection.transaction():
         if sends_generated(connection, publication):
             return
-        concerned = connection.execute(_SQL["computed"], (publication,)).fetchall()
-        shedding = [name for name, sheds, _ in concerned if sheds]
+        concerned = fetch_rows(connection, _ComputedColumns, _SQL["computed"], (publication,))
+        shedding = [table.name for table in concerned if table.sheds]
         if shedding:
             say(
                 f"warning: stored generated columns stay left out: {', '.join(shedding)} would need them in old rows,"
@@ -232,8 +247,19 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
         again = set(altered_tables(connection, settings.slot)) - set(altered)
         record_published(connection, settings.slot, sorted(again))
     say(f"publication {publication}: stored generated columns are published from now on")
-    for name, _, columns in concerned:
-        say(f"{name}: the pump copies it again, with {', '.join(columns)}")
+    for table in concerned:
+        say(f"{table.name}: the pump copies it again, with {', '.join(table.columns)}")
+
+
+@dataclass(frozen=True)
+class _ComputedColumns:
+    """A row of the query `computed`: the stored generated columns of a table."""
+
+    name: str
+    """The table's name, quoted for SQL."""
+    sheds: bool
+    """Whether rows of the table leave the heap, or have left it."""
+    columns: list[str]
 
 
 def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> Lsn:

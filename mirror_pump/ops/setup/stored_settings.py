@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import time
 from typing import Any
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, SourceError, UsageError
 from mirror_pump.source.catalog.catalog_schema import require_current
@@ -16,7 +15,8 @@ REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_r
 """Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's names."""
 
 _FIRST_PAUSE = 0.5
-"""Seconds before the second attempt to reach the server. The pause doubles up to `reconnect_backoff_max`."""
+"""Seconds before the second attempt to reach the server. Further pauses double up to `reconnect_backoff_max`."""
+_JITTER = 0.5
 
 _PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default"
 _SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
@@ -36,14 +36,14 @@ def complete(settings: Settings) -> Settings:
 def complete_when_up(settings: Settings) -> Settings:
     """Do as `complete`, but wait for a server that is unreachable or starting. Each failed attempt is logged."""
     log = get_logger("start")
-    pause = _FIRST_PAUSE
+    retries = Retries(Backoff(_FIRST_PAUSE, settings.reconnect_backoff_max, _JITTER))
     while True:
         try:
             return complete(settings)
         except ConnectionLost as error:
+            pause = retries.failed()
             log.warning("waiting for the server", error=str(error), remedy=error.remedy, again_in=round(pause, 1))
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, settings.reconnect_backoff_max)
+            retries.wait()
 
 
 def complete_from(connection: PgConnection, settings: Settings) -> Settings:
@@ -52,13 +52,14 @@ def complete_from(connection: PgConnection, settings: Settings) -> Settings:
         require_current(connection)
         slots = connection.execute(_SLOTS).fetchall()
         profile = connection.execute(_PROFILE).fetchone()
-    if not slots or profile is None or not profile[0]:
+    warehouse, options = profile or ("", {})
+    if not slots or not warehouse:
         raise _not_initialised(connection)
-    update: dict[str, Any] = {"warehouse": profile[0]}
+    update: dict[str, Any] = {"warehouse": warehouse}
     update |= _slot(settings, {str(slot): str(publication) for slot, publication in slots})
     for key, field in REMEMBERED_STORAGE.items():
-        if getattr(settings, field) is None and profile[1].get(key) is not None:
-            update[field] = str(profile[1][key])
+        if getattr(settings, field) is None and options.get(key) is not None:
+            update[field] = str(options[key])
     return settings.model_copy(update=update)
 
 

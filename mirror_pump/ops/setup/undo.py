@@ -20,6 +20,9 @@ from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.source.catalog.catalog_schema import installed_version
 from mirror_pump.source.connect import PgConnection, connect
+from sql import queries
+
+_SQL = queries("init")
 
 _LOCK = "hashtextextended('modak.init', 0)"
 _LOCK_TIMEOUT = "10s"
@@ -107,12 +110,7 @@ class Undo:
 
     def _drop(self, connection: PgConnection) -> None:
         if self._slot is not None:
-            # Slots belong to the whole server: another database may have got a slot of this name.
-            connection.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                " WHERE slot_name = %s AND database = current_database()",
-                (self._slot,),
-            )
+            connection.execute(_SQL["drop_slot"], {"slot": self._slot})
         if self._publication is not None:
             connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self._publication)))
         self._say(f"taken back: {self._described}")

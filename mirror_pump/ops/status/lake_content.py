@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
-
-import orjson
 
 from mirror_pump.lake.contents.table_stats import TableStats
-from mirror_pump.lake.format.metadata import COLD_CUT, is_archive_snapshot
-from mirror_pump.lake.format.snapshot_summary import live_rows, pending_since, snapshot_stats
+from mirror_pump.lake.metadata.snapshot_stats import live_rows, pending_since, snapshot_stats
+from mirror_pump.lake.metadata.snapshot_summary import SnapshotSummary, Total
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 
 @dataclass(frozen=True)
@@ -34,62 +31,43 @@ class LakeContent:
     figures: TableStats = field(default_factory=TableStats)
     """The figures that maintenance decisions use, as far as the metadata file has them. Sizes of single files and the
     number of manifests are missing."""
-    history: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The part of the metadata document that decides which snapshots expire
-    (mirror_pump.lake.contents.snapshot_history)."""
+    history: TableMetadata = field(default_factory=lambda: TableMetadata({}), repr=False)
+    """The part of the metadata document that decides which snapshots expire: it is kept in memory for every table
+    between reads (mirror_pump.lake.contents.snapshot_history)."""
 
 
-def lake_content(metadata: bytes) -> LakeContent:
+def lake_content(content: bytes) -> LakeContent:
     """Return the current snapshot's figures from a table's metadata JSON (Iceberg spec, snapshot summary fields)."""
-    document = orjson.loads(metadata)
-    current = document.get("current-snapshot-id")
-    summary: Mapping[str, str] = next(
-        (snapshot["summary"] for snapshot in document.get("snapshots", ()) if snapshot["snapshot-id"] == current), {}
-    )
+    metadata = TableMetadata.from_json(content)
+    current = metadata.current_snapshot
+    summary = current.summary if current is not None else SnapshotSummary({})
 
-    def total(name: str) -> int:
-        return int(summary.get(f"total-{name}", 0))
+    def total(name: Total) -> int:
+        return summary.total(name) or 0
 
-    since = pending_since(document)
-    counted = snapshot_stats(document)
+    since = pending_since(metadata)
+    counted = snapshot_stats(metadata)
     return LakeContent(
-        rows=live_rows(document, summary),
-        data_files=total("data-files"),
-        delete_files=total("delete-files"),
-        equality_deletes=total("equality-deletes"),
+        rows=live_rows(metadata, summary),
+        data_files=total(Total.DATA_FILES),
+        delete_files=total(Total.DELETE_FILES),
+        equality_deletes=total(Total.EQUALITY_DELETES),
         equality_deletes_since=None if since is None else datetime.fromtimestamp(since / 1000, UTC),
-        size_bytes=total("files-size"),
+        size_bytes=total(Total.FILES_SIZE),
         written_bytes=counted.written,
         rewritten_bytes=counted.rewritten,
         figures=TableStats(
-            data_files=total("data-files"),
-            records=total("records"),
-            data_bytes=total("files-size"),
-            delete_files=total("delete-files"),
-            equality_delete_rows=total("equality-deletes"),
+            data_files=total(Total.DATA_FILES),
+            records=total(Total.RECORDS),
+            data_bytes=total(Total.FILES_SIZE),
+            delete_files=total(Total.DELETE_FILES),
+            equality_delete_rows=total(Total.EQUALITY_DELETES),
             # Iceberg's summary does not distinguish the kinds of delete files.
-            position_delete_files=0 if total("equality-deletes") else total("delete-files"),
-            position_delete_rows=total("position-deletes"),
-            snapshots=len(document.get("snapshots", ())),
-            metadata_bytes=len(metadata),
-            sequence_number=int(document.get("last-sequence-number", 0)),
+            position_delete_files=0 if total(Total.EQUALITY_DELETES) else total(Total.DELETE_FILES),
+            position_delete_rows=total(Total.POSITION_DELETES),
+            snapshots=len(metadata.snapshots),
+            metadata_bytes=len(content),
+            sequence_number=int(metadata.last_sequence_number),
         ),
-        history=_history(document),
+        history=metadata.expiry_view(),
     )
-
-
-def _history(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only what is needed of the document, because it is kept in memory for every table between reads."""
-    return {
-        "current-snapshot-id": document.get("current-snapshot-id"),
-        "refs": document.get("refs", {}),
-        "snapshots": [
-            {
-                "snapshot-id": snapshot["snapshot-id"],
-                "sequence-number": snapshot.get("sequence-number", 0),
-                "timestamp-ms": snapshot.get("timestamp-ms", 0),
-                "summary": {COLD_CUT: ""} if is_archive_snapshot(snapshot) else {},
-            }
-            for snapshot in document.get("snapshots", ())
-        ],
-    }

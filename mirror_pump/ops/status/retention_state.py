@@ -9,6 +9,7 @@ from typing import Any
 from mirror_pump.model import TableId, TierKind
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import NEVER, shown, span_text
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("status")
@@ -59,10 +60,44 @@ class RetentionState:
 
 def retention_states(connection: PgConnection, slot: str) -> dict[TableId, RetentionState]:
     """Return the states by table, for the tables that have heap retention or are pinned by readers."""
-    found = {}
-    for table_id, kind_name, cut, lag, *rest in connection.execute(_SQL["retention"], (slot,)).fetchall():
-        kind = TierKind(kind_name) if kind_name in list(TierKind) else TierKind.BIGINT
-        found[TableId(table_id)] = RetentionState(
-            shown(kind, cut), None if lag is None or lag == NEVER else span_text(kind, lag), *rest
+    return {row.table_id: row.state() for row in fetch_rows(connection, _RetentionRow, _SQL["retention"], (slot,))}
+
+
+@dataclass(frozen=True)
+class _RetentionRow:
+    """A row of the query `retention`. Fields with the name of one of `RetentionState` mean the same."""
+
+    table_id: TableId
+    tier_key_type: str
+    cut: int
+    lag: int | None
+    """None if no partition leaves the heap."""
+    retention_line: int | None
+    partitions: dict[str, int]
+    stopped: str | None
+    not_made: str | None
+    waits_for: str | None
+    delta_rows: int
+    delta_unfolded: int
+    delta_age: float | None
+    pins: int
+    expired_pins: int
+    oldest_pin_age: float | None
+
+    def state(self) -> RetentionState:
+        kind = TierKind(self.tier_key_type) if self.tier_key_type in list(TierKind) else TierKind.BIGINT
+        return RetentionState(
+            cut=shown(kind, self.cut),
+            lag=None if self.lag is None or self.lag == NEVER else span_text(kind, self.lag),
+            retention_line=self.retention_line,
+            partitions=self.partitions,
+            stopped=self.stopped,
+            not_made=self.not_made,
+            waits_for=self.waits_for,
+            delta_rows=self.delta_rows,
+            delta_unfolded=self.delta_unfolded,
+            delta_age=self.delta_age,
+            pins=self.pins,
+            expired_pins=self.expired_pins,
+            oldest_pin_age=self.oldest_pin_age,
         )
-    return found

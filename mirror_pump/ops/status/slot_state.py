@@ -9,6 +9,7 @@ from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.status_report import Holder, SlotState
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
 from sql import queries
 
@@ -38,7 +39,9 @@ class _Slot:
 def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotState:
     """Return the present state of the slot. Raises SourceError if the catalog does not know it."""
     row, error = _look(connection, slot)
-    holder = connection.execute(_SQL["holder"], (row.commit_time,)).fetchone() if row.commit_time is not None else None
+    holder = None
+    if row.commit_time is not None:
+        holder = fetch_row(connection, Holder, _SQL["holder"], {"before": row.commit_time})
     return SlotState(
         name=slot,
         publication=publication,
@@ -52,7 +55,7 @@ def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotSta
         inactive_since=row.inactive_since,
         safe_wal_bytes=row.safe_wal_bytes,
         error=error,
-        held_by=None if holder is None else Holder(*holder),
+        held_by=holder,
     )
 
 
@@ -76,10 +79,10 @@ def _look(connection: PgConnection, slot: str) -> tuple[_Slot, SourceError | Non
 
 
 def _read(connection: PgConnection, slot: str) -> _Slot:
-    row = connection.execute(_SQL["slot"], (slot,)).fetchone()
+    row = fetch_row(connection, _Slot, _SQL["slot"], (slot,))
     if row is None:
         raise SourceError(f"the catalog does not know slot {slot}", "run `mirror-pump init` first")
-    return _Slot(*row)
+    return row
 
 
 def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
@@ -66,32 +67,32 @@ class StatusReader:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
-            row = self._connection.execute(_SQL["mirror"], (self._settings.slot,)).fetchone()
+            row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
             slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
             assert row is not None, "no slot leaves the catalog"
-            wal, at, database, applied, commit_time, named, epoch, stored_error, replayed, replied_at = row
-            tables = self._connection.execute(_SQL["tables"].encode(), (self._settings.slot,)).fetchall()
-            last_error = pump_error(stored_error)
-            leader = self._leader(named, int(epoch), last_error, at)
+            tables = fetch_rows(self._connection, _TableRow, _SQL["tables"], (self._settings.slot,))
+            last_error = pump_error(row.last_error)
+            leader = self._leader(row.leader, row.leader_epoch, last_error, row.at)
             waiting = standbys(self._connection, self._settings.slot)
             retention = retention_states(self._connection, self._settings.slot)
             unpublished = set()
             if slot.publication_error is None:
                 unpublished = not_whole(self._connection, self._settings.slot)
-        reached = max(applied, replayed or 0)
+        reached = max(row.frontier, row.replayed or 0)
         # The pump reports a position beyond the frontier only when it holds no changes. The lake lacks nothing that was
         # committed before.
-        idle_at = replied_at if replayed is not None and replayed > applied else None
-        lag_seconds = self._lag_seconds(at, commit_time, idle_at, caught_up=reached >= wal)
-        contents = self._contents_at([str(table[8]) for table in tables if table[8] is not None], read_files)
+        idle_at = row.replied_at if row.replayed is not None and row.replayed > row.frontier else None
+        lag_seconds = self._lag_seconds(row.at, row.commit_time, idle_at, caught_up=reached >= row.wal_position)
+        locations = [table.metadata_location for table in tables if table.metadata_location is not None]
+        contents = self._contents_at(locations, read_files)
         status = MirrorStatus(
-            database=database,
+            database=row.database,
             warehouse=self._settings.require_warehouse(),
-            at=at,
-            wal_position=Lsn(wal),
-            frontier=Lsn(applied),
-            commit_time=commit_time,
-            lag_bytes=max(0, wal - reached),
+            at=row.at,
+            wal_position=row.wal_position,
+            frontier=row.frontier,
+            commit_time=row.commit_time,
+            lag_bytes=max(0, row.wal_position - reached),
             lag_seconds=lag_seconds,
             slot=slot,
             leader=leader,
@@ -101,7 +102,7 @@ class StatusReader:
         )
         with source_errors("reading the mirror's status"):
             known = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
-            backlog = maintenance_due(self._connection, self._settings.slot, known, at)
+            backlog = maintenance_due(self._connection, self._settings.slot, known, row.at)
             status = replace(
                 status,
                 served=is_served(self._connection, self._settings.slot),
@@ -110,8 +111,8 @@ class StatusReader:
         shown = (
             replace(
                 _table(table, status, contents, unpublished),
-                retention=retention.get(table[0]),
-                maintenance=backlog.get(table[0]),
+                retention=retention.get(table.table_id),
+                maintenance=backlog.get(table.table_id),
             )
             for table in tables
         )
@@ -171,21 +172,63 @@ class StatusReader:
             return f"its metadata cannot be read: {error}"
 
 
+@dataclass(frozen=True)
+class _MirrorRow:
+    """A row of the query `mirror`."""
+
+    wal_position: Lsn
+    at: datetime
+    database: str
+    frontier: Lsn
+    commit_time: datetime | None
+    """When the newest published transaction committed; None before the first publish."""
+    leader: dict[str, Any] | None
+    leader_epoch: int
+    last_error: dict[str, Any] | None
+    replayed: int | None
+    """The LSN that the pump reports as applied. None, like `replied_at`, while no pump reads the slot."""
+    replied_at: datetime | None
+
+
+@dataclass(frozen=True)
+class _TableRow:
+    """A row of the query `tables`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+    lake_table: str
+    state: str
+    frontier: Lsn | None
+    """None until the initial copy is complete."""
+    snapshot_id: int | None
+    error: str | None
+    metadata_location: str | None
+    """None if the catalog does not name the lake table any more."""
+    chunks_total: int
+    chunks_done: int
+    rows_copied: int
+    key_index: dict[str, Any] | None
+    """The fields of DeleteMode; None before the first commit."""
+    left_out: list[str]
+    """Generated columns that are not mirrored."""
+    has_key: bool
+
+
 def _table(
-    row: tuple[Any, ...], mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
+    row: _TableRow, mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
-    table_id, schema, table_name, lake_table, state, frontier, snapshot_id, error, location, *rest = row
-    total, done, rows, index, left_out, has_key = rest
-    name = TableName(schema, table_name)
+    state, frontier, location, error = row.state, row.frontier, row.metadata_location, row.error
+    name = TableName(row.schema_name, row.table_name)
     note = None
     if state == TableState.DROPPED:
         note, error = error, None
-    elif state == TableState.WAITING and has_key:
+    elif state == TableState.WAITING and row.has_key:
         # The table has a key now, which is what it waited for.
         note, error = _WAITS, None
     elif state == TableState.WAITING:
         error = error or _KEYLESS
-    if table_id in unpublished:
+    if row.table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name)
         note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
@@ -196,22 +239,22 @@ def _table(
         behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
         table=str(name),
-        lake_table=str(TableName(schema, lake_table)),
+        lake_table=str(TableName(row.schema_name, row.lake_table)),
         state=TableState(state),
-        frontier=None if frontier is None else Lsn(frontier),
+        frontier=frontier,
         lag_bytes=behind,
         lag_seconds=mirror.lag_seconds if live else None,
-        snapshot_id=snapshot_id,
+        snapshot_id=row.snapshot_id,
         metadata_location=location,
         equality_deletes_age=_age(content, mirror.at) if isinstance(content, LakeContent) else None,
         content=content if isinstance(content, LakeContent) else None,
-        chunks_total=total,
-        chunks_done=done,
-        rows_copied=rows,
-        deletes=DeleteMode(**(index or {})),
+        chunks_total=row.chunks_total,
+        chunks_done=row.chunks_done,
+        rows_copied=row.rows_copied,
+        deletes=DeleteMode(**(row.key_index or {})),
         error=error or (content if isinstance(content, str) else None),
         note=note,
-        generated_left_out=tuple(left_out),
+        generated_left_out=tuple(row.left_out),
     )
 
 

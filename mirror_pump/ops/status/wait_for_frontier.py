@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
@@ -14,6 +16,7 @@ from mirror_pump.ops.status.slot_state import slot_error
 from mirror_pump.pipeline.session.listener import CHANNEL
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import wal_end
 from sql import queries
 
@@ -77,14 +80,27 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
 
 def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
     """Return the frontier, whether a process reads the slot, and the error of a pump that is about to retry, if any."""
-    row = connection.execute(_SQL["frontier"], (slot,)).fetchone()
+    row = fetch_row(connection, _FrontierRow, _SQL["frontier"], (slot,))
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
-    applied, oldest, active, stored, now = row
-    error = pump_error(stored)
-    if error is not None and not error.expects_retry(now):
+    error = pump_error(row.last_error)
+    if error is not None and not error.expects_retry(row.now):
         error = None
-    return Lsn(applied if oldest is None else min(applied, oldest)), bool(active), error
+    frontier = row.applied if row.promised is None else min(row.applied, row.promised)
+    return frontier, bool(row.active), error
+
+
+@dataclass(frozen=True)
+class _FrontierRow:
+    """A row of the query `frontier`."""
+
+    applied: Lsn
+    promised: Lsn | None
+    """The lowest frontier of a live table; None if there is none."""
+    active: bool | None
+    """None if the slot is gone."""
+    last_error: dict[str, Any] | None
+    now: datetime
 
 
 def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool, error: PumpError | None) -> SourceError:

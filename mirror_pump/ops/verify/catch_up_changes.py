@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from decoders.messages import parse_begin, parse_commit, parse_logical_message, parse_relation, parse_truncate
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.stream.assembler import difference_from
+from mirror_pump.pipeline.stream.relation_difference import difference_from
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.heap.row_lookup import read_rows
 from mirror_pump.source.relations.change_notes import PREFIX, parse_note

@@ -9,8 +9,7 @@ from decoders.columns import Kind
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.ops.verify import comparison
-from mirror_pump.ops.verify.comparison import Comparison, difference, is_floating, is_temporal
+from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import identifier, literal
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ def compare(
     lake_location: str,
     schema: LakeSchema,
     line: CutLine | None = None,
+    *,
+    shown: int = SHOWN_ROWS,
 ) -> Comparison:
     """As `mirror_pump.ops.verify.compare_spark.compare`. Raises duckdb.Error, also where the connection's memory does
     not suffice."""
@@ -50,13 +51,13 @@ def compare(
                 f"CREATE OR REPLACE TEMP TABLE compared_{side} AS SELECT *, row_number() OVER (PARTITION BY"
                 f" {', '.join(f'c{place}' for place in keys)}) AS n FROM (SELECT {columns} FROM {scan}{compared})"
             )
-        return _compared(duckdb, fields, keys)
+        return _compared(duckdb, fields, keys, shown)
     finally:
         for side in _SIDES:
             duckdb.execute(f"DROP TABLE IF EXISTS compared_{side}")
 
 
-def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int]) -> Comparison:
+def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int], shown: int) -> Comparison:
     """Of the tables compared_heap and compared_lake: c0, c1, ... are the fields, n numbers the rows of a key."""
     values = [place for place in range(len(fields)) if place not in keys]
     same_row = " AND ".join(["h.n = l.n", *(f"h.c{place} IS NOT DISTINCT FROM l.c{place}" for place in keys)])
@@ -67,7 +68,7 @@ def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Seq
     ((heap_rows, lake_rows, different),) = duckdb.execute(
         f"SELECT count(h.n), count(l.n), count(*) FILTER (WHERE {differs}) {joined}"
     ).fetchall()
-    shown = []
+    differences = []
     if different:
         columns = [f"{side}_{field.name}" for side in "hl" for field in fields]
         selected = ", ".join(
@@ -75,14 +76,12 @@ def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Seq
             for side in "hl"
             for place, field in enumerate(fields)
         )
-        rows = duckdb.execute(
-            f"SELECT h.n, l.n, {selected} {joined} WHERE {differs} LIMIT {comparison.SHOWN}"
-        ).fetchall()
+        rows = duckdb.execute(f"SELECT h.n, l.n, {selected} {joined} WHERE {differs} LIMIT {shown}").fetchall()
         key_names, value_names = ([fields[place].name for place in places] for places in (keys, values))
-        shown = [
+        differences = [
             difference(dict(zip(("hn", "ln", *columns), row, strict=True)), key_names, value_names) for row in rows
         ]
-    return Comparison(heap_rows, lake_rows, different, tuple(shown))
+    return Comparison(heap_rows, lake_rows, different, tuple(differences))
 
 
 def _tier_value(line: CutLine) -> str:

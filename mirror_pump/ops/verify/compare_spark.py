@@ -13,17 +13,23 @@ from decoders.columns import Kind
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.ops.verify import comparison
-from mirror_pump.ops.verify.comparison import Comparison, difference, is_floating, is_temporal
+from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import spark_identifier
 
 
 def compare(
-    spark: SparkSession, heap_location: str, lake_location: str, schema: LakeSchema, line: CutLine | None = None
+    spark: SparkSession,
+    heap_location: str,
+    lake_location: str,
+    schema: LakeSchema,
+    line: CutLine | None = None,
+    *,
+    shown: int = SHOWN_ROWS,
 ) -> Comparison:
     """Both locations are metadata files; the tables have the columns of `schema`, and those of its sidecars that they
     need: one that is missing is NULL throughout. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key that
-    occurs twice on one side is a difference. With `line`, only rows at or above it are compared."""
+    occurs twice on one side is a difference. With `line`, only rows at or above it are compared. The result names
+    the first `shown` differing rows."""
     tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
     if line is not None:
         tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
@@ -49,8 +55,8 @@ def compare(
         f.count(f.when(~(present["h"] & present["l"] & same), 1)),
     ).first()
     assert counts is not None
-    shown = differing.limit(comparison.SHOWN).select(_printable(schema)).collect() if counts[2] else []
-    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in shown))
+    rows = differing.limit(shown).select(_printable(schema)).collect() if counts[2] else []
+    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in rows))
 
 
 def _tier_value(line: CutLine) -> Column:

@@ -8,9 +8,10 @@ from typing import Any
 
 from decoders.columns import Kind
 from mirror_pump.lake.format.schema import LakeField
+from mirror_pump.limits import InternalLimits
 
-SHOWN = 20
-"""Differing rows that a report names; the count is of all."""
+SHOWN_ROWS = InternalLimits().verify_shown_rows
+"""Differing rows that a report names unless told otherwise; the count is of all."""
 _SHOWN_CHARACTERS = 200
 """Of each value in a report."""
 

@@ -17,8 +17,9 @@ from mirror_pump.engine.local_runner import LocalTaskRunner
 from mirror_pump.engine.session import SparkSettings, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import current_snapshot, read_metadata
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify import compare_duckdb
@@ -28,14 +29,6 @@ from mirror_pump.telemetry import get_logger
 
 if TYPE_CHECKING:
     from mirror_pump.engine.runner import TaskRunner
-
-SMALL_BYTES = 64 << 20
-"""Of the heap with its TOAST, and of the lake's files: more is not compared within the process. Spark takes some ten
-seconds to start, and about as long as DuckDB to compare so much."""
-SMALL_ROWS = 2_000_000
-"""Rows and deleted rows in the lake's files: a file of one repeated value may hold any number of them."""
-_MEMORY = "1GiB"
-"""That DuckDB may take, whatever the sizes promised; beyond it, it spills, and what cannot be spilled goes to Spark."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +57,7 @@ class EnginesBySize:
 
     def __init__(self, settings: Settings, storage: StorageOptions) -> None:
         self._settings = settings
+        self._limits = settings.limits
         self._storage = storage
         self._closing = ExitStack()
 
@@ -74,7 +68,7 @@ class EnginesBySize:
         self._closing.close()
 
     def for_heap(self, heap_bytes: int) -> ComparisonEngine:
-        return self._small if heap_bytes <= SMALL_BYTES and self._small is not None else self._spark
+        return self._small if heap_bytes <= self._limits.verify_small_bytes and self._small is not None else self._spark
 
     def for_tables(self, heap_bytes: int, lake_location: str) -> ComparisonEngine:
         engine = self.for_heap(heap_bytes)
@@ -82,15 +76,16 @@ class EnginesBySize:
         return engine if engine is not self._small or self._is_small(lake_location) else self._spark
 
     def _is_small(self, lake_location: str) -> bool:
-        snapshot = current_snapshot(read_metadata(lake_location, self._storage))
+        snapshot = read_metadata(lake_location, self._storage).current_snapshot
         if snapshot is None:
             return True
-        totals = snapshot.get("summary") or {}
-        counts = [totals.get(f"total-{name}") for name in ("records", "position-deletes", "equality-deletes")]
-        size = totals.get("total-files-size")
+        names = (Total.FILES_SIZE, Total.RECORDS, Total.POSITION_DELETES, Total.EQUALITY_DELETES)
+        totals = [snapshot.summary.total(name) for name in names]
         # Other engines may leave totals out.
-        known = [int(count) for count in (size, *counts) if count is not None]
-        return len(known) == 4 and known[0] <= SMALL_BYTES and sum(known[1:]) <= SMALL_ROWS
+        known = [total for total in totals if total is not None]
+        if len(known) < len(totals):
+            return False
+        return known[0] <= self._limits.verify_small_bytes and sum(known[1:]) <= self._limits.verify_small_rows
 
     @cached_property
     def _small(self) -> ComparisonEngine | None:
@@ -104,9 +99,10 @@ class EnginesBySize:
             reach_storage(duckdb, self._settings)
         except LakeError:
             return None
+        memory, shown = self._limits.verify_memory, self._limits.verify_shown_rows
         spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
         self._closing.callback(shutil.rmtree, spill, ignore_errors=True)
-        duckdb.execute(f"SET memory_limit = '{_MEMORY}'; SET temp_directory = {literal(spill)}")
+        duckdb.execute(f"SET memory_limit = '{int(memory)}B'; SET temp_directory = {literal(spill)}")
         runner = LocalTaskRunner(min(4, os.cpu_count() or 1))
         self._closing.callback(runner.close)
 
@@ -114,7 +110,7 @@ class EnginesBySize:
             import duckdb as module
 
             try:
-                return compare_duckdb.compare(duckdb, heap, lake, schema, line)
+                return compare_duckdb.compare(duckdb, heap, lake, schema, line, shown=shown)
             except module.Error as error:
                 reason = " ".join(str(error).split())
                 get_logger("verify").warning("compared-by-spark", lake=lake, reason=reason, remedy="Nothing.")
@@ -131,7 +127,7 @@ class EnginesBySize:
         spark = spark_session(SparkSettings(master=self._settings.master, app_name="mirror-pump-verify", log=log))
         runner = SparkTaskRunner(spark, os.cpu_count() or 1)
         self._closing.callback(runner.close)
-        return ComparisonEngine(runner, partial(compare, spark))
+        return ComparisonEngine(runner, partial(compare, spark, shown=self._limits.verify_shown_rows))
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-
-from pydantic import SecretStr
+from dataclasses import dataclass
 
 from mirror_pump.config import ENV_PREFIX, Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.source.connect import connect
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from sql import queries
 
@@ -54,10 +54,10 @@ def reach(settings: Settings, target: Lsn) -> None:
 def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
     """Return once none of the tables is being copied, or copies do not come any further. Without a running pump, one
     runs until it has caught up. Raises SourceError if that fails."""
-    former: list[tuple[object, ...]] = []
+    former: list[_CopyRow] = []
     deadline = time.monotonic() + _COPY_PATIENCE
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        while copies := connection.execute(_SQL["copies"], {"table_ids": list(table_ids)}).fetchall():
+        while copies := fetch_rows(connection, _CopyRow, _SQL["copies"], {"table_ids": list(table_ids)}):
             if copies != former:
                 former, deadline = copies, time.monotonic() + _COPY_PATIENCE
             elif time.monotonic() > deadline:
@@ -72,14 +72,22 @@ def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
                     raise
 
 
+@dataclass(frozen=True)
+class _CopyRow:
+    """A row of the query `copies`: a change of any field is progress."""
+
+    table_id: TableId
+    start_lsn: Lsn
+    generation: int
+    state: str
+    live_after_lsn: Lsn | None
+    """None until the last chunk is copied."""
+    chunks_done: int
+
+
 def _pump(settings: Settings, *until: str) -> None:
     """A pump in a process of its own, since a process has one Spark and ours has other work for it."""
-    environment = dict(os.environ)
-    for name in settings.model_fields_set:
-        value = getattr(settings, name)
-        if value is not None:
-            revealed = value.get_secret_value() if isinstance(value, SecretStr) else value
-            environment[ENV_PREFIX + name.upper()] = str(revealed)
+    environment = os.environ | settings.environment(settings.model_fields_set)
     # Its last lines become the error's.
     environment[f"{ENV_PREFIX}LOG_FORMAT"] = "human"
     command = [sys.executable, "-m", "mirror_pump.cli", "run", "--no-standby", *until]

@@ -18,7 +18,6 @@ with the lake and its corrections before it is dropped (mirror_pump.pipeline.ret
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -36,13 +36,14 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_ls
 from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.ops.verify.comparison_engines import SMALL_BYTES, ComparisonEngine, Engines, EnginesBySize, OneEngine
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, OneEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, laid_over, read_heap
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from mirror_pump.telemetry import get_logger
 from sql import queries
@@ -55,8 +56,8 @@ _CHUNK_BYTES = 64 << 20
 """Heap bytes that one task reads."""
 TRIES = 5
 """Of comparing a table that changes while it is read."""
-FIRST_PAUSE = 0.25
-"""Seconds before the second try; doubles with each, as whoever makes partitions may be about to make some more."""
+_LONGEST_PAUSE = 60.0
+"""Seconds between two tries. Pauses double, as whoever makes partitions may be about to make some more."""
 
 _LEFT = "the table left the mirror while it was being compared"
 
@@ -169,7 +170,7 @@ def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) 
         ids = [resolve_name(connection, name)[1] for name in names]
     else:
         with source_errors("reading the mirrored tables"):
-            ids = [TableId(row[0]) for row in connection.execute(_SQL["live"], {"slot": settings.slot})]
+            ids = [TableId(table_id) for (table_id,) in connection.execute(_SQL["live"], {"slot": settings.slot})]
     chosen = [load_table(connection, table_id) for table_id in ids]
     for table, name in zip(chosen, names, strict=False):
         if table is None:
@@ -202,7 +203,7 @@ class _Verification:
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
         """What came of each table, all of which were live a moment ago."""
         reports: dict[TableId, TableReport] = {}
-        pause = FIRST_PAUSE
+        retries = Retries(Backoff(self._settings.limits.verify_pause, _LONGEST_PAUSE))
         for tried in range(1, TRIES + 1):
             disturbed: dict[TableId, Disturbed] = {}
             for table_id, outcome in self._compare(tables).items():
@@ -221,8 +222,8 @@ class _Verification:
                 if tried < TRIES:
                     self._log.warning("table-compared-again", table=name, tried=tried, of=TRIES, reason=str(reason))
             if tried < TRIES:
-                time.sleep(pause)
-                pause *= 2
+                retries.failed()
+                retries.wait()
                 tables = self._live_again(list(disturbed), reports)
         return reports
 
@@ -307,7 +308,7 @@ class _Verification:
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
             ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
         engine = self._engines.for_heap(nbytes)
-        small = nbytes <= SMALL_BYTES
+        small = nbytes <= self._settings.limits.verify_small_bytes
         progress = TableProgress(str(table.name), VerifyPhase.READING, small, 0, len(chunks))
         self._observe(progress)
 
@@ -326,7 +327,8 @@ class _Verification:
     ) -> Comparison:
         if overlay.altered:
             raise Disturbed(f"it was altered: {overlay.altered}")
-        progress = TableProgress(str(overlay.table.name), VerifyPhase.COMPARING, heap.nbytes <= SMALL_BYTES)
+        small = heap.nbytes <= self._settings.limits.verify_small_bytes
+        progress = TableProgress(str(overlay.table.name), VerifyPhase.COMPARING, small)
         self._observe(progress)
         over = laid_over(heap.lake, overlay, reader, self._storage)
         schema = LakeSchema.of_table(overlay.table)
@@ -352,18 +354,34 @@ class _Verification:
         """The frontier, and of each table the metadata file that has it at that the frontier, and the cut-line;
         nothing of tables that are not live any more, or were registered or copied again since `tables` were read."""
         with source_errors("reading the frontier"):
-            rows = self._connection.execute(_SQL["pin"], {"table_ids": list(tables)}).fetchall()
+            pins = fetch_rows(self._connection, _PinnedTable, _SQL["pin"], {"table_ids": list(tables)})
         try:
-            same = [row for row in rows if row[5] and row[6] == tables[TableId(row[1])].start_lsn]
+            same = [pin for pin in pins if pin.live and pin.start_lsn == tables[pin.table_id].start_lsn]
             # Of tables that are copied again it is a former one.
-            frontiers = {row[2] for row in same} or {0}
-            if len(frontiers) != 1 or None in frontiers:
+            frontiers = {pin.frontier for pin in same} or {Lsn(0)}
+            frontier = frontiers.pop()
+            if frontiers or frontier is None:
                 raise SourceError("live tables of one mirror have different frontiers", "Run verify again.")
-            locations = {TableId(row[1]): str(row[3]) for row in same}
-            yield Lsn(frontiers.pop()), locations, {TableId(row[1]): int(row[4]) for row in same}
+            locations = {pin.table_id: pin.location for pin in same}
+            yield frontier, locations, {pin.table_id: pin.cut for pin in same}
         finally:
             with source_errors("releasing the pins"):
-                self._connection.execute(_SQL["release"], {"pins": [row[0] for row in rows]})
+                self._connection.execute(_SQL["release"], {"pins": [pin.pin_id for pin in pins]})
+
+
+@dataclass(frozen=True)
+class _PinnedTable:
+    """A row of the query `pin`."""
+
+    pin_id: int
+    table_id: TableId
+    frontier: Lsn | None
+    """None until the initial copy is complete."""
+    location: str
+    """The metadata file that has the table at the frontier."""
+    cut: int
+    live: bool
+    start_lsn: Lsn
 
 
 def _given_up(reason: Disturbed) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 import psycopg
@@ -38,6 +39,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
 from mirror_pump.source.relations.change_notes import same_layout
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import check_epoch
 from sql import queries
 
@@ -46,6 +48,20 @@ _SHAPE_SQL = queries("shape")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between checks of the catalog when nothing wakes the thread. `register` wakes it."""
+
+
+@dataclass(frozen=True)
+class _ChunkRow:
+    """A row of the query `chunks`; see Chunk."""
+
+    chunk_no: int
+    relation_id: int
+    schema_name: str | None
+    relation_name: str | None
+    """None, like `schema_name`, for a heap that is gone."""
+    filenode: int
+    lo_block: int
+    hi_block: int | None
 
 
 class Copier:
@@ -62,7 +78,7 @@ class Copier:
         again, whether they are published or not."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
-        self._beside: dict[tuple[TableId, int], frozenset[int]] = {}
+        self._raw_text_columns: dict[tuple[TableId, int], frozenset[int]] = {}
         """By table and start LSN, the field IDs of the columns that needed a raw text column in a chunk so far."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
         """By table and start LSN, the transactions that have to end before the copy is planned."""
@@ -140,7 +156,7 @@ class Copier:
         """Whether the table's copy can be planned now. If False, the thread checks again later."""
         who: dict[str, object] = {"table_id": table.table_id}
         identity = (table.table_id, table.start_lsn)
-        holders = {row[0] for row in connection.execute(_SHAPE_SQL["lockers"], who).fetchall()}
+        holders = {holder for (holder,) in connection.execute(_SHAPE_SQL["lockers"], who)}
         if table.generation:
             self._awaited[identity] = self._awaited.get(identity, holders) & holders
             if self._awaited[identity]:
@@ -149,28 +165,28 @@ class Copier:
         return not table.shape or (row is not None and same_layout(json.loads(table.shape), row[0]))
 
     def _copy(self, connection: PgConnection, table: MirroredTable) -> None:
-        rows = connection.execute(_SQL["chunks"], {"table_id": table.table_id, "generation": table.generation})
-        for number, relation_id, schema, name, filenode, lo_block, hi_block in rows.fetchall():
-            identity = (table.table_id, table.start_lsn, table.generation, number)
+        parameters = {"table_id": table.table_id, "generation": table.generation}
+        for row in fetch_rows(connection, _ChunkRow, _SQL["chunks"], parameters):
+            identity = (table.table_id, table.start_lsn, table.generation, row.chunk_no)
             if identity in self._reported:
                 continue
-            if name is None:
+            if row.schema_name is None or row.relation_name is None:
                 self._inbox.put(CopyInvalid(table))
                 return
             self._slots.acquire()
             if self._thread.stopping() or not _same_copy(table, load_table(connection, table.table_id)):
                 self._slots.release()
                 return
-            if relation_id in self._locked:
+            if row.relation_id in self._locked:
                 # Read this heap later: chunks that can be read now must not wait for its lock.
                 self._slots.release()
                 continue
             self._reported.add(identity)
-            chunk = Chunk(relation_id, schema, name, filenode, lo_block, hi_block)
-            beside = self._beside.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, beside=beside)
+            chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
+            raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
+            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, beside=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
-            future.add_done_callback(partial(self._finished, table, number, relation_id))
+            future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 
     def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
         if not future.cancelled() and future.exception() is None and future.result().locked:
@@ -200,7 +216,7 @@ class Copier:
             self._inbox.put(CopyInvalid(table))
         else:
             identity = table.table_id, table.start_lsn
-            self._beside[identity] = self._beside.get(identity, frozenset()) | result.sidecars
+            self._raw_text_columns[identity] = self._raw_text_columns.get(identity, frozenset()) | result.sidecars
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
             self._inbox.put(ChunkCopied(table, copied))

@@ -1,1 +1,1 @@
-"""What travels between the threads of a pump: batches, publish requests, events, steps; and how its threads end."""
+"""What the threads of a pump exchange (batches, events, reported steps), and the context and base that they share."""

@@ -1,4 +1,4 @@
-"""What the stream is cut into: segments, the end of a batch, and what happened to whole tables in it."""
+"""The parts of the stream: segments, and the end of a batch with what happened to whole tables in it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ class Period:
 
 @dataclass(frozen=True)
 class Segment:
-    """A slice of the stream and the tables whose changes in it count."""
+    """A slice of the stream, and the tables whose changes in it are applied."""
 
     number: int
     """Position within its batch, from 0."""
     messages: Sequence[bytes]
-    """Whole CopyData messages, headers included."""
+    """Complete CopyData messages, including their headers."""
     size: int
-    """Bytes in all."""
+    """Bytes of all messages."""
     tables: tuple[MirroredTable, ...]
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """A TRUNCATE of one table: its rows of earlier batches and of the segments before `before` go."""
+    """A TRUNCATE of one table. It removes the table's rows of earlier batches, and of this batch's segments with a
+    number below `before`."""
 
     table: MirroredTable
     before: int
@@ -48,17 +49,20 @@ class Truncation:
 
 @dataclass(frozen=True)
 class BatchEnd:
-    """The batch is complete: `segments` were emitted, and with them everything that ends at or below `end_lsn` is."""
+    """The end of a batch: all its segments were emitted. With them, every transaction that ends at or below `end_lsn`
+    was emitted."""
 
     end_lsn: Lsn
     commit_time_us: int
     """Commit time of the last transaction, microseconds since the Unix epoch."""
     segments: int
+    """Number of segments."""
     changes: int
+    """Number of row changes."""
     transactions: int
     truncations: tuple[Truncation, ...] = ()
     failures: tuple[Failure, ...] = ()
     changed_tables: tuple[TableChange, ...] = ()
     """In stream order."""
     xids: Sequence[int] = ()
-    """Of the transactions, 32 bits each."""
+    """IDs of the transactions, 32 bits each."""

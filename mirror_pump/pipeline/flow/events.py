@@ -1,4 +1,4 @@
-"""What reaches the pump's loop, whoever sends it: one inbox, one order, one thread that acts."""
+"""The events that threads put into the inbox of the session's loop. The loop handles them one after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 
 @dataclass(frozen=True)
 class PendingSegment:
-    """A segment that was given to a task, and the tables it is decoded for."""
+    """A segment that a task decodes, and the tables that it is decoded for."""
 
     result: Future[SegmentResult]
     tables: tuple[MirroredTable, ...]
@@ -27,7 +27,7 @@ class PendingSegment:
 
 @dataclass(frozen=True)
 class Batch:
-    """A complete batch; its segments may still be in their tasks."""
+    """A batch was received completely. Tasks may still be working on its segments."""
 
     end: BatchEnd
     segments: tuple[PendingSegment, ...]
@@ -35,7 +35,7 @@ class Batch:
     received: Period
     """From its first change to the moment in which it was complete."""
     written_since: float
-    """time.time() before the first of its files was begun, seconds."""
+    """time.time() before the first of its files was begun, in seconds."""
 
 
 def task_periods(results: Sequence[SegmentResult], written_at: float) -> dict[str, Period]:
@@ -52,21 +52,21 @@ def task_periods(results: Sequence[SegmentResult], written_at: float) -> dict[st
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """The server has sent everything that ends at or below `lsn`, and every batch of it is in the inbox before this."""
+    """The server has sent everything that ends at or below `lsn`. Its batches are in the inbox before this event."""
 
     lsn: Lsn
 
 
 @dataclass(frozen=True)
 class FrontierWanted:
-    """Somebody waits for the frontier to reach `lsn`."""
+    """A client waits for the frontier to reach `lsn`."""
 
     lsn: Lsn
 
 
 @dataclass(frozen=True)
 class ChunkCopied:
-    """A chunk of a table's initial copy is in storage."""
+    """A chunk of a table's initial copy was read, and its file written."""
 
     table: MirroredTable
     chunk: CopiedChunk
@@ -74,22 +74,23 @@ class ChunkCopied:
 
 @dataclass(frozen=True)
 class CopyPlanned:
-    """The chunks of a table's copy are in the catalog; with none, the table is ready to go live."""
+    """The chunks of a table's copy are planned in the catalog. If there are none, the table may go live."""
 
     table: MirroredTable
     chunks: int
+    """Number of chunks."""
 
 
 @dataclass(frozen=True)
 class CopyInvalid:
-    """The table's heap was rewritten while it was copied: what was copied so far counts for nothing."""
+    """The table's heap was rewritten while it was copied. The copy has to restart."""
 
     table: MirroredTable
 
 
 @dataclass(frozen=True)
 class CopyFailed:
-    """The table cannot be copied; others go on."""
+    """The table cannot be copied and has to fail. Other tables continue."""
 
     table: MirroredTable
     error: str
@@ -97,93 +98,94 @@ class CopyFailed:
 
 @dataclass(frozen=True)
 class LakeFileMissing:
-    """Somebody missed a file of the table, at whatever state of it."""
+    """A thread did not find a file of the table. The table's current state may not need the file any more."""
 
     table_id: TableId
     location: str
     """URI of the file."""
     copying: bool = False
-    """A chunk of the table's copy could not be written: it is read again by another session only."""
+    """Whether a chunk of the table's copy could not be written. Only another session reads the chunk again."""
 
 
 @dataclass(frozen=True)
 class FileRewriteReady:
-    """Files are in storage that may take the place of others of a table, without a change of rows."""
+    """A rewrite of some of a table's files was computed, and its files are written. It changes no row."""
 
     table: MirroredTable
-    resolution: FileRewrite
+    rewrite: FileRewrite
     landed: Step
-    """What to report when they have."""
+    """The step to report when the rewrite is published."""
     refused: Step
-    """... and when they do not fit the table's present state."""
+    """The step to report if the rewrite does not fit the table's current state."""
     details: Mapping[str, int]
-    """Figures to report with either."""
+    """Details of either step."""
     written_since: float
-    """time.time() before the first of its files was begun, seconds."""
+    """time.time() before the first of its files was begun, in seconds."""
 
 
 @dataclass(frozen=True)
 class IndexRead:
-    """What the key index of a table needed is read from the lake."""
+    """The index builder has finished a job for a table's key index."""
 
     table_id: TableId
     job: int
+    """Number of the job (IndexJob.job)."""
     result: object | None
-    """pipeline.index_builder's BuiltIndex or FollowedFiles; None if it failed."""
+    """BuiltIndex or FollowedFiles (mirror_pump.pipeline.key_index.index_builder). None if the job failed."""
     error: str
+    """Why the job failed. Empty if it succeeded."""
 
 
 @dataclass(frozen=True)
 class IndexWanted:
-    """Corrections of a table are about to be folded, which a key index keeps from being written by key."""
+    """Corrections of a table are about to be folded. With a key index, their deletes can be written by position."""
 
     table: MirroredTable
     deletes: int
-    """How many."""
+    """Number of corrections."""
     answer: Future[bool]
-    """Whether there is one, or is going to be. Cancelled when the session ends first."""
+    """Whether the table has an index or gets one. Cancelled if the session ends first."""
 
 
 @dataclass(frozen=True)
 class AdvanceWanted:
-    """A sealed partition's rows are to become the lake's: the cut-line moves to its upper bound."""
+    """The cut-line should advance to the upper bound of a sealed partition."""
 
     table: MirroredTable
     advance: AdvanceCutline
     answer: Future[str | None]
-    """None: the cut-line has moved. Else why not, in words; to be asked for again later. Cancelled when the session
-    ends first."""
+    """None if the cut-line has advanced, otherwise the reason why not. Cancelled if the session ends first."""
 
 
 @dataclass(frozen=True)
 class FoldReady:
-    """Correction rows of a table are written, to be published."""
+    """The files of a fold are written, and the fold may be published."""
 
     table: MirroredTable
     fold: FoldCorrections
     written_since: float
-    """time.time() before its files were begun, seconds."""
+    """time.time() before its files were begun, in seconds."""
     answer: Future[bool]
-    """Whether it landed. Cancelled when the session ends first."""
+    """Whether the fold was published. Cancelled if the session ends first."""
 
 
 @dataclass(frozen=True)
 class ArchiveBranchOutdated:
-    """The published snapshot of a table holds on to files that the table has exchanged for others."""
+    """The published snapshot of a table still refers to files that the table has replaced."""
 
     table: MirroredTable
 
 
 @dataclass(frozen=True)
 class ThreadFailed:
-    """One of the pump's threads ended with an error."""
+    """One of the session's threads ended with an error."""
 
     error: BaseException
 
 
 @dataclass(frozen=True)
 class StopRequested:
-    """Leave the loop after the present work."""
+    """The pump should stop after the current work."""
 
 
 Event: TypeAlias = (

@@ -1,4 +1,4 @@
-"""What every service of one session of the pump shares: settings, the database, storage, tasks, and the inbox."""
+"""What all services of one session share: settings, the database, storage, tasks, and the inbox."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from mirror_pump.source.connect import PgConnection, connect
 
 @dataclass(frozen=True)
 class SessionContext:
-    """Made once for each session, and handed to each of its threads. The settings are complete: they name a database
-    and a slot."""
+    """Created once for each session and passed to each of its threads. The settings name a database and a slot."""
 
     settings: Settings
     storage: StorageOptions
     runner: TaskRunner
-    """Runs tasks, in Spark as a rule."""
+    """Runs tasks, usually in Spark."""
     observer: Observer
     inbox: SimpleQueue[Event]
-    """Where threads put what they have for the session's loop."""
+    """The queue of the session's loop."""
 
     @property
     def dsn(self) -> str:
-        """Of the source database."""
+        """Connection string of the source database."""
         return self.settings.require_dsn()
 
     @property
     def slot(self) -> str:
-        """The replication slot's name."""
+        """Name of the replication slot."""
         return self.settings.slot
 
     def connect(self) -> PgConnection:
-        """A new connection in autocommit mode, which the caller closes. Raises SourceError."""
+        """Opens a connection in autocommit mode, which the caller closes. Raises SourceError."""
         return connect(self.dsn, autocommit=True)

@@ -1,4 +1,4 @@
-"""The threads of a session, and how they end."""
+"""The base of a session's threads, and how they end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from mirror_pump.service_thread import ServiceThread
 
 
 class ThreadStopped(Exception):
-    """The pump is to end; the thread forgets what it was doing."""
+    """The thread was asked to stop. It abandons its current work."""
 
 
 def session_thread(
     name: str, run: Callable[[], None], inbox: SimpleQueue[Event], *, interrupt: Callable[[], None] | None = None
 ) -> ServiceThread:
-    """A thread of one session. An error that ends it reaches the loop as ThreadFailed, and the loop raises it."""
+    """Creates a thread of one session. An error that ends the thread reaches the loop as ThreadFailed, and the loop
+    raises it."""
 
     def reported() -> None:
         try:

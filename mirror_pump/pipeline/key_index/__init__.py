@@ -1,1 +1,1 @@
-"""Which tables have a key index, and how it is built and kept."""
+"""The key indexes of a pump: which tables have one, how it is built, and how commits use and update it."""

@@ -1,4 +1,5 @@
-"""Which tables get a key index when memory does not suffice for all: those with the most deletes for each byte."""
+"""Chooses the tables that get a key index if there is not enough memory for all: those with the most deletes per
+byte."""
 
 from __future__ import annotations
 
@@ -12,30 +13,32 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import MirroredTable, TableId
 
 _HALF_LIFE = 120.0
-"""Seconds after which deletes count half."""
+"""Seconds after which a delete counts half."""
 _WORD = 8
-"""Bytes."""
+"""Bytes of a word."""
 _SPARE = 1.25
-"""Of what live rows take: entries of keys that are gone, and room to grow in."""
+"""Estimated size of an index relative to its live entries. The rest is for entries of removed keys and for growth."""
 _LEAST = 1 << 20
+"""Minimum estimated size of an index in bytes."""
 _ADVANTAGE = 2.0
-"""How much more an index has to help than the one whose memory it takes: else two tables would take turns."""
+"""An index only takes the memory of another one if it helps this many times as much. Otherwise two tables would take
+turns."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A live table that is deleted from."""
+    """A live table whose rows are being deleted or updated."""
 
     table: MirroredTable
     deletes: float = 0.0
-    """Lately, older ones counting less."""
+    """Number of recent deletes, in which older ones count less."""
     at: float = 0.0
-    """time.monotonic() of the count, seconds."""
+    """time.monotonic() of the last count, in seconds."""
     nbytes: int = _LEAST
-    """What its index would take."""
+    """Estimated size of its index in bytes."""
 
     def after(self, deletes: int, lake: LakeTable, packing: KeyPacking, now: float) -> Candidate:
-        """With a commit's deletes counted in; `lake` is the table after it."""
+        """The candidate after a commit with this many deletes. `lake` is the table after the commit."""
         rows = max(lake.live_rows, 0)
         return replace(
             self,
@@ -45,11 +48,11 @@ class Candidate:
         )
 
     def benefit(self, now: float) -> float:
-        """Deletes that count at this time."""
+        """The number of recent deletes, as counted at time `now`."""
         return self.deletes * math.exp2((self.at - now) / _HALF_LIFE)
 
     def packing_of(self, secret: bytes) -> KeyPacking:
-        """The table's packing; only tables that have one become candidates."""
+        """The packing of the table's keys. Only tables whose keys can be packed become candidates."""
         packing = KeyPacking.of(LakeSchema.of_table(self.table), secret)
         assert packing is not None
         return packing
@@ -58,8 +61,8 @@ class Candidate:
 def choose(
     candidates: Mapping[TableId, Candidate], taken: Mapping[TableId, int], budget: int, now: float
 ) -> frozenset[TableId]:
-    """The tables to have an index. `taken`: bytes of the indexes that there are; they keep their places unless others
-    help twice as much."""
+    """The tables that should have an index. `taken`: the size in bytes of each existing index. An existing index stays
+    unless another one helps twice as much."""
     taken = {table_id: max(size, _LEAST) for table_id, size in taken.items()}
 
     def worth(table_id: TableId) -> float:

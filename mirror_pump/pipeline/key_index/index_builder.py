@@ -1,5 +1,5 @@
-"""Reads keys from the lake in the background: a whole table's, to build its key index, or those of files that another
-engine wrote in place of others."""
+"""Reads keys from the lake in the background: all keys of a table, to build its key index, or those of files that
+another engine's rewrite added."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.upkeep.jobs import Tasks
 
 _TASK_ROWS = 2_000_000
-"""Rows whose keys one task reads: 16 to 32 MB of them."""
+"""Number of rows whose keys one task reads. The keys take 16 to 32 MB."""
 _TASK_FILES = 200
+"""Maximum number of files that one task reads."""
 _AHEAD = 1
-"""Tasks that run while the result of another is taken in."""
+"""Number of tasks that run while the result of another one is added to the index."""
 INDEX_TASKS = _AHEAD + 1
-"""Tasks at the same time, at most."""
+"""Maximum number of concurrent tasks."""
 
 
 @dataclass(frozen=True)
 class IndexJob:
-    """A table's state to read keys of."""
+    """A request to read keys of a table."""
 
     table_id: TableId
     job: int
-    """Number that the answer carries."""
+    """Number of the job, which the answer repeats."""
     lake: LakeTable
+    """The state of the table to read."""
     packing: KeyPacking
     known: frozenset[str] | None
-    """Data files whose keys are known: the others are read. None: build an index of all of them."""
+    """URIs of the data files whose keys are known. Only the others are read. None: build an index of all files."""
     budget: int
-    """Bytes that a new index may take."""
+    """Maximum size of a new index in bytes."""
 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """The index of a table's state."""
+    """The index of one state of a table."""
 
     index: KeyIndex
     numbers: FileNumbers
@@ -60,16 +62,16 @@ class BuiltIndex:
 
 @dataclass(frozen=True)
 class FollowedFiles:
-    """What another engine's rewrite changed."""
+    """The files that another engine's rewrite added and removed."""
 
     added: tuple[FileKeys, ...]
-    """In the order in which their rows of a key count, the live one before any that a pending delete hides."""
+    """Newest first, so that a key's live row comes before rows of the key that a pending delete hides."""
     gone: tuple[str, ...]
-    """Known data files that are not part of the table any more."""
+    """URIs of the known data files that are no longer part of the table."""
 
 
 class IndexBuilder:
-    """A thread that does one job after the other and puts the answers into the inbox."""
+    """A thread that does one job after the other, and puts the answers into the inbox as IndexRead."""
 
     def __init__(self, runner: TaskRunner, inbox: SimpleQueue[Event]) -> None:
         self._inbox = inbox
@@ -81,11 +83,11 @@ class IndexBuilder:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; its jobs are forgotten."""
+        """End the thread. Unfinished jobs get no answer."""
         self._thread.stop()
 
     def submit(self, job: IndexJob) -> None:
-        """Do this after what was submitted before."""
+        """Queue a job."""
         self._jobs.put(job)
 
     def _run(self) -> None:
@@ -101,13 +103,13 @@ class IndexBuilder:
                 self._inbox.put(IndexRead(job.table_id, job.job, answer, ""))
 
     def _build(self, job: IndexJob) -> BuiltIndex:
-        """The newest row of each key, unless a younger delete hides it: in a live table that is the key's only live
-        row, as nothing else than a delete can stand between a row and the next one of its key."""
+        """Index the newest row of each key, unless a newer delete hides it. In a live table this is the key's only live
+        row, because a delete always comes between two rows of a key."""
         data, equality, positions = _files(job.lake)
         index, numbers = KeyIndex(job.packing.words), FileNumbers()
-        born = {file.path: file.sequence_number for file in (*data, *equality)}
+        sequence = {file.path: file.sequence_number for file in (*data, *equality)}
         for read in self._read(job, sorted(data, key=lambda file: file.sequence_number), positions):
-            # In the order of their sequence numbers: a later row of a key takes the place of an earlier one.
+            # Files come in the order of their sequence numbers, so a later row of a key replaces an earlier one.
             keys = PackedKeys.concatenated([file.keys for file in read], job.packing.words)
             places = np.concatenate([place_of(numbers.number(file.path), file.positions) for file in read])
             last = unique_last(keys)
@@ -115,17 +117,18 @@ class IndexBuilder:
             if index.nbytes > job.budget:
                 raise LakeError(f"its key index would need more than {job.budget} bytes", "raise --index-memory")
         if equality:
-            numbered = np.array([born[numbers.path(number)] for number in range(len(numbers.known()))], np.int64)
+            by_number = np.array([sequence[numbers.path(number)] for number in range(len(numbers.known()))], np.int64)
             for read in self._read(job, equality, ()):
                 for file in read:
                     places = index.find(file.keys)
-                    hidden = (places >= 0) & (numbered[files_of(np.maximum(places, 0))] < born[file.path])
+                    hidden = (places >= 0) & (by_number[files_of(np.maximum(places, 0))] < sequence[file.path])
                     index.put(file.keys.take(hidden), np.full(int(hidden.sum()), NOWHERE, np.int64))
         return BuiltIndex(index, numbers)
 
     def _follow(self, job: IndexJob, known: frozenset[str]) -> FollowedFiles:
         data, _, positions = _files(job.lake)
-        # Newest first: a rewrite keeps the old row of a key that is updated meanwhile, which a pending delete hides.
+        # Newest first: a rewrite keeps the old row of a key that was updated in the meantime. A pending delete hides
+        # it.
         new = sorted((file for file in data if file.path not in known), key=lambda file: -file.sequence_number)
         added = tuple(file for read in self._read(job, new, positions) for file in read)
         return FollowedFiles(added, tuple(known.difference(file.path for file in data)))
@@ -133,7 +136,7 @@ class IndexBuilder:
     def _read(
         self, job: IndexJob, files: Sequence[LiveFile], positions: Sequence[LiveFile]
     ) -> Iterator[list[FileKeys]]:
-        """The files' keys, some files at a time and in their order; reads ahead by one task."""
+        """Yields the files' keys in order, some files at a time. Reads ahead by one task."""
         running: deque[Future[list[FileKeys]]] = deque()
         for group in _groups(files):
             paths = tuple(file.path for file in group)
@@ -146,10 +149,10 @@ class IndexBuilder:
 
 
 def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
-    """Data files, equality-delete files, position-delete files of the table's state.
+    """The table's data files, equality-delete files and position-delete files.
 
-    Raises LakeError where the table has files that an index cannot describe: another engine's, in other formats,
-    partitions, or deletes on other columns.
+    Raises LakeError if another engine wrote files that an index cannot describe: in other formats, in partitions, or
+    with deletes by other columns than the key.
     """
     listing = Listing(lake.storage, (PATH_ID,))
     by_manifest = listing.files(lake.manifests)

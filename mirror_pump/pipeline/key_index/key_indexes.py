@@ -1,21 +1,23 @@
-"""Which tables have a key index, and how a commit's deletes are therefore written: by position, or by key.
+"""Encodes a commit's deletes: as position deletes for tables with a key index, otherwise as equality deletes.
 
-The encoding of deletes has its home here. Invariant: in phase READY a table's index, at the metadata file `location`,
-maps exactly the keys of the rows that a reader of that metadata sees to the places of these rows. It holds because
+Invariant: in phase READY, a table's index belongs to the metadata file `location`. It maps exactly the keys of the rows
+that a reader of that metadata sees to the places of these rows. This holds for three reasons:
 
-- a new index is built from one state of the table, and every commit of ours since is replayed on it, in order;
-- every later commit of ours changes it only once its publish has landed (`landed`), by exactly what was published;
-- a state that we did not publish is noticed by its metadata location before anything is planned on it: after rewrites
-  alone, which change no row, keys whose files are gone take the places that the new files have for them (FOLLOWING);
-  after anything else the index is thrown away.
+- A new index is built from one state of the table. All later commits of the pump are replayed on it, in order.
+- From then on, a commit of the pump changes the index only after its publish has landed (`landed`), and by exactly what
+  was published.
+- If the metadata location shows that another engine committed, this is noticed before a commit is planned. If that
+  engine only rewrote files, no row has changed, and keys whose files are gone get their places in the new files
+  (FOLLOWING). After any other commit the index is discarded.
 
-Whatever is not certain falls back to equality deletes, which need no knowledge: while there is no index, while a
-rewrite runs (its commit would fail on new position deletes), for a key of the stream's that the index does not know.
+In all other cases the deletes are equality deletes, which need no index: if the table has none, if another engine's
+rewrite is running (its commit would fail because of new position deletes), and for keys of the stream that the index
+does not have.
 
-A correction may be of a key that has no row: a new one, or one that is deleted again. In READY and in FOLLOWING the
-index has exactly the keys of the rows that the commit's base has, so nothing is deleted for a key that neither it nor
-an earlier segment of the commit has. An equality delete for it would hide nothing, and keep pyiceberg, Polars and Daft
-from reading the snapshot.
+A correction may concern a key without a row: a new key, or one that is deleted again. In READY and FOLLOWING the index
+has exactly the keys of the commit's base. So no delete is written for a key that neither the index nor an earlier
+segment of the commit has. An equality delete for it would hide nothing, and would keep pyiceberg, Polars and Daft from
+reading the snapshot.
 """
 
 from __future__ import annotations
@@ -50,33 +52,35 @@ from mirror_pump.pipeline.operations.segments import SegmentChange
 _LOOK_INTERVAL = 1.0
 """Seconds between decisions about which tables have an index."""
 _LOG_SHARE = 4
-"""The commits that wait for an index to be built may take one part in so many of the budget."""
+"""The log of commits during the building of an index may take at most the budget divided by this."""
 _FAILED_PAUSE = 300.0
-"""Seconds before a table whose index could not be built is considered again."""
+"""Seconds before a table whose index could not be built becomes a candidate again."""
 
 
 @dataclass(frozen=True)
 class EncodedDeletes:
-    """A commit's segments as the lake takes them."""
+    """A commit's segments with all deletes written to files."""
 
     segments: tuple[SegmentFiles, ...]
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files of the whole commit."""
     base: LakeTable | None = field(default=None, repr=False)
-    """What it was worked out against."""
+    """The state of the table on which the commit builds."""
     keyed: tuple[KeyedSegment, ...] | None = field(default=(), repr=False)
-    """The segments' keys; None if some segment came without."""
+    """The segments' keys. None if a segment has none."""
     emptied: bool = False
-    """The table has no other rows than the commit's."""
+    """Whether the table has no other rows than the commit's."""
     plan: IndexPlan | None = field(default=None, repr=False)
+    """What the commit means for the table's index. None if it has none."""
     written: tuple[str, ...] = ()
-    """Files that encoding wrote: to be removed if the publish is known to have failed."""
+    """URIs of the files that encoding wrote. They are removed if the publish certainly failed."""
     deleted: int = 0
-    """Keys that the commit deletes."""
+    """Number of keys that the commit deletes."""
 
     @property
     def mode(self) -> str | None:
-        """How its deletes are written: `position`, or `equality` if any is written by key; None if it has none."""
+        """`equality` if the commit has any equality delete, `position` if all its deletes are position deletes, None if
+        it has no deletes."""
         if any(segment.deletes for segment in self.segments):
             return "equality"
         return "position" if self.deleted else None
@@ -84,21 +88,21 @@ class EncodedDeletes:
 
 @dataclass
 class _Seen:
-    """What is known of a live table's deletes."""
+    """A live table whose deletes have been counted."""
 
     candidate: Candidate
     not_before: float = 0.0
-    """time.monotonic(), seconds."""
+    """The table gets no index before this time.monotonic(), in seconds."""
 
 
 class KeyIndexes:
-    """All indexes of one pump. The loop's thread owns it; `packing` may be asked from any thread.
+    """All key indexes of one pump. Owned by the loop's thread. Any thread may call `packing` and `phase`.
 
-    It outlives sessions: what is READY stays exact as long as the catalog names the same metadata.
+    They outlive sessions: an index that is READY stays exact as long as the catalog names the same metadata.
     """
 
     def __init__(self, budget: int, storage: StorageOptions) -> None:
-        """`budget`: bytes for all indexes together; 0 for none."""
+        """`budget`: maximum size of all indexes together, in bytes. 0: no table gets an index."""
         self._budget = budget
         self._storage = storage
         self._secret = os.urandom(16)
@@ -106,20 +110,21 @@ class KeyIndexes:
         self._seen: dict[TableId, _Seen] = {}
         self._jobs = 0
         self._looked_at = 0.0
-        self._told: dict[TableId, IndexPhase] = {}
+        self._reported: dict[TableId, IndexPhase] = {}
         self._builder: IndexBuilder | None = None
         self._observer: Observer | None = None
 
     def attach(self, builder: IndexBuilder, observer: Observer) -> None:
-        """A session begins, before which nobody was told of any index."""
+        """Begin a session. `changed_reports` then returns every index again."""
         self._builder, self._observer = builder, observer
-        self._told = {}
+        self._reported = {}
         for tracked in self._tracked.values():
             if tracked.phase is not IndexPhase.READY:
                 tracked.restart(self._next_job())
 
     def packing(self, table: MirroredTable) -> KeyPacking | None:
-        """How segments of the table are to hand their keys over; None: they write equality deletes."""
+        """The packing in which segments of the table have to return their keys. None: they write equality deletes.
+        Thread-safe."""
         tracked = self._tracked.get(table.table_id)
         if tracked is None or tracked.start_lsn != table.start_lsn or not table.state.has_all_rows:
             return None
@@ -134,10 +139,11 @@ class KeyIndexes:
         emptied: bool,
         positions_allowed: bool,
     ) -> EncodedDeletes:
-        """How the segments' deletes are written in a commit on top of `base`. Nothing is changed by it but numbers of
-        files, so it may be repeated against another base.
+        """Writes the segments' deletes for a commit on top of `base`. Changes no index, so it may be repeated with
+        another base.
 
-        `emptied`: the commit removes every row that `base` has. Raises LakeError.
+        `emptied`: the commit removes every row of `base`. `positions_allowed`: the commit may add position deletes.
+        Raises LakeError.
         """
         tracked = self._of(table)
         keyed = _keyed(segments)
@@ -173,13 +179,13 @@ class KeyIndexes:
         )
 
     def phase(self, table: MirroredTable) -> IndexPhase | None:
-        """Where the table's index stands; None without one. For any thread."""
+        """The phase of the table's index. None if it has none. Thread-safe."""
         tracked = self._tracked.get(table.table_id)
         return None if tracked is None or tracked.start_lsn != table.start_lsn else tracked.phase
 
-    def want(self, table: MirroredTable, lake: LakeTable, deletes: int) -> bool:
-        """So many deletes are about to come to the table, whose present state is `lake`: whether it has an index, or
-        one is being built now."""
+    def request(self, table: MirroredTable, lake: LakeTable, deletes: int) -> bool:
+        """Request an index because this many deletes are about to be committed. `lake` is the table's current state.
+        Returns whether the table has an index or one is being built."""
         tracked = self._of(table)
         if tracked is None:
             self._count(table, deletes, lake)
@@ -191,14 +197,14 @@ class KeyIndexes:
         return tracked is not None
 
     def discard(self, encoded: EncodedDeletes) -> None:
-        """The commit certainly did not happen."""
+        """Remove the files of a commit that certainly did not happen."""
         discard(encoded.written, self._storage)
 
     def landed(
         self, table: MirroredTable, encoded: EncodedDeletes, now: LakeTable, merged: Sequence[MergedFile] = ()
     ) -> None:
-        """The commit was published, and `now` is what it made of the table; `merged`: files that it put in the place of
-        others."""
+        """Update the index after the commit was published. `now` is the table after it. `merged`: data files with which
+        it replaced others."""
         table_id = table.table_id
         self._count(table, encoded.deleted, now)
         if time.monotonic() - self._looked_at >= _LOOK_INTERVAL:
@@ -208,7 +214,7 @@ class KeyIndexes:
         if tracked is None:
             return
         if encoded.keyed is None:
-            # Segments that were given out before keys were asked for: from the next commit on they have them.
+            # The segments began before keys were requested. From the next commit on, segments have their keys.
             tracked.restart(self._next_job())
         elif encoded.emptied and (encoded.keyed or tracked.phase is not IndexPhase.WANTED):
             tracked.begin_empty(self._next_job(), encoded.keyed)
@@ -233,13 +239,13 @@ class KeyIndexes:
             for file in merged:
                 tracked.merged(file)
         elif tracked.known:
-            # A merge that began before there was an index: as after another engine's rewrite.
+            # The merge began before the table had an index. Treat it like another engine's rewrite.
             self._follow(table_id, tracked, now)
         else:
             tracked.restart(self._next_job())
 
-    def read(self, answer: IndexRead) -> None:
-        """The builder has done a job."""
+    def take_answer(self, answer: IndexRead) -> None:
+        """Take the builder's answer to a job."""
         tracked = self._tracked.get(answer.table_id)
         if tracked is None or tracked.job != answer.job:
             return
@@ -251,21 +257,21 @@ class KeyIndexes:
                 if tracked.followed(answer.result):
                     self._ready(answer.table_id, tracked)
                 else:
-                    said = "rows of rewritten files are not in the files that came"
-                    self._say(Step.INDEX_FAILED, answer.table_id, error=said)
+                    error = "rows of rewritten files are missing from the new files"
+                    self._observe(Step.INDEX_FAILED, answer.table_id, error=error)
                     tracked.restart(self._next_job())
             case _:
-                self._say(Step.INDEX_FAILED, answer.table_id, error=answer.error)
+                self._observe(Step.INDEX_FAILED, answer.table_id, error=answer.error)
                 self.forget(answer.table_id)
                 if answer.table_id in self._seen:
                     self._seen[answer.table_id].not_before = time.monotonic() + _FAILED_PAUSE
 
     def forget(self, table_id: TableId) -> None:
-        """The table has no index any more: it is not live, or others help more."""
+        """Drop the table's index: the table is not live, or other indexes help more."""
         self._tracked.pop(table_id, None)
 
-    def retain(self, tables: Collection[tuple[TableId, Lsn]]) -> None:
-        """Only these registrations are live: of others nothing is kept."""
+    def keep_only(self, tables: Collection[tuple[TableId, Lsn]]) -> None:
+        """Drop everything about tables other than these live registrations (table, start LSN)."""
         starts = dict(tables)
         for table_id in [
             tracked_id for tracked_id, tracked in self._tracked.items() if starts.get(tracked_id) != tracked.start_lsn
@@ -282,17 +288,19 @@ class KeyIndexes:
         size = tracked.index.nbytes if tracked.known else 0
         return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size}
 
-    def news(self) -> Mapping[TableId, Mapping[str, Any]]:
-        """Reports of the tables whose index has come, gone, or another phase since this was last asked."""
+    def changed_reports(self) -> Mapping[TableId, Mapping[str, Any]]:
+        """The reports of all tables whose index appeared, disappeared or changed its phase since the last call."""
         phases = {table_id: tracked.phase for table_id, tracked in self._tracked.items()}
         changed = [
-            phase for phase in phases.keys() | self._told.keys() if phases.get(phase) is not self._told.get(phase)
+            table_id
+            for table_id in phases.keys() | self._reported.keys()
+            if phases.get(table_id) is not self._reported.get(table_id)
         ]
-        self._told = phases
+        self._reported = phases
         return {table_id: self.report(table_id) for table_id in changed}
 
     def _of(self, table: MirroredTable) -> TableIndex | None:
-        """The table's index, if it is of this registration and its present key."""
+        """The table's index. Drops it if it belongs to another registration or another key."""
         tracked = self._tracked.get(table.table_id)
         if tracked is None:
             return None
@@ -303,40 +311,42 @@ class KeyIndexes:
         return tracked
 
     def _usable(self, table_id: TableId, tracked: TableIndex, base: LakeTable, coming: Sequence[KeyedSegment]) -> bool:
-        """Whether the index has the table's keys as of `base`; places too, if the phase is READY. `coming`: what is to
-        be committed on top of it."""
+        """Whether the index has the table's keys as of `base`. In phase READY it also has their places. `coming`: the
+        segments to commit on top of `base`."""
         if not tracked.known:
             return False
         if tracked.location == base.metadata_location:
             return True
-        # A state that we did not publish.
+        # Another engine has committed.
         if not only_rewritten_since(base.metadata, tracked.snapshot_id):
             tracked.restart(self._next_job())
             return False
-        # This may not be the first try to commit them: their files have numbers, are not in `base`, and have not gone.
+        # If this is a repeated attempt, the coming files already have numbers. They are not in `base` yet, but are not
+        # gone either.
         self._follow(table_id, tracked, base, {path for segment in coming for path in segment.data})
         return True
 
     def _follow(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, coming: Collection[str] = ()) -> None:
-        """Files of the index have gone for others with the same rows; `coming` are not part of `lake` yet."""
+        """Have new files read that replaced files of the index and hold the same rows. `coming`: files that are not
+        part of `lake` yet."""
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.known().difference(coming))
 
     def _build(self, table_id: TableId, tracked: TableIndex, lake: LakeTable) -> None:
-        """Have the keys of this state read; what is committed on top of it is noted."""
+        """Have an index built from this state. Later commits are logged until it is built."""
         tracked.phase = IndexPhase.BUILDING
         self._submit(table_id, tracked, lake, None)
-        self._say(Step.INDEX_BUILDING, table_id, rows=lake.records)
+        self._observe(Step.INDEX_BUILDING, table_id, rows=lake.records)
 
     def _note(self, tracked: TableIndex, keyed: tuple[KeyedSegment, ...]) -> None:
         tracked.note(keyed)
         if tracked.log_bytes > self._budget // _LOG_SHARE:
-            # Too much changes for the time that building takes.
+            # Too much has changed since the building began.
             tracked.restart(self._next_job())
 
     def _ready(self, table_id: TableId, tracked: TableIndex) -> None:
-        self._say(Step.INDEX_READY, table_id, rows=tracked.index.alive, bytes=tracked.index.nbytes)
+        self._observe(Step.INDEX_READY, table_id, rows=tracked.index.alive, bytes=tracked.index.nbytes)
 
     def _next_job(self) -> int:
         self._jobs += 1
@@ -348,22 +358,22 @@ class KeyIndexes:
         self._builder.submit(IndexJob(table_id, tracked.job, lake, tracked.packing, known, self._budget))
 
     def _count(self, table: MirroredTable, deletes: int, now: LakeTable) -> None:
-        """Remember how much the table is deleted from, and what an index would take."""
+        """Count the table's deletes, and estimate the size of an index."""
         if not self._budget or not deletes or not table.state.has_all_rows:
             return
         packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
         if packing is None:
             return
         seen = self._seen.get(table.table_id)
-        # A cut-line that moves changes nothing of what is known.
+        # An advance of the cut-line does not matter.
         if seen is None or replace(seen.candidate.table, tier=None) != replace(table, tier=None):
-            # New, registered anew, or altered.
+            # The table is new, was registered again, or was altered.
             seen = _Seen(Candidate(table))
         candidate = seen.candidate.after(deletes, now, packing, time.monotonic())
         self._seen[table.table_id] = replace(seen, candidate=candidate)
 
     def _choose(self) -> None:
-        """Give indexes to the tables that they help most, as far as the budget goes."""
+        """Give indexes to the tables that they help most, within the budget."""
         now = time.monotonic()
         allowed = {table_id: seen.candidate for table_id, seen in self._seen.items() if seen.not_before <= now}
         taken = {table_id: tracked.nbytes for table_id, tracked in self._tracked.items()}
@@ -376,15 +386,15 @@ class KeyIndexes:
             tracked.restart(self._next_job())
             self._tracked[table_id] = tracked
 
-    def _say(self, step: Step, table_id: TableId, **details: object) -> None:
+    def _observe(self, step: Step, table_id: TableId, **details: object) -> None:
         if self._observer is not None:
             name = self._seen[table_id].candidate.table.name if table_id in self._seen else table_id
             self._observer(step, table=str(name), **details)
 
 
 def _by_key(keys: SegmentKeys, number: int, plan: IndexPlan | None, *, positions: bool) -> pa.Table:
-    """Which of a segment's deleted keys are written as equality deletes. `plan`: what an index knows of the commit, if
-    there is one; `positions`: the keys that it has a row of are written by position."""
+    """The deleted keys of a segment that are written as equality deletes. `plan`: the commit's plan, if the table has
+    an index. `positions`: keys that have a row in the index are written as position deletes."""
     if plan is None:
         return keys.deleted
     absent = plan.unknown[number]
@@ -398,7 +408,7 @@ def _by_key(keys: SegmentKeys, number: int, plan: IndexPlan | None, *, positions
 
 
 def _keyed(segments: Iterable[SegmentChange]) -> tuple[KeyedSegment, ...] | None:
-    """The segments' keys; None if one that changes something has none."""
+    """The segments' keys. None if a segment that changes something has none."""
     keyed = []
     for segment in segments:
         if segment.keys is None:

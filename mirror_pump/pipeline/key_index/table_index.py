@@ -1,4 +1,4 @@
-"""One table's key index through its life: wanted, built, ready, behind another engine's rewrite, and built again."""
+"""The key index of one table, with its phases: wanted, building, ready, and following another engine's rewrite."""
 
 from __future__ import annotations
 
@@ -17,63 +17,69 @@ from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFil
 
 
 class IndexPhase(StrEnum):
-    """Where a table's index stands."""
+    """The phase of a table's index."""
 
     WANTED = "wanted"
-    """The next segments hand their keys over; the first commit that has them all begins the building."""
+    """Segments return their keys from now on. The building begins with the first commit that has the keys of all its
+    segments."""
     BUILDING = "building"
+    """The keys of one state of the table are being read."""
     READY = "ready"
+    """The index is exact."""
     FOLLOWING = "following"
-    """Files were rewritten: some places are of files that are gone, until the new ones are read."""
+    """Another engine rewrote files. Some places refer to removed files until the new files are read."""
 
 
 @dataclass
 class TableIndex:
-    """The index, or what there is of it.
+    """The index of one table, complete or not.
 
-    In READY its places are those of the table at `location`. In FOLLOWING its keys are, and places in files that were
-    not rewritten. In BUILDING neither is there yet: `log` has what happened since the state that is being read.
+    In phase READY, keys and places are those of the table at `location`. In FOLLOWING, so are all keys, and the places
+    in files that were not rewritten. In BUILDING the index is empty, and `log` holds the commits since the state that
+    is being read.
     """
 
     start_lsn: Lsn
     packing: KeyPacking
     estimate: int
-    """Bytes that a complete index will take."""
+    """Estimated size of the complete index in bytes."""
     phase: IndexPhase = IndexPhase.WANTED
     index: KeyIndex = field(default_factory=lambda: KeyIndex(1))
     numbers: FileNumbers = field(default_factory=FileNumbers)
     location: str = ""
     """The metadata file that index and log together describe."""
     snapshot_id: int = 0
+    """The current snapshot in that file."""
     job: int = 0
-    """The reading under way; answers to others do not count."""
+    """Number of the current job. Answers to other jobs are ignored."""
     log: list[tuple[KeyedSegment, ...] | MergedFile] = field(default_factory=list)
-    """Oldest first."""
+    """Commits and merges to apply once the job is done, oldest first."""
     log_bytes: int = 0
+    """Memory of the log in bytes."""
 
     @property
     def known(self) -> bool:
-        """Whether it has the table's keys."""
+        """Whether the index has the table's keys."""
         return self.phase in (IndexPhase.READY, IndexPhase.FOLLOWING)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, or will."""
+        """Memory in bytes, estimated while the index is incomplete."""
         return (self.index.nbytes if self.phase is IndexPhase.READY else self.estimate) + self.log_bytes
 
     def restart(self, job: int) -> None:
-        """Forget everything: the index is built anew from the next commit on."""
+        """Discard the index. It is built again from the next commit on."""
         self.job, self.phase = job, IndexPhase.WANTED
         self._clear()
 
     def begin_empty(self, job: int, segments: Sequence[KeyedSegment]) -> None:
-        """The table has no rows but those of these segments."""
+        """Start with a table that has only the rows of these segments."""
         self.job, self.phase = job, IndexPhase.READY
         self._clear()
         apply_plan(self.index, plan_commit(self.index, self.numbers, segments))
 
     def note(self, happened: tuple[KeyedSegment, ...] | MergedFile) -> None:
-        """Remember what happened while files are being read."""
+        """Log a commit or a merge while files are being read."""
         self.log.append(happened)
         if isinstance(happened, MergedFile):
             keys = 0 if happened.keys is None else happened.keys.nbytes
@@ -82,18 +88,19 @@ class TableIndex:
             self.log_bytes += sum(segment.keys.nbytes for segment in happened)
 
     def landed(self, plan: IndexPlan) -> None:
-        """A commit that was planned with this index is published."""
+        """Apply the plan of a commit that was published."""
         apply_plan(self.index, plan)
 
     def merged(self, merged: MergedFile) -> None:
-        """Files were merged into one, which names its rows' keys; what has changed since that began is not touched."""
+        """Move the keys of a merged file's rows to their new places. Keys that have changed since the merge began stay
+        as they are."""
         if self.phase is not IndexPhase.READY:
             self.note(merged)
         if self.known:
             self._move(merged)
 
     def built(self, built: BuiltIndex) -> None:
-        """The state that was being read is read: what happened since is repeated on it."""
+        """Take over the built index, and apply the logged commits to it."""
         self.index, self.numbers = built.index, built.numbers
         for happened in self.log:
             if isinstance(happened, MergedFile):
@@ -103,9 +110,11 @@ class TableIndex:
         self.log, self.log_bytes, self.phase = [], 0, IndexPhase.READY
 
     def followed(self, followed: FollowedFiles) -> bool:
-        """Keys whose files are gone take the first places that the new files have for them. False: not all are there.
+        """Give keys whose files are gone their places in the new files. Returns False if some keys are not in the new
+        files.
 
-        A key that has changed or gone since the rewrite is not in a file that is gone any more, and stays as it is.
+        If a new file has several rows of a key, the first one counts. A key that was changed or deleted since the
+        rewrite has no place in a removed file any more, and stays as it is.
         """
         numbered = [(self.numbers.number(file.path), file) for file in followed.added]
         gone = self.numbers.mask(followed.gone)
@@ -116,7 +125,7 @@ class TableIndex:
         self.numbers.forget(followed.gone)
         for happened in self.log:
             if isinstance(happened, MergedFile):
-                # From files that were not known when it happened.
+                # Its sources may be files that were unknown when the merge was logged.
                 self._move(happened)
         self.log, self.log_bytes, self.phase = [], 0, IndexPhase.READY
         return True

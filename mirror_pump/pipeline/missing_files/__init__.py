@@ -1,1 +1,1 @@
-"""Notices files of the lake that are gone, and which table is concerned, or the whole storage."""
+"""Detects missing files of the lake, and decides whether one table has to fail or the whole storage is unavailable."""

@@ -1,4 +1,5 @@
-"""Looks now and then whether the tables' metadata files are there: a table without changes has no commit that would."""
+"""Checks regularly that the tables' metadata files exist, because a table without changes has no commit that would
+notice."""
 
 from __future__ import annotations
 
@@ -10,14 +11,9 @@ from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 
-_LOCAL_INTERVAL = 5.0
-"""Seconds between two looks at files on local disks: microseconds each."""
-_REMOTE_INTERVAL = 60.0
-"""Seconds between two looks at objects: each is a request."""
-
 
 class LakeWatch:
-    """A thread. What it misses it reports to the loop, which looks again, and knows what it means."""
+    """A thread that reports missing files to the loop. The loop checks again and decides what the loss means."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -31,19 +27,20 @@ class LakeWatch:
         self._thread.stop()
 
     def _run(self) -> None:
+        limits = self._context.settings.limits
         with self._context.connect() as connection:
             while self._thread.next_round():
                 tables = stored_tables(connection)
                 self._look(tables)
                 local = all(local_path(table.location) is not None for table in tables)
-                self._thread.await_wake(_LOCAL_INTERVAL if local else _REMOTE_INTERVAL)
+                self._thread.await_wake(limits.lake_watch_interval if local else limits.lake_watch_interval_remote)
 
     def _look(self, tables: list[StoredTable]) -> None:
         named = {location: table for table in tables if not table.failed for location in table.metadata_files}
         try:
             missing = missing_files(named, self._context.storage)
         except LakeError:
-            # The next commit meets the same error, and it is the loop's to report.
+            # The storage does not answer. The loop reports this error when it commits.
             return
         for location in missing:
             self._inbox.put(LakeFileMissing(named[location].table_id, location))

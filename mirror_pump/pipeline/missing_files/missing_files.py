@@ -1,4 +1,4 @@
-"""Sets a table aside whose files are gone from the lake; raises while it is the storage that is gone."""
+"""Decides what a missing lake file means: the table has to fail, or the storage as a whole is unavailable."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("publish")
 
 _MANIFESTS_INTERVAL = 60.0
-"""Seconds between two looks at the manifests of a table in an object store: each is a request, and there are dozens."""
+"""Seconds between two checks of a table's manifests in an object store. Each of dozens of manifests takes a request."""
 
 
 def stored_tables(connection: PgConnection) -> list[StoredTable]:
-    """All mirrored tables, as the catalog names their files."""
-    rows = connection.execute(_SQL["stored"]).fetchall()
-    return [StoredTable(TableId(row[0]), *row[1:]) for row in rows]
+    """All mirrored tables with the locations of their files, from the catalog."""
+    return fetch_rows(connection, StoredTable, _SQL["stored"])
 
 
 class MissingFiles:
-    """Knows where all mirrored tables' files are. One thread at a time."""
+    """Finds out what missing files mean. Only one thread at a time may use it. `stored` returns all mirrored tables."""
 
     def __init__(self, storage: StorageOptions, stored: Callable[[], Sequence[StoredTable]]) -> None:
         self._storage = storage
         self._stored = stored
         self._manifests_seen: dict[TableId, float] = {}
-        """When all manifests of a table were there, time.monotonic(), seconds: of those in object stores."""
+        """For tables in object stores, when all manifests were last found: time.monotonic(), in seconds."""
 
     def in_heads(self, tables: Mapping[TableId, LakeTable]) -> dict[TableId, FileMissing]:
-        """The tables on top of which no commit may be built, since a file of the present state is gone.
+        """The tables that must not get a commit, because a file of their current state is missing.
 
-        On local disks the metadata file, the manifest lists and all manifests are looked for: microseconds. In object
-        stores the manifests are looked for once a minute only; all looks of one call are made in parallel. Raises
-        LakeError if the storage does not answer.
+        Checks the metadata file, the manifest lists and the manifests. On local disks this takes microseconds. In
+        object stores the manifests are checked only once a minute, and all requests of one call are made in parallel.
+        Raises LakeError if the storage does not answer.
         """
         wanted: dict[TableId, list[str]] = {}
         now = time.monotonic()
@@ -67,11 +67,11 @@ class MissingFiles:
         return found
 
     def failure(self, table: MirroredTable, error: FileMissing) -> Failure:
-        """Why the table is set aside. Raises as `error_of`."""
+        """The failure of the table because of a missing file. Raises LakeError like `error_of`."""
         return Failure.of(table, self.error_of(table, error))
 
     def confirmed(self, table: MirroredTable, suspect: str) -> Failure | None:
-        """As `failure`, for a file that somebody missed at some state of the table; None if the present one does not
+        """Like `failure`, for a file that was missed in some state of the table. None if the current state does not
         need it."""
         stored = self._stored()
         own = _of(table, stored)
@@ -79,12 +79,12 @@ class MissingFiles:
         return None if own is None or missing is None else Failure.of(table, self._lacking(table, own, missing, stored))
 
     def error_of(self, table: MirroredTable, error: FileMissing) -> TableError:
-        """What a missing file means for the table. Raises LakeError if it is there again, not needed any more, or if
-        the whole storage may be what is missing."""
+        """The error of a table with a missing file. Raises LakeError if the file is back or no longer needed, or if the
+        whole storage may be missing."""
         stored = self._stored()
         own = _of(table, stored)
         if own is None:
-            # It was unregistered meanwhile, maybe with its files: this registration cannot fail any more.
+            # The table was unregistered in the meantime, maybe with its files. This registration cannot fail any more.
             return TableError(*vanished(str(table.name), error))
         missing = self._missing_of(own, error.location)
         if missing is None:
@@ -92,7 +92,7 @@ class MissingFiles:
         return self._lacking(table, own, missing, stored)
 
     def _missing_of(self, own: StoredTable, suspect: str) -> FileMissing | None:
-        """What was missed may have come back, as a disk that is mounted again: so it is looked for once more."""
+        """Check again for the missing file. It may be back, for example on a disk that was mounted again."""
         try:
             require_known(own, suspect, self._storage)
         except FileMissing as error:
@@ -108,7 +108,7 @@ class MissingFiles:
 
 
 def _of(table: MirroredTable, stored: Sequence[StoredTable]) -> StoredTable | None:
-    """The table's row, unless that is another registration's."""
+    """The stored table, unless it belongs to another registration."""
     return next(
         (known for known in stored if known.table_id == table.table_id and known.location == table.location), None
     )

@@ -2,18 +2,18 @@
 
 Data flow:
 
-    stream, copier, upkeep, folder ...      build operations, knowing nothing of the catalog's present state
-      -> TableDelta(table, operations)      checks that they may be combined (combinations.py), and puts them in order
-      -> PublishRequest(deltas)
-    Stager    reads each table's registration, then for each operation
-                fitting()   leaves out what came too late for the registration as it is now
-                stage()     adds to the TablePlan: pure, no I/O
-              writes the plan to the lake as one commit (mirror_pump.lake.commit.row_delta), visible to nobody
-    Publisher in one transaction, for each table in order of table_id, for each operation
-                lock()      takes locks that come before the registration's row
-                describe()  makes the catalog say what the table is, before the lake's pointer moves
-                complete()  marks what the lake has, behind the pointer
+    stream, copier, upkeep, folder ...      build operations without reading the catalog
+      -> TableRequest(table, operations)    checks that they may be combined (combinations.py), and sorts them
+      -> PublishRequest(tables)
+    Stager    reads each table's registration, then calls for each operation
+                fitting()   which leaves out what no longer applies to the registration
+                stage()     which adds to the TablePlan, without I/O
+              then writes the plan to the lake as one commit (mirror_pump.lake.commit.row_delta) that nobody sees yet
+    Publisher calls in one transaction, for each table in order of table_id, for each operation
+                lock()      before it locks the registration's row
+                describe()  to update the table's description in the catalog, before the lake's pointer moves
+                complete()  to record in the catalog what the lake holds, after the pointer has moved
 
-Staging, commit and publish are loops over these methods: none of them asks which operation it has in hand. A new
-operation is a new module here, its row in `combinations.ORDER`, and its rows in `combinations.COMBINATIONS`.
+Staging, commit and publish loop over these methods and never test for the type of an operation. A new operation needs a
+module here, an entry in `combinations.ORDER`, and entries in `combinations.COMBINATIONS`.
 """

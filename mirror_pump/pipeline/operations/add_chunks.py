@@ -1,10 +1,10 @@
-"""Chunks of a copy, read and written.
+"""Adds chunks of an initial copy to the table.
 
-Lake: their files take their place at the sequence number of the table's start snapshot, however late they land, so that
-every stream change since counts on top of them. Catalog: they are marked as done; after the last one the table may go
-live once the frontier has passed the present end of WAL, because what any chunk may have seen in part ends before it.
+Lake: their files get the table's start sequence number, however late they land, so every stream change since then takes
+precedence over them. Catalog: the chunks are marked as done. After the last chunk, the table may go live once the
+frontier has passed the current end of WAL: every transaction that a chunk may have seen in part ends before it.
 
-A chunk that was read for a copy that has begun again since is no part of the table, and is left out.
+A chunk that was read before the copy was restarted is left out.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SQL = queries("publish")
 
 @dataclass(frozen=True)
 class CopiedChunk:
-    """A chunk of an initial copy, read and written, to be published."""
+    """A chunk of an initial copy whose file is written."""
 
     generation: int
     chunk_no: int
     rows: int
     file: WrittenFile | None
-    """None when the chunk held no row."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in the file."""
+    """None if the chunk held no row."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a raw text column in the file."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AddChunks(Operation):
         return replace(
             plan,
             backdated=(*plan.backdated, *files),
-            raw_text_columns=plan.raw_text_columns.union(*(chunk.sidecars for chunk in self.chunks)),
+            raw_text_columns=plan.raw_text_columns.union(*(chunk.raw_text_columns for chunk in self.chunks)),
         )
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:
@@ -72,5 +72,5 @@ class AddChunks(Operation):
 
 
 def forget_chunks(cursor: Cursor, table: MirroredTable) -> None:
-    """No chunk of the table's copy is planned or done any more. Repeating it changes nothing."""
+    """Deletes the plan of the table's copy, including the chunks that are done. Idempotent."""
     cursor.execute(_SQL["forget_chunks"], {"table_id": table.table_id})

@@ -1,8 +1,9 @@
-"""The cut-line moves up to the upper bound of a sealed partition: its rows are the lake's and the delta's from then on.
+"""Advances the cut-line to the upper bound of a sealed partition. Its rows are then read from the lake and modak.delta.
 
-Lake: the archive branch is made anew at the new cut-line. Catalog: `modak.advance`, under the partition's lock, which
-has to come before the registration's row: whoever writes corrections takes them in that order. What stands in the way
-is no error of the publish: nothing of it happens then (AdvanceRefused), and it is asked for again.
+Lake: the archive branch is refreshed at the new cut-line. Catalog: `modak.advance`, under the partition's lock. This
+lock has to be taken before the registration's row, since writers of corrections take the two in that order. If
+something is in the way, nothing is done (AdvanceRefused), and the advance is requested again later. That is not an
+error of the publish.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SQL = queries("publish")
 
 
 class AdvanceRefused(Exception):
-    """The cut-line cannot move now; the text says why. Nothing was done."""
+    """The cut-line cannot advance now. The text says why. Nothing was done."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class AdvanceCutline(Operation):
     """The new cut-line, a tier value."""
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
-        """AdvanceRefused unless readers see what is committed."""
+        """Raises AdvanceRefused unless readers see commits at once."""
         if not registration.readers_see_commits:
             raise AdvanceRefused("the table is being copied or filled")
         return replace(plan, archive_due=True, cut=self.cut)
 
     def lock(self, cursor: Cursor, recording: Recording) -> None:
-        """Moves the cut-line in the heap. AdvanceRefused: not now."""
+        """Locks the partition and advances the cut-line in the catalog. Raises AdvanceRefused."""
         parameters = {
             "table_id": recording.table.table_id,
             "partition_id": self.partition_id,

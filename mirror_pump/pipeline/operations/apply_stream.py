@@ -1,7 +1,7 @@
-"""Changes of the stream.
+"""Applies changes of the stream.
 
-Lake: each segment takes a data sequence number of its own, in stream order, so that its deletes reach every row of
-before and no row of after. Catalog: nothing of its own; the frontier moves for all tables of the publish at once.
+Lake: each segment gets its own data sequence number, in stream order, so its deletes reach all earlier rows and no
+later row. Catalog: nothing, since the frontier moves for all tables of the publish at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class ApplyStream(Operation):
     segments: tuple[SegmentChange, ...] = ()
     """In stream order."""
     raw_text_columns: frozenset[int] = frozenset()
-    """Field IDs of the columns whose raw text is in the segments' files."""
+    """Field IDs of the columns that have a raw text column in the segments' files."""
     not_live_before: Lsn | None = None
-    """The table may not go live before the frontier reaches this: a value was read from the heap at that position."""
+    """The table may not go live before the frontier reaches this position, at which a value was read from the heap."""
 
     @property
     def files(self) -> tuple[str, ...]:

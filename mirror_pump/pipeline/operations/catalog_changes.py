@@ -1,17 +1,18 @@
-"""The catalog's part of a schema change, inside the publish transaction: columns, key, and the table's name.
+"""Changes the catalog's description of a table in the publish transaction: columns, key, and the table's name.
 
-A table that is copied again keeps the published snapshot and the frontier as they were promised; what is committed
-meanwhile builds on metadata that only `mirror_tables.staged_location` names. It began as the table's own, with every
-file removed, so history and field IDs go on. When the copy is complete, one publish makes it the table's pointer and
-the published snapshot. A reader sees the old content at its old frontier, then the new content at the new one, and
-nothing in between. What another engine did to the table meanwhile goes on with it (`mirror_pump.lake.commit.rebase`),
-but for commits to `main` (a rewrite, at most: the mirror's rows are nobody else's to change): they concerned files that
-are gone by then.
+A table that is copied again keeps its published snapshot and its promised frontier. Commits during the copy build on
+metadata that only `mirror_tables.staged_location` names. It starts as the table's own metadata with every file removed,
+so the history and the field IDs continue. When the copy is complete, one publish makes it the table's pointer and its
+current snapshot the published one. A reader sees the old content at its old frontier, then the new content at the new
+frontier, and nothing in between. Changes that other engines made to the table during the copy are kept
+(`mirror_pump.lake.commit.rebase`), except for commits to `main`. These can only be rewrites, because nobody else may
+change the mirror's rows, and the files that they concern are gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -23,6 +24,7 @@ from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.model import MirroredTable, TableId, TableName, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("change")
@@ -35,9 +37,9 @@ def store_change(
     state: TableState,
     dropped_rows: Sequence[DroppedRows],
 ) -> None:
-    """Make the catalog describe the table as it is now, in the state that it comes to.
+    """Stores the table's new description and its new `state`.
 
-    CommitConflict if its state is not the `former` one any more.
+    Raises CommitConflict if the stored state is no longer `former`.
     """
     table = change.table
     cursor.execute(
@@ -66,10 +68,10 @@ def store_change(
 
 
 def _complete_corrections(cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable) -> None:
-    """Give corrections from before columns were added what rows from before have there, of tables with heap retention.
+    """Gives corrections that are older than an added column the value that older rows have in it.
 
-    The ALTER TABLE did that itself, but one under REPEATABLE READ does not see corrections that are younger than its
-    snapshot.
+    The ALTER TABLE did this itself. But under REPEATABLE READ it does not see corrections that are newer than its
+    snapshot. Does nothing for tables without heap retention.
     """
     added = [column for column in table.columns if column.initial is not None]
     if table.tier is None or not added:
@@ -81,16 +83,25 @@ def _complete_corrections(cursor: psycopg.Cursor[tuple[Any, ...]], table: Mirror
     cursor.execute(_SQL["complete_corrections"], {"table_id": table.table_id, "columns": Jsonb(values)})
 
 
-def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, TableName]) -> None:
-    """Give tables that were renamed or moved the names that they have in Postgres, in the catalog and in the lake.
+@dataclass(frozen=True)
+class _NameRow:
+    """A row of the query `names`."""
 
-    All at once, through names that nobody has, so that tables may swap names. A table whose new name another registered
-    table still has (one that was dropped, say) keeps its old one until it is renamed again.
+    table_id: TableId
+    schema_name: str
+    table_name: str
+
+
+def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, TableName]) -> None:
+    """Renames tables in the catalog and in the lake to the names that they have in Postgres.
+
+    All tables get an unused name first, so that tables may swap names. If another registered table still has the new
+    name, for example a dropped one, the table keeps its old name until it is renamed again.
     """
     if not wanted:
         return
-    cursor.execute(_SQL["names"])
-    present = {TableId(table_id): TableName(schema, name) for table_id, schema, name in cursor.fetchall()}
+    rows = fetch_rows(cursor.connection, _NameRow, _SQL["names"])
+    present = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
     cursor.execute(_SQL["lake_names"])
     taken = {TableName(schema, name) for schema, name in cursor.fetchall()}
     moving = {table_id: name for table_id, name in wanted.items() if present.get(table_id, name) != name}

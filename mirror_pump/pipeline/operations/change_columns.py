@@ -1,7 +1,7 @@
-"""The table has other columns, another key or another name, and every row in the lake is right under them.
+"""Changes a table's columns, key or name, if every row in the lake is still right under the new ones.
 
-Lake: the new schema, on the same field IDs; no file is touched, since readers find columns by ID. Catalog: the table's
-description; all renames of a publish are made at once, behind the last table
+Lake: the new schema, on the same field IDs. No file is touched, since readers find columns by field ID. Catalog: the
+table's description. All renames of a publish are made together, after its last table
 (mirror_pump.pipeline.operations.catalog_changes).
 """
 

@@ -1,4 +1,4 @@
-"""Which operations may come to one table in one publish, and in which order they are staged and recorded."""
+"""Which operations one publish may combine for a table, and in which order it stages and records them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ TableOperation: TypeAlias = (
     | RefreshArchive
     | AddChunks
 )
-"""Every operation there is."""
+"""All operations."""
 
 SchemaOperation: TypeAlias = ChangeColumns | FillColumns | CopyAgain
-"""What a change of the table itself comes to; at most one in a publish."""
+"""The operations that change the table itself. A publish has at most one of them for a table."""
 
 ORDER: tuple[type[Operation], ...] = (
     AdvanceCutline,
@@ -55,36 +55,36 @@ ORDER: tuple[type[Operation], ...] = (
     RefreshArchive,
     AddChunks,
 )
-"""The order in which they are staged and recorded, whatever order they are given in."""
+"""The order in which operations are staged and recorded, regardless of the order in which they are given."""
 
 COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
-    frozenset(
-        {Truncate, ApplyStream}
-    ): "A batch may hold a TRUNCATE and changes behind it; those before it are left out.",
+    frozenset({Truncate, ApplyStream}): "A batch may hold a TRUNCATE and later changes; earlier changes are left out.",
     frozenset(
         {ChangeColumns, ApplyStream}
-    ): "A batch spans schema changes: its segments do not, and read on by field ID.",
-    frozenset({FillColumns, ApplyStream}): "As for ChangeColumns; segments behind the change have the new column.",
-    frozenset({CopyAgain, ApplyStream}): "Segments behind the change count on top of the new copy.",
+    ): "A batch may span a schema change. No segment does, and its files stay readable by field ID.",
+    frozenset({FillColumns, ApplyStream}): "As for ChangeColumns. Segments after the change have the new column.",
+    frozenset({CopyAgain, ApplyStream}): "Segments after the change apply on top of the new copy.",
     frozenset({ChangeColumns, Truncate}): "One batch may hold both.",
-    frozenset({FillColumns, Truncate}): "One batch may hold both; whatever is left to fill is looked for in the files.",
-    frozenset({CopyAgain, Truncate}): "One batch may hold both; either empties the table.",
-    frozenset({AddChunks, ApplyStream}): "Chunks that were copied meanwhile come with the next batch.",
-    frozenset({AddChunks, ChangeColumns}): "As with ApplyStream: the chunks' files read on by field ID.",
-    frozenset({AddChunks, FillColumns}): "Chunks of a copy that was given up may arrive late; they are left out.",
-    frozenset({AddChunks, Truncate}): "Chunks were read before the TRUNCATE arrived; they are left out.",
-    frozenset({CopyAgain, RecordPublication}): "What the publication left out meanwhile is made up for by the copy.",
+    frozenset({FillColumns, Truncate}): "One batch may hold both. The fill looks for what is left in the files.",
+    frozenset({CopyAgain, Truncate}): "One batch may hold both. Either of them empties the table.",
+    frozenset({AddChunks, ApplyStream}): "Chunks that were copied in the meantime are published with the next batch.",
+    frozenset({AddChunks, ChangeColumns}): "As with ApplyStream: the chunks' files stay readable by field ID.",
+    frozenset({AddChunks, FillColumns}): "Chunks of an abandoned copy may arrive late and are left out.",
+    frozenset({AddChunks, Truncate}): "The chunks were read before the TRUNCATE arrived and are left out.",
+    frozenset({CopyAgain, RecordPublication}): "The copy makes up for the changes that the publication left out.",
 }
-"""The pairs that may come together, and why. Several operations may if each pair of them may, and none comes twice.
+"""The pairs of operations that may be combined, and why. More than two may be combined if every pair of them may, and
+none occurs twice.
 
-What is not here comes alone. RestartCopy, RewriteFiles, AdvanceCutline, FoldCorrections and RefreshArchive were worked
-out beside the stream and may be refused, which must hold up nothing else. AddChunks and CopyAgain: the chunks would be
-of the registration that ends with it. AdvanceCutline and ApplyStream: segments that were decoded under the former
-cut-line must not be published under the new one."""
+All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, FoldCorrections and RefreshArchive were computed
+independently of the stream. They may be refused, which must not hold up anything else. AddChunks and CopyAgain are not
+combined, because the chunks would belong to the registration that CopyAgain ends. AdvanceCutline and ApplyStream are
+not combined, because segments that were decoded under the old cut-line must not be published under the new one."""
 
 
 def arranged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """In the order in which they are staged. ValueError for what may not come together: a programming error."""
+    """The operations in the order in which they are staged. Raises ValueError, for a programming error, if they may not
+    be combined."""
     found = tuple(operations)
     for operation in found:
         if type(operation) not in ORDER:
@@ -97,8 +97,8 @@ def arranged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 
 
 def schema_operation(change: TableChange, dropped: Iterable[tuple[int, PartitionBounds]] = ()) -> SchemaOperation:
-    """What a change of the table comes to. `dropped`: as FillColumns has it."""
+    """The operation that carries out a change of the table. `dropped`: see FillColumns.dropped."""
     if change.copy_again:
-        # What is copied again is without rows that are gone.
+        # The new copy does not contain the dropped rows.
         return CopyAgain(change)
     return FillColumns(change, tuple(dropped)) if change.fills else ChangeColumns(change)

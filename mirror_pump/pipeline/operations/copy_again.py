@@ -1,8 +1,8 @@
-"""Rows in the lake may be wrong: the table's present content is to take their place, once it is copied.
+"""Begins a new initial copy of a table whose rows in the lake may be wrong.
 
-Lake: everything that exists before the publish's segments goes, in metadata that readers do not see; of a table with
-heap retention what is at or above the cut-line. Catalog: a new registration of the same table (another start LSN),
-whose copy begins. It may have to wait until the stream says what the table is like (the state `waiting`).
+Lake: in metadata that readers do not see, all files from before the publish's segments are removed. If the table has
+heap retention, only the rows at or above the cut-line are. Catalog: a new registration of the same table with a new
+start LSN. Its copy may have to wait until the stream describes the table (state `waiting`).
 """
 
 from __future__ import annotations

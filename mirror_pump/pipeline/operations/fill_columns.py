@@ -1,8 +1,8 @@
-"""Files are to be written anew: rows from before have a value in a new column, or went with their partition.
+"""Begins a fill: files have to be rewritten with the value of a new column, or without the rows of a dropped partition.
 
-Lake: the new schema, in metadata that readers do not see until every file has been written anew
-(mirror_pump.pipeline.schema.column_fill). Catalog: the table is `filling`, and knows up to which sequence number rows
-of which bounds are gone.
+Lake: the new schema, in metadata that readers do not see until every file has been rewritten
+(mirror_pump.pipeline.schema.column_fill). Catalog: the state `filling`, and the bounds of the dropped rows with the
+highest sequence number of their files.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from mirror_pump.table_life import TableEvent
 class FillColumns(Operation):
     change: TableChange
     dropped: tuple[tuple[int, PartitionBounds], ...] = ()
-    """Rows within these bounds, of so many of the publish's segments and of all that exists before, are gone."""
+    """For each dropped partition, its bounds and a number of segments. Rows within the bounds are removed from that
+    many leading segments of the publish, and from all older files."""
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         plan = plan.after(TableEvent.FILL_NEEDED)
-        # Keys of rows that went with their partition may be in the table twice until these are gone.
+        # Until the dropped rows are removed, their keys may be in the table twice.
         forgets_index = plan.forgets_index or bool(self.dropped)
         return replace(plan, changes_columns=True, fills=True, forgets_index=forgets_index)
 
     def dropped_rows(self, base_sequence: int) -> tuple[DroppedRows, ...]:
-        """Which rows are gone, with the publish's segments numbered from `base_sequence` + 1."""
+        """The dropped rows. The publish's segments have the sequence numbers from `base_sequence` + 1 on."""
         return tuple(DroppedRows(base_sequence + before, bounds) for before, bounds in self.dropped)
 
     def describe(self, cursor: Cursor, recording: Recording) -> None:

@@ -1,12 +1,12 @@
-"""Corrections of rows below the cut-line come from modak.delta into the lake.
+"""Folds corrections of rows below the cut-line from modak.delta into the lake.
 
-Lake: a segment that deletes every corrected key and brings the rows that they have now, and the archive branch made
-anew on top of it, since that is where readers find rows below the cut-line. Catalog: corrections are marked that still
-have the version that was folded; one that was corrected again since has another version, stays, and wins. The operation
-is written down in `op_log`.
+Lake: a segment that deletes every corrected key and adds its new row. The archive branch is refreshed on top of it,
+since that is where readers find rows below the cut-line. Catalog: corrections that still have the folded version are
+marked as folded. A row that was corrected again has another version. That correction stays and takes precedence. The
+fold is recorded in `op_log`.
 
-Below the cut-line nothing else changes the lake, so a fold races with no stream change. It may come while the table is
-being copied, though: then it is left out, and tried again.
+Nothing else changes the lake below the cut-line, so a fold never conflicts with stream changes. A fold that arrives
+while the table is being copied is left out and tried again later.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _FOLD_SQL = queries("fold")
 
 @dataclass(frozen=True)
 class FoldCorrections(Operation):
-    """The newest corrections of their keys as of the time that they were read."""
+    """The newest corrections of some keys, as of the time when they were read."""
 
     reports_refusal = True
 
     segment: SegmentChange
-    """Deletes every key of them, and brings the rows that they put in their place."""
+    """Deletes every corrected key and adds the corrected rows."""
     versions: tuple[tuple[str, int], ...]
-    """(pk, version) of each."""
+    """(pk, version) of each correction."""
     cut: int
     """The cut-line when they were read."""
-    sidecars: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a sidecar in its file."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a raw text column in the segment's file."""
 
     @property
     def files(self) -> tuple[str, ...]:
         return self.segment.locations
 
     def fitting(self, table: MirroredTable, registration: Registration) -> FoldCorrections | None:
-        # The cut-line only grows, so what was below it is. A fold that was written before a column was filled comes too
-        # late: its file lacks the value.
+        # The cut-line only advances, so the corrections are still below it. A fold that was written before a column was
+        # filled is too late: its file lacks the column's value.
         tier, written = registration.tier, {column.field_id for column in table.columns}
         fits = registration.readers_see_commits and tier is not None and self.cut <= tier.cut
         return self if fits and registration.initial_fields <= written else None
@@ -55,7 +55,7 @@ class FoldCorrections(Operation):
         return replace(
             plan,
             segments=(*plan.segments, self.segment),
-            raw_text_columns=plan.raw_text_columns | self.sidecars,
+            raw_text_columns=plan.raw_text_columns | self.raw_text_columns,
             archive_due=True,
         )
 

@@ -1,4 +1,4 @@
-"""What all operations have in common, and what their two sides, lake and catalog, are given to work with."""
+"""The interface of all operations, and the values that they work with on the lake's and the catalog's side."""
 
 from __future__ import annotations
 
@@ -22,111 +22,117 @@ Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What the operations on one table come to in the lake, before any file is written."""
+    """The combined effect of the operations on one table, before any file is written."""
 
     state: TableState
-    """The table's state after the publish, but for a copy or fill that it completes."""
+    """The table's state after the publish, not counting a copy or fill that the publish completes."""
     segments: tuple[SegmentChange, ...] = ()
     """In stream order."""
     backdated: tuple[BackdatedFile, ...] = ()
-    """Copied files, with the data sequence number that they take their place at."""
+    """Copied files with their data sequence numbers."""
     replaces: Replacement | None = None
-    """Files of before that go in the same snapshot."""
+    """The existing files that the same snapshot removes."""
     raw_text_columns: frozenset[int] = frozenset()
-    """Field IDs of the columns whose raw text is in the files; the schema gets those that it lacks."""
+    """Field IDs of the columns that have a raw text column in the files. Missing raw text columns are added to the
+    schema."""
     changes_columns: bool = False
     starts_copy: bool = False
-    """The copy begins, or begins again: chunks read so far count for nothing."""
+    """The copy begins or restarts: chunks that were read so far are worthless."""
     fills: bool = False
-    """Files are to be written anew before readers may see what is committed."""
+    """Files have to be rewritten before readers may see what is committed."""
     archive_due: bool = False
-    """The archive branch is to be made anew."""
+    """The archive branch has to be refreshed."""
     cut: int | None = None
-    """The new cut-line, a tier value; None leaves it."""
+    """The new cut-line, as a tier value. None: it does not change."""
     not_live_before: Lsn | None = None
     """The table may not go live before the frontier reaches this."""
     forgets_index: bool = False
-    """The table's key index does not describe what is there afterwards."""
+    """The table's key index does not match the table after the publish."""
 
     def after(self, event: TableEvent) -> TablePlan:
-        """In the state that the event leads to. ValueError if it cannot come in the present one."""
+        """The plan with the state that the event leads to. Raises ValueError if the event is not allowed in the current
+        state."""
         return replace(self, state=state_after(self.state, event))
 
     @property
     def empties(self) -> bool:
-        """Whether every row that readers and the stream know goes, but for those below the cut-line."""
+        """Whether all rows at or above the cut-line are removed. Without heap retention, that is every row."""
         return isinstance(self.replaces, EveryFile | FilesAbove)
 
     @property
     def keeps_below(self) -> bool:
-        """Whether rows below the cut-line stay although the others go."""
+        """Whether rows below the cut-line stay while all others are removed."""
         return isinstance(self.replaces, FilesAbove)
 
     @property
     def merged(self) -> tuple[MergedFile, ...]:
-        """Data files that take the place of others."""
+        """Data files that replace others."""
         return self.replaces.merged if isinstance(self.replaces, FileRewrite) else ()
 
     @property
     def writes_snapshot(self) -> bool:
-        """Whether the table gets a snapshot, whatever else happens to it."""
+        """Whether the plan itself requires a snapshot."""
         return bool(self.segments or self.backdated or self.fills) or self.replaces is not None
 
     def waits_longer(self, live: Lsn) -> bool:
-        """Whether the operations keep the table from going live at this frontier."""
+        """Whether the operations keep the table from going live at the frontier `live`."""
         later = self.not_live_before is not None and self.not_live_before > live
         return self.starts_copy or self.fills or later
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What an operation may need to know inside the publish transaction."""
+    """What operations need to know in the publish transaction."""
 
     table: MirroredTable
     registration: Registration
-    """The catalog's row as it was when the operation was staged."""
+    """The registration on which the operation was staged."""
     state: TableState
-    """The table's state after it."""
+    """The table's state after the publish."""
     slot: str
     frontier: Lsn
-    """Of this publish."""
+    """The frontier of this publish."""
     base_sequence: int
-    """The lake table's last sequence number before the publish: its segments are numbered from the next one."""
+    """The lake table's last sequence number before the publish. The publish's segments are numbered from the next one
+    on."""
     archive: StagedArchive | None
-    """The archive branch, if the publish makes it anew."""
+    """The archive branch, if the publish refreshes it."""
 
 
 class Operation:
-    """One thing that happens to one table in one publish. Immutable; its subclasses are frozen dataclasses.
+    """One thing that a publish does to one table. The subclasses are frozen dataclasses, listed in
+    `combinations.ORDER`.
 
-    `combinations.ORDER` names every one. The methods here are what an operation does that has nothing to say.
+    The methods here do nothing. A subclass overrides those that it needs.
     """
 
     reports_refusal: ClassVar[bool] = False
-    """Whoever asked for it is told if it is left out."""
+    """Whether the thread that requested the operation has to learn that it was left out."""
     reads_heap_again: ClassVar[bool] = False
-    """Rows that only the lake has would be gone after it: it is refused while there are any."""
+    """Whether the operation replaces the table's rows by those of the heap. It is refused while the lake alone has some
+    of them."""
     supersedes: ClassVar[tuple[type[Operation], ...]] = ()
-    """Operations of the same publish that count for nothing beside it."""
+    """Operations that are left out if they come in the same publish."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """URIs of files that were written for it: to be removed if the publish is known to have failed."""
+        """URIs of the files that were written for the operation. They are removed if the publish certainly failed."""
         return ()
 
     def fitting(self, table: MirroredTable, registration: Registration) -> Self | None:
-        """What of it still applies to the registration as it is now; None if nothing does."""
+        """The part of the operation that still applies to the current registration. None if nothing does."""
         return self
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
-        """The plan with its part. Pure: may be repeated on another registration after a conflict."""
+        """The plan with the operation's effect added. Has no side effects, so it can be repeated on another
+        registration after a conflict."""
         return plan
 
     def lock(self, cursor: Cursor, recording: Recording) -> None:
-        """Takes locks that have to come before the registration's row, and fails if it cannot have them."""
+        """Takes locks that have to be taken before the registration's row. Raises if one is not available."""
 
     def describe(self, cursor: Cursor, recording: Recording) -> None:
-        """Makes the catalog say what the table is from here on, before the lake's pointer moves."""
+        """Updates the table's description in the catalog, before the lake's pointer moves."""
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:
-        """Marks what the lake has now, behind the pointer."""
+        """Records in the catalog what the lake now holds, after the pointer has moved."""

@@ -1,7 +1,7 @@
-"""How the table is published in Postgres is another thing than was recorded, and is recorded anew.
+"""Records how the table is published in Postgres, after that was changed.
 
-Lake: nothing. Catalog: the publication's row of the table, as it is now, in the transaction that has the table copied
-again: from there on the stream is looked at as complete (mirror_pump.source.stream.publication).
+Lake: nothing. Catalog: the current row of the table in the publication, stored in the same transaction that begins a
+new copy of the table. From then on the stream counts as complete (mirror_pump.source.stream.publication).
 """
 
 from __future__ import annotations

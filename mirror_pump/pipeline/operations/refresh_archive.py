@@ -1,7 +1,7 @@
-"""The archive branch is made anew: it holds on to files that the table has exchanged since.
+"""Refreshes an archive branch that still refers to files which the table has replaced.
 
-Lake: a new head of the branch, of the same rows; main gets no snapshot. Catalog: the published snapshot follows it, as
-with every publish that makes the branch anew.
+Lake: a new head of the branch with the same rows. The main branch gets no snapshot. Catalog: the new head becomes the
+published snapshot, as in every publish that refreshes the branch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a table stands in the catalog when a publish begins: what it builds on, and what it must not disturb."""
+"""A table's registration when a publish begins: the metadata to build on, and the snapshots and rewrites to respect."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.format.metadata import DEFAULT_RETENTION, HistoryRetention, is_archive_snapshot
-from mirror_pump.model import Lsn, SequenceNumber, TableState, Tier
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableState, Tier
 from mirror_pump.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of
 
 _HOUR_MS = 3_600_000
 
-_TIER = 4
-"""Columns of the query `registrations` that tell the cut-line: the last ones."""
-
 
 @dataclass(frozen=True)
 class Registration:
-    """A table's row in the catalog as it stands now."""
+    """The current catalog rows of a table."""
 
     state: TableState
     start_lsn: Lsn
@@ -29,61 +27,69 @@ class Registration:
     namespace: str
     lake_table: str
     metadata_location: str
-    """What the next commit builds on: the staged one while the table is copied again."""
+    """The metadata file that the next commit builds on. While the table is copied again, that is the staged one."""
     staged: bool
-    """The table is being copied again or filled: commits go to metadata that nobody sees before that is complete."""
+    """The table is being copied again or filled. Readers do not see its commits before that is complete."""
     lake_table_missing: bool
-    """The catalog does not name the lake table any more: another engine dropped or renamed it."""
+    """The Iceberg catalog no longer names the lake table: another engine dropped or renamed it."""
     pinned: frozenset[int]
+    """IDs of the pinned snapshots."""
     pin_in_hand: bool
-    """A transaction may have pinned a published snapshot, of whatever table, and not committed the pin yet."""
+    """A transaction that has not committed yet may have pinned a published snapshot of any table."""
     rewrite_since: int | None
-    """Where a rewrite of its files began that is under way (mirror_pump.source.catalog.maintenance)."""
+    """Sequence number at which another engine's rewrite of the table began that is still running
+    (mirror_pump.source.catalog.maintenance)."""
     swept_before: float | None
-    """Files older than this that nothing referred to may be gone; seconds since the Unix epoch."""
+    """Files that are older than this, and that nothing referred to, may have been swept. Seconds since the Unix
+    epoch."""
     read_at: datetime
-    """When all this was so, by the database's clock."""
+    """When the catalog was read, by the database's clock."""
     policy: Mapping[str, Any] | None
     """The overrides in modak.tables.maintenance_policy."""
     data_sequence_number: SequenceNumber
-    """Where copied files take their place in the order of commits."""
+    """The start sequence number: the data sequence number of copied files."""
     snapshot_id: int
     """The published snapshot."""
     rows_dropped: bool
-    """Rows of partitions that are gone may still be in the staged files."""
+    """Rows of dropped partitions may still be in the staged files."""
     initial_fields: frozenset[int]
-    """Field IDs of the columns that rows from before them have a value in: no file may lack them any more."""
+    """Field IDs of the columns that have a value in rows that are older than the column. Every file has these
+    columns."""
     tier: Tier | None
 
     @property
     def readers_see_commits(self) -> bool:
-        """Whether readers see what is committed, and hence whether the archive branch may be made anew: not while the
-        table is copied, for the first time or again."""
+        """Whether readers see commits at once, so that the archive branch may be refreshed. They do not while the table
+        is being copied or filled."""
         return self.state is TableState.LIVE and not self.staged
 
     @property
     def files_may_be_rewritten(self) -> bool:
-        """Whether files may be exchanged for others: not in a table under copy, whose later chunks need the equality
-        deletes and come in beside them; not under a rewrite, whose commit would fail. What is staged for a table that
-        is filled no other engine sees."""
+        """Whether files may be replaced by others.
+
+        Not while the table is being copied: later chunks still need the equality deletes. Not during another engine's
+        rewrite, whose commit would fail. While a table is being filled, no other engine sees the staged files.
+        """
         if self.state is TableState.FILLING:
             return self.staged
         return self.state is TableState.LIVE and self.rewrite_since is None
 
-    def kept(self, metadata: Mapping[str, Any]) -> frozenset[int]:
-        """Snapshots that commits must not thin out: pinned ones, the published snapshot, which readers pin as long as
-        it is published, also after this row was read, and as long as a pin is in hand every published snapshot: it may
-        be of any of them."""
+    def kept(self, metadata: TableMetadata) -> frozenset[int]:
+        """IDs of the snapshots that commits must keep in the history.
+
+        These are the pinned snapshots and the published one, which a reader may pin at any time. While an uncommitted
+        transaction may hold a pin, they include all snapshots that were ever published, since the pin may name any of
+        them.
+        """
         kept = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
             return kept
-        return kept | {
-            int(snapshot["snapshot-id"]) for snapshot in metadata["snapshots"] if is_archive_snapshot(snapshot)
-        }
+        return kept | {snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.is_archive}
 
     @property
     def retention(self) -> HistoryRetention:
-        """How commits thin the history. A wrong stored policy stops maintenance, which says so, and not the pump."""
+        """How commits thin the history. The default if the stored policy is invalid: maintenance reports that, and the
+        pump continues."""
         try:
             policy = policy_of(self.policy or {})
         except UsageError:
@@ -92,30 +98,54 @@ class Registration:
         return HistoryRetention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS))
 
 
-def registration_of(row: tuple[Any, ...], *, pin_in_hand: bool) -> Registration:
-    """From a row of the query `registrations`, without the table_id."""
-    state, start, generation, namespace, name, location, staged, lake_table_missing, pins, *others = row[:-_TIER]
-    rewrite_since, swept_before, read_at, policy, data_sequence_number, snapshot_id, rows_dropped, initial_fields = (
-        others
-    )
-    return Registration(
-        state=TableState(state),
-        start_lsn=Lsn(start),
-        generation=generation,
-        namespace=namespace,
-        lake_table=name,
-        metadata_location=location,
-        staged=staged,
-        lake_table_missing=lake_table_missing,
-        pinned=frozenset(pins),
-        pin_in_hand=pin_in_hand,
-        rewrite_since=rewrite_since,
-        swept_before=swept_before,
-        read_at=read_at,
-        policy=policy,
-        data_sequence_number=SequenceNumber(data_sequence_number),
-        snapshot_id=snapshot_id,
-        rows_dropped=rows_dropped,
-        initial_fields=frozenset(initial_fields),
-        tier=tier_of(*row[-_TIER:]),
-    )
+@dataclass(frozen=True)
+class RegistrationRow:
+    """A row of the query `registrations`. Fields with the name of one of `Registration` mean the same."""
+
+    table_id: TableId
+    state: str
+    start_lsn: Lsn
+    generation: int
+    namespace: str
+    lake_table: str
+    metadata_location: str
+    staged: bool
+    lake_table_missing: bool
+    pinned: list[int]
+    rewrite_since: int | None
+    swept_before: float | None
+    read_at: datetime
+    policy: dict[str, Any] | None
+    data_sequence_number: SequenceNumber
+    snapshot_id: int
+    rows_dropped: bool
+    initial_fields: list[int]
+    tier_key_col: str
+    tier_key_type: str
+    tier_key_hi: int
+    """The cut-line."""
+    heap_retention_lag: int | None
+    """None if no partition leaves the heap."""
+
+    def registration(self, *, pin_in_hand: bool) -> Registration:
+        return Registration(
+            state=TableState(self.state),
+            start_lsn=self.start_lsn,
+            generation=self.generation,
+            namespace=self.namespace,
+            lake_table=self.lake_table,
+            metadata_location=self.metadata_location,
+            staged=self.staged,
+            lake_table_missing=self.lake_table_missing,
+            pinned=frozenset(self.pinned),
+            pin_in_hand=pin_in_hand,
+            rewrite_since=self.rewrite_since,
+            swept_before=self.swept_before,
+            read_at=self.read_at,
+            policy=self.policy,
+            data_sequence_number=self.data_sequence_number,
+            snapshot_id=self.snapshot_id,
+            rows_dropped=self.rows_dropped,
+            initial_fields=frozenset(self.initial_fields),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag),
+        )

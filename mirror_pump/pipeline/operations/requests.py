@@ -1,4 +1,4 @@
-"""What a publish is asked to do: values that the loop puts together and `Publisher` makes true."""
+"""What a publish should do: the requests that the loop sends to `Publisher`."""
 
 from __future__ import annotations
 
@@ -11,52 +11,54 @@ from mirror_pump.pipeline.operations.combinations import SchemaOperation, TableO
 from mirror_pump.pipeline.operations.operation import Operation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
-_Kind = TypeVar("_Kind", bound=Operation)
+_OperationType = TypeVar("_OperationType", bound=Operation)
 
 
 @dataclass(frozen=True)
-class TableDelta:
-    """What one publish does to one table. Without operations it only lets the table go live, if it is due.
+class TableRequest:
+    """What one publish does to one table. Without operations, it only lets the table go live if that is due.
 
-    ValueError for operations that may not come together (mirror_pump.pipeline.operations.combinations).
+    Raises ValueError for operations that may not be combined (mirror_pump.pipeline.operations.combinations).
     """
 
     table: MirroredTable
-    """As it is with this publish: after a schema change, what the change makes of it."""
+    """The table after the publish's schema change, if there is one."""
     operations: tuple[TableOperation, ...] = ()
-    """In the order in which they are staged, whatever order they are given in."""
+    """In the order in which they are staged, regardless of the order in which they are given."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operations", arranged(self.operations))
 
-    def get(self, kind: type[_Kind]) -> _Kind | None:
-        """The operation of this kind, of which there is one at most."""
+    def get(self, kind: type[_OperationType]) -> _OperationType | None:
+        """The operation of this type, or None. There is at most one."""
         return next((operation for operation in self.operations if isinstance(operation, kind)), None)
 
-    def adding(self, operation: TableOperation) -> TableDelta:
-        """With one more operation."""
+    def adding(self, operation: TableOperation) -> TableRequest:
+        """A copy with one more operation."""
         return replace(self, operations=(*self.operations, operation))
 
-    def without(self, kind: type[Operation]) -> TableDelta:
-        """Without operations of this kind."""
+    def without(self, kind: type[Operation]) -> TableRequest:
+        """A copy without the operation of this type."""
         kept = tuple(operation for operation in self.operations if not isinstance(operation, kind))
         return replace(self, operations=kept)
 
     @property
     def change(self) -> TableChange | None:
-        """The change of the table itself."""
+        """The change of the table itself, if there is one."""
         return next((known.change for known in self.operations if isinstance(known, SchemaOperation)), None)
 
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """One publish: all tables of a batch, and whatever copies have finished meanwhile."""
+    """One publish: all tables of a batch, with the chunks that were copied in the meantime."""
 
     frontier: Lsn | None = None
-    """The new frontier; None leaves it where it is."""
+    """The new frontier. None: it does not move."""
     commit_time_us: int = 0
-    """Commit time of the last transaction at or below `frontier`, microseconds since the Unix epoch; 0 if unknown."""
-    deltas: tuple[TableDelta, ...] = ()
+    """Commit time of the last transaction at or below `frontier`, in microseconds since the Unix epoch. 0 if
+    unknown."""
+    tables: tuple[TableRequest, ...] = ()
     failures: tuple[Failure, ...] = ()
     written_since: float = field(default_factory=time.time)
-    """No file of the deltas is older, seconds since the Unix epoch: a sweep may have taken one that is."""
+    """Time before the first file of the operations was written, in seconds since the Unix epoch. A sweep may have
+    removed older files."""

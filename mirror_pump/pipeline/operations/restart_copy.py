@@ -1,8 +1,8 @@
-"""A copy begins again: the table's heap was rewritten while it was read, so chunks of before and after do not fit.
+"""Restarts a copy, because the table's heap was rewritten in the meantime: older chunks do not match newer ones.
 
-Lake: the chunks' files go, by the sequence number that only they have; what the stream brought stays. Catalog: the
-copy's generation counts up, which makes chunks that are still being read worthless, and its chunks are forgotten, to be
-planned anew. Each chunk of a copy may report the rewrite; what reports it for an older generation changes nothing.
+Lake: the chunks' files are removed, which are the only ones with the start sequence number. The files of stream changes
+stay. Catalog: the copy gets the next generation, so chunks that are still being read become worthless, and the planned
+chunks are deleted. Each chunk of a copy may report the rewrite. A report for an older generation has no effect.
 """
 
 from __future__ import annotations

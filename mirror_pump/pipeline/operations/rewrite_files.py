@@ -1,8 +1,9 @@
-"""Files take the place of others, and no row changes: deletes are converted, small or much-deleted files rewritten.
+"""Replaces files by others without changing a row: converted deletes, merged small files, or files without deleted
+rows.
 
-Lake: the exchange, if it still fits the table (mirror_pump.lake.commit.file_rewrite says why it changes no row).
-Catalog: nothing of its own. The rewrite was computed beside the stream, so it may come too late. Then it is left out,
-and whoever computed it is told.
+Lake: the replacement, if it still fits the table (mirror_pump.lake.commit.file_rewrite argues why it changes no row).
+Catalog: nothing. The rewrite was computed while the stream went on, so it may come too late. Then it is left out, and
+the thread that computed it is notified.
 """
 
 from __future__ import annotations

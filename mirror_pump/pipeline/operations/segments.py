@@ -1,4 +1,4 @@
-"""What one segment of changes, from the stream or from corrections, does to one table."""
+"""The changes of one segment to one table, from the stream or from corrections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mirror_pump.lake.key_index.index_plan import SegmentKeys
 
 @dataclass(frozen=True)
 class SegmentChange:
-    """What one segment of the stream does to one table."""
+    """The changes of one segment to one table."""
 
     files: SegmentFiles
     keys: SegmentKeys | None = None
-    """What it deletes and brings, by key, where no file of its deletes was written yet."""
+    """The keys that it deletes and adds, if its deletes are not written to a file yet."""
 
     @property
     def empty(self) -> bool:
@@ -23,7 +23,7 @@ class SegmentChange:
 
     @property
     def deleted(self) -> int:
-        """Keys that it deletes."""
+        """Number of keys that it deletes."""
         return sum(file.record_count for file in self.files.deletes) + (len(self.keys.packed) if self.keys else 0)
 
     @property

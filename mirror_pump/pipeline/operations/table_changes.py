@@ -1,4 +1,4 @@
-"""What may happen to a mirrored table as a whole: it changes, or it cannot be mirrored any further."""
+"""Changes of a mirrored table as a whole: its definition changes, or it fails."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from mirror_pump.table_life import TableEvent
 
 @dataclass(frozen=True)
 class TableChange:
-    """A table is another from segment `before` on: its columns, its key, its name, or, copied again, all its rows."""
+    """A change of a table's columns, key or name, or the beginning of a new copy of its rows."""
 
     table: MirroredTable
-    """As it is from there on."""
+    """The table after the change."""
     former_lsn: Lsn
-    """Its start LSN until then. A table that is copied again has a new one."""
+    """The table's start LSN before the change. A table that is copied again gets a new one."""
     before: int
+    """Number of the batch's first segment after the change."""
     reason: str = ""
+    """Why the table changed, for people."""
     fills: bool = False
-    """Files are to be written anew: rows from before have values in new columns (Column.initial), or are not part of
-    the table any more."""
+    """Files have to be rewritten: older rows have values in new columns (Column.initial), or were dropped with their
+    partition."""
     dropped: tuple[tuple[int, PartitionBounds], ...] = ()
-    """Rows within these bounds, of the segments before that number and of all former ones, are gone."""
+    """For each dropped partition, a segment number and the partition's bounds. Rows within the bounds are removed if
+    they are in segments below this number, or in earlier batches."""
     waits_for_owner: bool = False
-    """It is copied again once the table's owner has done what the reason says."""
+    """The table is copied again once its owner has done what the reason says."""
 
     @property
     def copy_again(self) -> bool:
-        """What the lake has of it goes, once its present content is copied."""
+        """Whether a new initial copy replaces the table's rows."""
         return self.table.start_lsn != self.former_lsn
 
 
@@ -42,14 +45,14 @@ class Failure:
     table: MirroredTable
     error: str
     dropped: bool = False
-    """It was dropped in Postgres: it has ended, and nobody has to mend anything."""
+    """Whether the table was dropped in Postgres, so that nothing has to be fixed."""
 
     @property
     def event(self) -> TableEvent:
-        """What it is in the table's life."""
+        """The event that changes the table's state."""
         return TableEvent.DROPPED if self.dropped else TableEvent.FAILED
 
     @classmethod
     def of(cls, table: MirroredTable, error: TableError) -> Self:
-        """What happened, and what to do about it."""
+        """The failure with the error's text and remedy."""
         return cls(table, ". ".join(part.rstrip(".") for part in (str(error), error.remedy) if part))

@@ -1,8 +1,8 @@
-"""TRUNCATE: everything that exists before the stream changes of the same publish goes.
+"""Applies a TRUNCATE: removes all rows from before the stream changes of the same publish.
 
-Lake: every file is removed in the snapshot that brings the segments behind the TRUNCATE. Of a table with heap retention
-the rows below the cut-line stay, since the heap's TRUNCATE did not concern them. Catalog: a copy that is under way
-begins again, because a chunk that was read before would bring back rows that are gone.
+Lake: every file is removed in the snapshot that adds the segments after the TRUNCATE. If the table has heap retention,
+the rows below the cut-line stay, since the TRUNCATE of the heap did not concern them. Catalog: a copy that is under way
+restarts, because a chunk that was read before the TRUNCATE would bring back removed rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Truncate(Operation):
 
 
 def emptied(plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
-    """The plan, with every row gone that the heap is to say anew. TableError if the tier key is mirrored as something
-    that does not order as it does."""
+    """The plan with all rows at or above the cut-line removed; without heap retention, all rows. Raises TableError if
+    the tier key is mirrored as a type that orders differently."""
     line = line_of(table, registration.tier)
     if line is None:
         return replace(plan, replaces=EveryFile())
-    # Rows below stay, and their keys may be in the table twice until the others are gone.
+    # The rows below the cut-line stay, and their keys may be in the table twice until the other rows are removed.
     return replace(plan, replaces=FilesAbove(line), forgets_index=True)

@@ -9,7 +9,7 @@ from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.concurrent_rewrites import needed_snapshots
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.metadata import archive_snapshot
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState, Tier
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -45,27 +45,23 @@ class ArchiveBranches:
             self._branches[table_id].forget()
 
 
-def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, asked: bool) -> bool:
+def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, required: bool) -> bool:
     """Returns whether a publish has to refresh the archive branch. `published` is the branch's snapshot that readers
-    pin; `asked` means that an operation needs the refresh."""
+    pin; `required` means that an operation needs the refresh."""
     if tier is None:
         return False
-    if asked:
+    if required:
         return True
-    head = archive_snapshot(known.metadata)
+    head = known.metadata.archive_snapshot
     # The table's retention has only just begun, or somebody dropped the branch.
-    return head is None or head["snapshot-id"] != published
+    return head is None or head.snapshot_id != published
 
 
 def deletes_converted_meanwhile(tier: Tier | None, table: LakeTable) -> bool:
     """Returns whether the published snapshot still has equality deletes, which not every engine reads, while main has
     none."""
-    head = archive_snapshot(table.metadata) if tier is not None else None
-    return (
-        head is not None
-        and not table.equality_deletes
-        and int(head.get("summary", {}).get("total-equality-deletes", 0)) > 0
-    )
+    head = table.metadata.archive_snapshot if tier is not None else None
+    return head is not None and not table.equality_deletes and bool(head.summary.total(Total.EQUALITY_DELETES))
 
 
 def completes_fill(row: Registration, *, goes_live: bool) -> bool:
@@ -77,9 +73,9 @@ def completes_fill(row: Registration, *, goes_live: bool) -> bool:
 def would_lose(table: MirroredTable, change: TableChange | None, partitions: str) -> str:
     """Returns why a table that has to be copied again fails instead. `partitions` names the partitions that the heap no
     longer has."""
-    why = change.reason if change is not None else "its heap was rewritten"
+    cause = change.reason if change is not None else "its heap was rewritten"
     return (
-        f"{table.name}: {why}, so it has to be copied again; but of partition {partitions}, which was dropped or"
+        f"{table.name}: {cause}, so it has to be copied again; but of partition {partitions}, which was dropped or"
         " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are:"
         " unregister the table with --keep-lake"
     )

@@ -9,15 +9,16 @@ one, and the slot can be acknowledged with nothing else.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 import psycopg
 import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from mirror_pump.backoff import Backoff
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
@@ -41,20 +42,27 @@ from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.operations.catalog_changes import rename
 from mirror_pump.pipeline.operations.operation import Cursor
-from mirror_pump.pipeline.operations.registrations import Registration, registration_of
+from mirror_pump.pipeline.operations.registrations import Registration, RegistrationRow
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.pipeline.publish.staging import Staged, StagedDelta, Stager, lake_table_gone, with_due_tables
+from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
+from mirror_pump.pipeline.publish.staging import Stager, lake_table_gone, with_due_tables
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import refuse_changed
 from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
 
+_FIRST_PAUSE = 0.05
+"""Seconds before a publish that met a conflict is tried again, at most."""
+
 _MADE_HERE = object()
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,11 @@ class LandedPublish:
     """The tables that it committed to, in their new state."""
     snapshots: int = 0
     """Number of Iceberg snapshots committed."""
-    seal: object = field(default=None, repr=False)
+    token: object = field(default=None, repr=False)
+    """Only this module has the right token."""
 
     def __post_init__(self) -> None:
-        if self.seal is not _MADE_HERE:
+        if self.token is not _MADE_HERE:
             raise TypeError("a LandedPublish comes from Publisher.publish() and from nowhere else")
 
 
@@ -91,7 +100,7 @@ class RetryPolicy:
 
     attempts: int = 16
     longest_pause: float = 10.0
-    """Longest pause in seconds. Pauses grow exponentially from 50 ms, with jitter."""
+    """Longest pause in seconds. Pauses double from `_FIRST_PAUSE`, with jitter."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,26 @@ class _Landed:
     live: tuple[TableId, ...]
     failures: tuple[Failure, ...]
     filling: tuple[TableId, ...] = ()
+
+
+@dataclass(frozen=True)
+class _SlotRow:
+    """A row of the query `lock_slot`."""
+
+    leader_epoch: int
+    applied_lsn: Lsn
+    publish_id: int | None
+    """The random number that the last publish wrote. None before the first one."""
+
+
+@dataclass(frozen=True)
+class _DueRow:
+    """A row of the query `due_to_go_live`; see DueTable."""
+
+    table_id: TableId
+    staged: str | None
+    seen: str | None
+    frontier: Lsn
 
 
 class Publisher:
@@ -155,12 +184,10 @@ class Publisher:
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
         certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
-        for attempt in Retrying(
-            stop=stop_after_attempt(self._retry.attempts),
-            wait=wait_random_exponential(multiplier=0.05, max=self._retry.longest_pause),
+        for attempt in Backoff(_FIRST_PAUSE, self._retry.longest_pause, jitter=1.0).attempts(
             # A publish that landed must not be repeated, whatever error follows it.
-            retry=retry_if_exception(lambda error: isinstance(error, CommitConflict) and not self.may_have_landed),
-            reraise=True,
+            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
+            most=self._retry.attempts,
         ):
             with attempt:
                 return self._publish_once(request)
@@ -170,7 +197,7 @@ class Publisher:
         self.may_have_landed = False
         due = self._due_tables(request.frontier)
         request = with_due_tables(request, due)
-        registered = self._read_registrations([delta.table.table_id for delta in request.deltas])
+        registered = self._read_registrations([table_request.table.table_id for table_request in request.tables])
         staged = self._stager.stage(request, registered, due)
         try:
             self._stager.complete(due, staged)
@@ -188,19 +215,19 @@ class Publisher:
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
             failures=landed.failures,
-            # A table that goes live has a delta of its own, which is not the one that was left out.
+            # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
             snapshots=len(committed),
-            seal=_MADE_HERE,
+            token=_MADE_HERE,
         )
 
-    def _land(self, request: PublishRequest, staged: Staged) -> _Landed:
+    def _land(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
         """Commits what is staged. If it raises and the publish certainly did not happen, it leaves nothing behind."""
         try:
             return self._transaction(request, staged)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             try:
-                return self._resolve(error, request)
+                return self._read_outcome(error, request)
             except ConnectionLost:
                 self._stager.discard(staged)
                 raise
@@ -212,8 +239,8 @@ class Publisher:
 
     def _left_to_the_lake(self, table_id: TableId) -> str | None:
         """Returns which of the table's rows only the lake has, or None if there are none."""
-        found = self._execute(_SQL["left_to_the_lake"], {"table_id": table_id})
-        return str(found[0][0]) if found and found[0][0] is not None else None
+        partitions = self._scalar(_SQL["left_to_the_lake"], {"table_id": table_id})
+        return None if partitions is None else str(partitions)
 
     def _stored_tables(self) -> list[StoredTable]:
         with source_errors("reading where the tables' files are"):
@@ -221,18 +248,18 @@ class Publisher:
 
     def _due_tables(self, frontier: Lsn | None) -> list[DueTable]:
         """Returns the tables that go live at this frontier, or at the present one if it is None."""
-        rows = self._execute(_SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
-        tables = [(load_table(self._open(), TableId(row[0])), *row[1:]) for row in rows]
-        return [DueTable(table, *others) for table, *others in tables if table is not None]
+        rows = self._rows(_DueRow, _SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
+        tables = [(load_table(self._open(), row.table_id), row) for row in rows]
+        return [DueTable(table, row.staged, row.seen, row.frontier) for table, row in tables if table is not None]
 
     def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Registration]:
         if not table_ids:
             return {}
-        pin_in_hand = bool(self._execute(_SQL["pin_in_hand"], {})[0][0])
-        rows = self._execute(_SQL["registrations"], {"table_ids": list(table_ids)})
-        return {TableId(row[0]): registration_of(row[1:], pin_in_hand=pin_in_hand) for row in rows}
+        pin_in_hand = bool(self._scalar(_SQL["pin_in_hand"], {}))
+        rows = self._rows(RegistrationRow, _SQL["registrations"], {"table_ids": list(table_ids)})
+        return {row.table_id: row.registration(pin_in_hand=pin_in_hand) for row in rows}
 
-    def _transaction(self, request: PublishRequest, staged: Staged) -> _Landed:
+    def _transaction(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
         """Does everything in one transaction. Raises CommitConflict if nothing was done."""
         self._publish_id = random.getrandbits(63)
         connection = self._open()
@@ -242,7 +269,7 @@ class Publisher:
             for accepted in staged.accepted:
                 self._apply(cursor, accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if _fail(cursor, failure))
-            self._advance_frontier(cursor, request.commit_time_us)
+            self._move_frontier(cursor, request.commit_time_us)
             rename(cursor, staged.names)
             filling = self._fill_next(cursor)
             self._swap_in(cursor, staged)
@@ -257,18 +284,18 @@ class Publisher:
     def _lock_slot(self, cursor: Cursor) -> Lsn:
         """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
         leads."""
-        cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
-        slot = cursor.fetchone()
-        if slot is None or slot[0] != self._epoch:
+        slot = fetch_row(cursor.connection, _SlotRow, _SQL["lock_slot"], {"slot": self._slot})
+        if slot is None or slot.leader_epoch != self._epoch:
+            present = None if slot is None else slot.leader_epoch
             raise NotLeader(
-                f"another pump has taken over slot {self._slot} (epoch {slot and slot[0]}, ours is {self._epoch})",
+                f"another pump has taken over slot {self._slot} (epoch {present}, ours is {self._epoch})",
                 "Stop one of the two; nothing of this batch was published by this one.",
             )
-        return Lsn(slot[1])
+        return slot.applied_lsn
 
-    def _advance_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
+    def _move_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
         cursor.execute(
-            _SQL["advance"],
+            _SQL["move_frontier"],
             {
                 "slot": self._slot,
                 "frontier": self._applied,
@@ -277,10 +304,10 @@ class Publisher:
             },
         )
 
-    def _apply(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
+    def _apply(self, cursor: Cursor, accepted: StagedTable, written_since: float) -> None:
         """Does one table's part of the transaction: its operations, before and after the registration's row and the
         lake's pointer change."""
-        operations = accepted.delta.operations
+        operations = accepted.request.operations
         recording = accepted.recording(self._slot, self._applied)
         for operation in operations:
             operation.lock(cursor, recording)
@@ -291,9 +318,9 @@ class Publisher:
         for operation in operations:
             operation.complete(cursor, recording)
 
-    def _touch(self, cursor: Cursor, accepted: StagedDelta, written_since: float) -> None:
+    def _touch(self, cursor: Cursor, accepted: StagedTable, written_since: float) -> None:
         """Locks the registration. Raises CommitConflict if it is not the one that was staged on."""
-        row, plan, table = accepted.registration, accepted.plan, accepted.delta.table
+        row, plan, table = accepted.registration, accepted.plan, accepted.request.table
         cursor.execute(
             _SQL["touch_table"],
             {
@@ -311,10 +338,10 @@ class Publisher:
         if cursor.rowcount != 1:
             raise CommitConflict(f"the registration of {table.name} changed while it was being published")
 
-    def _move_pointer(self, cursor: Cursor, accepted: StagedDelta) -> None:
+    def _move_pointer(self, cursor: Cursor, accepted: StagedTable) -> None:
         """Points the catalog at the staged lake table. While readers must not see commits, the pointer moves only once
         the copy or fill is complete (_swap_in). Raises CommitConflict if another engine committed."""
-        row, table, staged = accepted.registration, accepted.delta.table, accepted.staged
+        row, table, staged = accepted.registration, accepted.request.table, accepted.staged
         leaves_readers = row.state is TableState.LIVE and accepted.plan.state is not TableState.LIVE
         if staged is not None and (row.staged or leaves_readers):
             cursor.execute(
@@ -346,9 +373,9 @@ class Publisher:
                 "state": state_by(TableEvent.COPIED_TO_FILL).value,
             },
         )
-        return tuple(TableId(row[0]) for row in cursor.fetchall())
+        return tuple(TableId(table_id) for (table_id,) in cursor.fetchall())
 
-    def _swap_in(self, cursor: Cursor, staged: Staged) -> None:
+    def _swap_in(self, cursor: Cursor, staged: StagedPublish) -> None:
         """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
         CommitConflict if another engine committed meanwhile."""
         swaps = staged.swaps
@@ -366,8 +393,8 @@ class Publisher:
         if any(not swapped for (swapped,) in cursor.fetchall()):
             raise CommitConflict("another writer committed to a table in the lake that was copied again")
         for accepted in staged.accepted:
-            if accepted.archive is not None and accepted.delta.table.table_id in swaps:
-                self._publish_archive(cursor, accepted.delta.table, accepted.archive)
+            if accepted.archive is not None and accepted.request.table.table_id in swaps:
+                self._publish_archive(cursor, accepted.request.table, accepted.archive)
 
     def _go_live(self, cursor: Cursor, expected: Collection[TableId]) -> tuple[TableId, ...]:
         """Marks tables as live and returns them. Raises CommitConflict if they are not the tables whose snapshots say
@@ -381,16 +408,16 @@ class Publisher:
                 "state": state_by(TableEvent.COMPLETED).value,
             },
         )
-        live = tuple(TableId(row[0]) for row in cursor.fetchall())
+        live = tuple(TableId(table_id) for (table_id,) in cursor.fetchall())
         if set(live) != set(expected):
             raise CommitConflict("the copy of a table was completed or given up while this was being published")
         return live
 
-    def _deletes(self, accepted: StagedDelta) -> dict[str, object]:
+    def _deletes(self, accepted: StagedTable) -> dict[str, object]:
         """Returns what `status` shows of a commit: the table's index, and how deletes were written if there were
         any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
-        return {**self._indexes.report(accepted.delta.table.table_id), **({} if mode is None else {"mode": mode})}
+        return {**self._indexes.report(accepted.request.table.table_id), **({} if mode is None else {"mode": mode})}
 
     def _publish_archive(self, cursor: Cursor, table: MirroredTable, archive: StagedArchive) -> None:
         """Makes the refreshed archive snapshot the one that readers pin."""
@@ -409,7 +436,7 @@ class Publisher:
             {"table_id": table.table_id, "snapshot_id": snapshot_id, "props": Jsonb(dict(props))},
         )
 
-    def _resolve(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
+    def _read_outcome(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
         """Determines the outcome after the connection broke. Before COMMIT was sent, the publish failed; after that,
         ask the database.
 
@@ -421,16 +448,15 @@ class Publisher:
             raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
         try:
             connection = self._open()
-            with connection.transaction(), connection.cursor() as cursor:
-                cursor.execute(_SQL["lock_slot"], {"slot": self._slot})
-                slot = cursor.fetchone()
+            with connection.transaction():
+                slot = fetch_row(connection, _SlotRow, _SQL["lock_slot"], {"slot": self._slot})
         except (psycopg.OperationalError, psycopg.InterfaceError, ConnectionLost) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",
                 "The pump reads it back when it reconnects; no file of this publish was deleted.",
             ) from again
-        landed = slot is not None and slot[2] == self._publish_id
-        if not landed and (slot is None or slot[0] != self._epoch):
+        landed = slot is not None and slot.publish_id == self._publish_id
+        if not landed and (slot is None or slot.leader_epoch != self._epoch):
             raise OutcomeUnknown(
                 "the connection was lost during COMMIT, and another pump took over before its outcome was read",
                 "No file of this publish was deleted; what the other pump publishes is right either way.",
@@ -446,12 +472,23 @@ class Publisher:
             self._connection = self._connect()
         return self._connection
 
-    def _execute(self, query: str, parameters: dict[str, object]) -> list[tuple[Any, ...]]:
-        try:
-            with self._open().cursor() as cursor:
-                return list(cursor.execute(query, parameters))
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
+    def _rows(self, row_class: type[_Row], query: str, parameters: dict[str, object]) -> list[_Row]:
+        with _catalog_errors():
+            return fetch_rows(self._open(), row_class, query, parameters)
+
+    def _scalar(self, query: str, parameters: dict[str, object]) -> object:
+        """Returns the value of a query with one column and one row. None if it has no row."""
+        with _catalog_errors():
+            row = self._open().execute(query, parameters).fetchone()
+        return None if row is None else row[0]
+
+
+@contextmanager
+def _catalog_errors() -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
 
 
 def _fail(cursor: Cursor, failure: Failure) -> bool:

@@ -7,6 +7,8 @@ it get the files from before the rewrite.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -14,6 +16,7 @@ from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("maintenance")
@@ -29,17 +32,16 @@ def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn:
     published too. The check runs under the lock that publishes take, so a publish that came in between is never undone.
     """
     with source_errors("reading what is published"):
-        row = connection.execute(_SQL["published"], {"table_id": table_id, "start_lsn": start_lsn}).fetchone()
-    if row is None or row[1] == row[2]:
+        published = _read_published(connection, table_id, start_lsn)
+    if published is None or published.published_location == published.metadata_location:
         return False
-    snapshot_id, _, location = row
+    location, former_snapshot = published.metadata_location, published.published_snapshot
     table = LakeTable.load(location, storage)
-    if table.has_snapshot(snapshot_id) and not only_rewritten_since(table.metadata, snapshot_id):
+    if table.has_snapshot(former_snapshot) and not only_rewritten_since(table.metadata, former_snapshot):
         return False
     with source_errors("publishing a rewritten table"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
-        again = connection.execute(_SQL["published"], {"table_id": table_id, "start_lsn": start_lsn}).fetchone()
-        if again != row:
+        if _read_published(connection, table_id, start_lsn) != published:
             return False
         connection.execute(
             _PUBLISH_SQL["publish_snapshot"],
@@ -50,3 +52,18 @@ def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn:
             },
         )
     return True
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A row of the query `published`."""
+
+    published_snapshot: int
+    published_location: str | None
+    """The metadata file of the published snapshot. None if the catalog does not name one."""
+    metadata_location: str
+    """The metadata file that the catalog's pointer names."""
+
+
+def _read_published(connection: PgConnection, table_id: TableId, start_lsn: Lsn) -> _Published | None:
+    return fetch_row(connection, _Published, _SQL["published"], {"table_id": table_id, "start_lsn": start_lsn})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mirror_pump.lake.commit.rebase import rebase
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.model import Lsn, MirroredTable
 
 

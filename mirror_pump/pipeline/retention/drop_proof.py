@@ -1,10 +1,10 @@
-"""Proves that the lake holds a heap partition: its rows at the published snapshot, corrected by the delta, equal the
-heap's. No partition is dropped without this proof.
+"""Proves that the lake holds a heap partition: its rows at the published snapshot, with corrections, equal the heap's.
+No partition is dropped without this proof.
 
-Heap, delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database. A fold
-moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers write
-corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
-without the keys of the delta) + delta`, or the proof fails. Rows whose keys are in the delta are compared in the
+The heap, modak.delta, the cut-line and the published snapshot are read in one REPEATABLE READ snapshot of the database.
+A fold moves corrections into the lake in the transaction that changes the published snapshot. The partition's triggers
+write corrections in the transactions that change the heap. So at any snapshot `heap = (lake at the published snapshot,
+without the corrected keys) + corrections`, or the proof fails. Rows whose keys are corrected are compared in the
 database. All other rows are compared by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers
 that copies use.
 """
@@ -40,30 +40,27 @@ from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.upkeep.jobs import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
 
-_TASK_BYTES = 64 << 20
-"""Bytes of heap blocks, or of data files, that one task reads."""
 _IN_FLIGHT = 2
 """Concurrent tasks of a proof. The number is small because the stream's segments need the machine more urgently."""
-_PIN_SECONDS = 120.0
-"""Lifetime of a proof's pin, which a pump that is killed during the comparison leaves behind. The pin is renewed after
-half of it."""
 _SHOWN = 10
 """Differing keys that a failed proof names, at most."""
 _LOOKED_AT = 8
 """Buckets whose rows are read again to find the differing keys, at most."""
-_ROWS_AT_ONCE = 1 << 18
+ROWS_AT_ONCE = 1 << 18
 """Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
 
-Side: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
+DigestSide: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
 """Digests the heap or the lake. Includes the rows of the given buckets; if keys are given, only the rows with these
 keys."""
 
@@ -88,53 +85,95 @@ class _Pin:
 
     connection: PgConnection
     pin_id: Any
+    seconds: float
+    """How long the pin lives after it was made or renewed."""
     renewed_at: float
     """time.monotonic(), in seconds."""
 
     def renew(self) -> None:
-        if time.monotonic() - self.renewed_at > _PIN_SECONDS / 2:
-            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": _PIN_SECONDS})
+        """Renew the pin after half of its life."""
+        if time.monotonic() - self.renewed_at > self.seconds / 2:
+            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": self.seconds})
             self.renewed_at = time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Seam:
+    """A row of the query `seam`."""
+
+    cut: int
+    snapshot_id: int
+    location: str
+    """The metadata file of the published snapshot."""
+    exported: str
+    """The name of the exported snapshot of the database."""
+    watched_as: str | None
+    """None for a partition that is detached, or without its trigger."""
+
+
+@dataclass(frozen=True)
+class _ComparedCorrection:
+    """A row of the query `corrections`."""
+
+    key: list[str]
+    """The texts of the key columns in attribute order."""
+    difference: str | None
+    """A key of _WORDS; None if the heap has the corrected row."""
 
 
 class Prover:
     """Compares partitions with the lake, one at a time."""
 
-    def __init__(self, connect: Callable[[], PgConnection], tasks: Tasks, storage: StorageOptions, dsn: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], PgConnection],
+        tasks: Tasks,
+        storage: StorageOptions,
+        dsn: str,
+        limits: InternalLimits,
+    ) -> None:
         self._connect = connect
         self._tasks = tasks
         self._storage = storage
         self._dsn = dsn
+        self._limits = limits
 
     def prove(self, table: MirroredTable, partition: Partition) -> Proof:
         """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
-        meanwhile), TaskFailed and Stopped. After any of these nothing is proven, and the comparison is tried again."""
+        meanwhile), TaskFailed and ThreadStopped. After any of these nothing is proven, and the comparison is tried
+        again."""
         assert table.tier is not None
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             bounded(reader)
             where = {"table_id": table.table_id, "relation_id": partition.relation_id}
-            row = reader.execute(_SQL["seam"], where).fetchone()
-            assert row is not None
-            cut, snapshot_id, location, exported, watched_as = row
-            if watched_as is None:
+            seam = fetch_row(reader, _Seam, _SQL["seam"], where)
+            assert seam is not None
+            if seam.watched_as is None:
                 raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
-            with self._pinned(table, snapshot_id, cut) as pin:
-                rows, differing = self._compare(table, partition, reader, pin, snapshot_id, location, exported)
-            return Proof(rows, snapshot_id, watched_as, tuple(differing[:_SHOWN]))
+            with self._pinned(table, seam) as pin:
+                rows, differing = self._compare(table, partition, reader, pin, seam)
+            return Proof(rows, seam.snapshot_id, seam.watched_as, tuple(differing[:_SHOWN]))
 
     @contextmanager
-    def _pinned(self, table: MirroredTable, snapshot_id: int, cut: int) -> Iterator[_Pin]:
+    def _pinned(self, table: MirroredTable, seam: _Seam) -> Iterator[_Pin]:
         """Pins the published snapshot for the duration of the block, in a transaction that other sessions see."""
         with self._connect() as connection:
-            where = {"table_id": table.table_id, "snapshot_id": snapshot_id, "cut": cut, "seconds": _PIN_SECONDS}
+            seconds = self._limits.proof_pin_seconds
+            where = {
+                "table_id": table.table_id,
+                "snapshot_id": seam.snapshot_id,
+                "cut": seam.cut,
+                "seconds": seconds,
+            }
             row = connection.execute(_SQL["pin"], where).fetchone()
             assert row is not None
+            (pin_id,) = row
             try:
-                yield _Pin(connection, row[0], time.monotonic())
+                yield _Pin(connection, pin_id, seconds, time.monotonic())
             finally:
                 if not connection.broken:
-                    connection.execute("SELECT modak.release(%s)", (row[0],))
+                    connection.execute("SELECT modak.release(%s)", (pin_id,))
 
     def _compare(
         self,
@@ -142,52 +181,53 @@ class Prover:
         partition: Partition,
         reader: PgConnection,
         pin: _Pin,
-        snapshot_id: int,
-        location: str,
-        exported: str,
+        seam: _Seam,
     ) -> tuple[int, list[str]]:
         """Returns the number of rows in the heap and the differences."""
-        lake = LakeTable.load(location, self._storage)
-        if lake.snapshot_id != snapshot_id:
-            raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
+        lake = LakeTable.load(seam.location, self._storage)
+        if lake.snapshot_id != seam.snapshot_id:
+            raise LakeError(
+                f"{seam.location} is not the metadata of snapshot {seam.snapshot_id}", "report this: it is a bug"
+            )
         packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
-        chunks = plan_chunks(reader, _relation(partition), _TASK_BYTES)
-        heap_tasks = [HeapTask(self._dsn, chunk, exported, comparing) for chunk in chunks]
+        chunks = plan_chunks(reader, _relation(partition), self._limits.proof_task_bytes)
+        heap_tasks = [HeapTask(self._dsn, chunk, seam.exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
-        def heap(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+        def heap_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
             return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
 
-        def cold(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+        def lake_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
             return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
 
-        rows, found = compare_sides(heap, cold, truncated=partition.truncated)
-        # Each correction counts as a row of its own, whichever side lacks it.
+        rows, found = compare_sides(heap_side, lake_side, truncated=partition.truncated)
+        # Each correction counts as one row, even if one of the sides lacks it.
         return rows + len(left_out), differing + found
 
     def _corrections(
         self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
     ) -> tuple[list[str], PackedKeys]:
-        """Returns the differences between the delta and the heap, and the packed keys of all corrections."""
+        """Returns the differences between the corrections and the heap, and the packed keys of all corrections."""
         where: dict[str, Any] = {
             "table_id": table.table_id,
             "relation_id": partition.relation_id,
             "lo": partition.lo,
             "hi": partition.hi,
         }
-        rows = reader.execute(_SQL["corrections"], where).fetchall()
+        corrections = fetch_rows(reader, _ComparedCorrection, _SQL["corrections"], where)
         differing = [
-            f"{', '.join(key)}: {_WORDS[difference]}"
-            for _, key, difference in rows
-            if difference is not None and not (partition.truncated and difference == "missing")
+            f"{', '.join(correction.key)}: {_WORDS[correction.difference]}"
+            for correction in corrections
+            if correction.difference is not None and not (partition.truncated and correction.difference == "missing")
         ]
         # The catalog lists both the key and the columns in attribute order.
-        keys, _ = parse_rows([key for _, key, _ in rows], {column.name: column.type for column in table.key_columns})
+        types = {column.name: column.type for column in table.key_columns}
+        keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
         return differing, packing.pack(list(keys.values()))
 
     def _files(
@@ -199,7 +239,8 @@ class Prover:
         for delete in deletes:
             if set(delete.equality_ids) != set(lake.schema.key_ids):
                 raise LakeError(
-                    f"{delete.path} deletes rows by other columns than the key", "resolve it: mirror-pump maintain"
+                    f"{delete.path} deletes rows by other columns than the key",
+                    "compact the table: mirror-pump maintain",
                 )
         group: list[LakeFile] = []
         size = 0
@@ -219,7 +260,7 @@ class Prover:
             younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
             group.append(LakeFile(file.path, younger))
             size += file.size_bytes
-            if size >= _TASK_BYTES:
+            if size >= self._limits.proof_task_bytes:
                 yield task()
                 group, size = [], 0
         if group:
@@ -236,32 +277,35 @@ class Prover:
         return Digest.total(parts + [self._tasks.result(future) for future in waiting])
 
 
-def compare_sides(heap: Side, cold: Side, *, truncated: bool) -> tuple[int, list[str]]:
+def compare_sides(
+    heap: DigestSide, lake: DigestSide, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE
+) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
-    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake."""
-    mine, theirs = heap(None, None), cold(None, None)
-    unequal = np.flatnonzero((mine.sums != theirs.sums).any(axis=1)).tolist()
-    counts = mine.sums[:, 0].tolist()
+    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
+    `rows_at_once` at a time."""
+    in_heap, in_lake = heap(None, None), lake(None, None)
+    unequal = np.flatnonzero((in_heap.sums != in_lake.sums).any(axis=1)).tolist()
+    counts = in_heap.sums[:, 0].tolist()
     if truncated:
-        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}):
+        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}, rows_at_once):
             given = heap(group, None)
             assert given.rows is not None
-            if differing := _differing(given, cold(group, given.rows.keys)):
+            if differing := _differing(given, lake(group, given.rows.keys)):
                 return sum(counts), differing
         return sum(counts), []
     if not unequal:
         return sum(counts), []
     looked_at = frozenset(unequal[:_LOOKED_AT])
-    differing = _differing(heap(looked_at, None), cold(looked_at, None))
-    return sum(counts), differing or ["rows that occur more than once, or that a second look found equal"]
+    differing = _differing(heap(looked_at, None), lake(looked_at, None))
+    return sum(counts), differing or ["rows that occur more than once, or that a second comparison found equal"]
 
 
-def _groups(sizes: Mapping[int, int]) -> Iterator[frozenset[int]]:
-    """Groups buckets so that the rows of a group fit in memory. A bucket that is too large forms a group of its own."""
+def _groups(sizes: Mapping[int, int], most_rows: int) -> Iterator[frozenset[int]]:
+    """Groups buckets so that a group has at most `most_rows` rows. A bucket with more forms a group of its own."""
     group: set[int] = set()
     rows = 0
     for bucket, size in sizes.items():
-        if group and rows + size > _ROWS_AT_ONCE:
+        if group and rows + size > most_rows:
             yield frozenset(group)
             group, rows = set(), 0
         group.add(bucket)
@@ -289,18 +333,18 @@ def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list
     return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
 
 
-def _differing(heap: Digest, cold: Digest) -> list[str]:
+def _differing(heap: Digest, lake: Digest) -> list[str]:
     """Returns the keys whose rows differ between the two sides, and how they differ."""
-    sides = [_by_key(side) for side in (heap, cold)]
+    sides = [_by_key(side) for side in (heap, lake)]
     found = []
     for key in sides[0].keys() | sides[1].keys():
-        mine, theirs = (side.get(key) for side in sides)
-        if mine is None and theirs is not None:
-            found.append(f"{theirs[1]}: {_WORDS['missing']}")
-        elif theirs is None and mine is not None:
-            found.append(f"{mine[1]}: {_WORDS['extra']}")
-        elif mine is not None and theirs is not None and mine[0] != theirs[0]:
-            found.append(f"{mine[1]}: {_WORDS['different']}")
+        in_heap, in_lake = (side.get(key) for side in sides)
+        if in_heap is None and in_lake is not None:
+            found.append(f"{in_lake[1]}: {_WORDS['missing']}")
+        elif in_lake is None and in_heap is not None:
+            found.append(f"{in_heap[1]}: {_WORDS['extra']}")
+        elif in_heap is not None and in_lake is not None and in_heap[0] != in_lake[0]:
+            found.append(f"{in_heap[1]}: {_WORDS['different']}")
     return sorted(found)
 
 

@@ -8,8 +8,8 @@ published snapshot and marks the corrections whose version is still the folded o
 meanwhile stays in modak.delta. It takes precedence over the folded row, since readers merge corrections over the
 published snapshot.
 
-The same thread asks for a refresh of the published snapshot when that still refers to files that main has replaced, and
-removes what nobody needs.
+The same thread requests a refresh of the published snapshot if that still refers to files that main has replaced, and
+deletes folded corrections that no reader needs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from decoders.text import parse_rows
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.engine.segment_tasks import row_keys
 from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.manifest_list import read_list
-from mirror_pump.lake.format.metadata import archive_snapshot, read_metadata
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.metadata.manifest_list import read_list
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
@@ -58,22 +58,16 @@ from mirror_pump.source.retention.corrections import (
 
 _LOOK_INTERVAL = 1.0
 """Seconds between looks at modak.delta, at most. It is short enough for the shortest useful fold age."""
-_STALE_INTERVAL = 30.0
-"""Seconds between checks whether the published snapshot refers to files that main no longer has."""
-_INDEX_PATIENCE = 60.0
-"""Seconds that a fold waits for the table's key index to be built. Without an index the fold deletes by key, and
-engines that cannot read equality deletes cannot use the newest snapshot until these deletes are converted."""
+_FIRST_PAUSE = 1.0
+"""Seconds before a table's fold that failed is tried again."""
 _INDEX_PAUSE = 300.0
 """Seconds before an index is requested again for a table that could not have one, or whose index did not come in
 time."""
-_STALE_AGE = 60.0
-"""Minimum age in seconds of a published snapshot before it is refreshed for stale files alone. Each refresh costs a
-manifest list."""
 
 
 @dataclass
-class _FoldTurn(Backoff):
-    """The fold state of one table, with a backoff after a failed fold."""
+class _FoldTurn(Retries):
+    """The fold state of one table, with pauses after failed folds."""
 
     looked_at: str = ""
     """The metadata file in which the published snapshot was last compared with main."""
@@ -98,6 +92,8 @@ class Folder:
         """Number of corrections at which a table is folded at once, and the maximum of one fold."""
         self._age = context.settings.fold_age
         """Age in seconds at which a correction is due."""
+        self._limits = context.settings.limits
+        self._backoff = Backoff(_FIRST_PAUSE, self._limits.retry_pause_max)
         self._turns: dict[TableId, _FoldTurn] = {}
         self._compared_at = time.monotonic()
         self._thread = session_thread("folder", self._run, context.inbox)
@@ -115,7 +111,7 @@ class Folder:
                 again = False
                 for backlog in read_backlog(connection, self._context.slot, self._rows):
                     again |= self._look(connection, backlog)
-                if time.monotonic() - self._compared_at >= _STALE_INTERVAL:
+                if time.monotonic() - self._compared_at >= self._limits.archive_check_interval:
                     self._compared_at = time.monotonic()
                     self._compare(connection)
                 if not again:
@@ -123,7 +119,7 @@ class Folder:
 
     def _look(self, connection: PgConnection, backlog: CorrectionBacklog) -> bool:
         """Does what is due for one table. Returns whether there is more to do."""
-        turn = self._turns.setdefault(backlog.table_id, _FoldTurn())
+        turn = self._turns.setdefault(backlog.table_id, _FoldTurn(self._backoff))
         if self._thread.stopping() or not turn.due:
             return False
         table = load_table(connection, backlog.table_id)
@@ -139,10 +135,10 @@ class Folder:
         except ConnectionLost:
             raise
         except (LakeError, TableError, SourceError, ValueError) as error:
-            turn.put_off()
+            turn.failed()
             self._failed(table, error)
             return False
-        turn.pause = 0.0
+        turn.succeeded()
         return folded and backlog.rows >= self._rows
 
     def _indexed(self, turn: _FoldTurn, table: MirroredTable, backlog: CorrectionBacklog) -> bool:
@@ -153,7 +149,7 @@ class Folder:
             turn.index_awaited_until = None
             return True
         if turn.index_awaited_until is None:
-            turn.index_awaited_until = now + _INDEX_PATIENCE
+            turn.index_awaited_until = now + self._limits.index_patience
         if now < turn.index_awaited_until and (phase is IndexPhase.BUILDING or self._index_comes(table, backlog)):
             return False
         turn.index_awaited_until, turn.index_not_before = None, now + _INDEX_PAUSE
@@ -195,12 +191,13 @@ class Folder:
                 return
             if table.tier is None or not table.tier.moved:
                 continue
-            turn = self._turns.setdefault(table.table_id, _FoldTurn())
+            turn = self._turns.setdefault(table.table_id, _FoldTurn(self._backoff))
             try:
                 location = load_pointer(connection, table.name.schema, table.lake_table)
                 if location is not None and location != turn.looked_at:
                     turn.looked_at = location
-                    if archive_is_outdated(LakeTable.load(location, self._storage), self._storage, _STALE_AGE):
+                    lake = LakeTable.load(location, self._storage)
+                    if archive_is_outdated(lake, self._storage, self._limits.archive_refresh_age):
                         self._inbox.put(ArchiveBranchOutdated(table))
             except LakeError as error:
                 self._failed(table, error)
@@ -212,10 +209,8 @@ class Folder:
 
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:
-            snapshots = read_metadata(location, self._storage)["snapshots"]
-            turn.sequence_numbers = {
-                int(snapshot["snapshot-id"]): int(snapshot["sequence-number"]) for snapshot in snapshots
-            }
+            snapshots = read_metadata(location, self._storage).snapshots
+            turn.sequence_numbers = {snapshot.snapshot_id: snapshot.sequence_number for snapshot in snapshots}
             turn.known_location = location
         return turn.sequence_numbers
 
@@ -241,12 +236,12 @@ def write_fold(
     values, raw = parse_rows(rows, {column.name: column.type for column in table.columns})
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
-    beside: frozenset[int] = frozenset()
+    raw_text_columns: frozenset[int] = frozenset()
     versions = tuple((correction.pk, correction.version) for correction in corrections)
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
-            beside = raw_text_fields(file_schema)
+            raw_text_columns = raw_text_fields(file_schema)
             data = (write_data_file(wide, file_schema, table.location, storage),)
             written.own(data[0].path)
         if packing is not None:
@@ -258,21 +253,21 @@ def write_fold(
                 rows=(row_keys(brought, schema, packing),) if rows else (),
                 may_be_absent=True,
             )
-            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, beside)
+            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, raw_text_columns)
         deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, beside)
+        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, raw_text_columns)
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:
     """Returns whether the published snapshot is at least `age` seconds old and names a data file or delete file that
     main no longer has."""
-    head = archive_snapshot(table.metadata)
-    if head is None or time.time() * 1000 - int(head["timestamp-ms"]) < age * 1000:
+    head = table.metadata.archive_snapshot
+    if head is None or time.time() * 1000 - head.timestamp_ms < age * 1000:
         return False
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}
     known = {manifest.path for manifest in table.manifests}
-    others = [manifest for manifest in read_list(head["manifest-list"], storage) if manifest.path not in known]
+    others = [manifest for manifest in read_list(head.manifest_list, storage) if manifest.path not in known]
     for files in Listing(storage).files(others).values():
         # The archive branch's own hiding deletes are in no other snapshot. All published snapshots of one cut-line name
         # them.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.model import MirroredTable, TableId, TierKind
-from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.source.connect import PgConnection
@@ -17,20 +17,21 @@ class Premaker:
     """Creates the partitions. Reports failures in the catalog and to the observer, since the application's INSERTs fail
     without a partition for their rows."""
 
-    def __init__(self, newest: NewestKeys, observer: Observer) -> None:
+    def __init__(self, newest: NewestKeys, observer: Observer, backoff: Backoff) -> None:
         self._newest = newest
         self._observer = observer
-        self._pauses: dict[TableId, Backoff] = {}
+        self._backoff = backoff
+        self._refusals: dict[TableId, Retries] = {}
 
     def forget_pauses(self) -> None:
         """Retry immediately, on request. Any thread may call it."""
-        self._pauses.clear()
+        self._refusals.clear()
 
     def make(self, connection: PgConnection, table: MirroredTable, choices: RetentionChoices) -> bool:
         """Returns whether a partition was made."""
         assert table.tier is not None
-        pause = self._pauses.get(table.table_id)
-        if pause is not None and not pause.due:
+        refusals = self._refusals.get(table.table_id)
+        if refusals is not None and not refusals.due:
             return False
         wanted: list[tuple[int, int]] = []
         if choices.premake and choices.width is not None:
@@ -45,13 +46,13 @@ class Premaker:
             if refused is not None:
                 self._refused(connection, table, str(name), refused)
                 return made > 0
-        self._pauses.pop(table.table_id, None)
+        self._refusals.pop(table.table_id, None)
         if choices.not_made is not None:
             self._note(connection, table, None)
         return bool(wanted)
 
     def _refused(self, connection: PgConnection, table: MirroredTable, name: str, reason: str) -> None:
-        self._pauses.setdefault(table.table_id, Backoff(source.FIRST_PAUSE)).put_off()
+        self._refusals.setdefault(table.table_id, Retries(self._backoff)).failed()
         self._note(connection, table, f"partition {name} was not made: {reason}")
         self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition=name, reason=reason)
 

@@ -6,8 +6,8 @@ back to hot. Each step is one transaction. Everything that the next step needs i
 continues where a killed one stopped. The oldest partition goes first, and the cut-line never moves back.
 
 Invariant: no partition is dropped unless it was compared with the lake, row by row, after the last moment at which a
-change of it could bypass the delta. A refused step is tried again later and delays only the steps that must follow it:
-the cut-line does not wait for drops. A failed proof stops the table's retention until somebody requests another
+change of it could bypass modak.delta. A refused step is tried again later and delays only the steps that must follow
+it: the cut-line does not wait for drops. A failed proof stops the table's retention until an operator requests another
 attempt.
 """
 
@@ -21,6 +21,7 @@ from datetime import timedelta
 
 import psycopg
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.errors import (
     ConnectionLost,
     FileMissing,
@@ -32,7 +33,6 @@ from mirror_pump.errors import (
 )
 from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
@@ -48,9 +48,6 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Partition, RetentionChoices
 
-_UNSEAL_AFTER = 60.0
-"""Seconds for which a sealed partition must not be due before capture of its changes ends. The delay exists because the
-newest row may be deleted and come back."""
 _SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps of expired pins and old journal entries."""
 
@@ -66,15 +63,16 @@ class PartitionShedding:
         self._interval = context.settings.retention_interval
         self._awaits_frontier = False
         self._thread = session_thread("retention", self._run, context.inbox)
-        self._prover = Prover(
-            context.connect, Tasks(context.runner, self._thread.stopping), context.storage, context.dsn
-        )
-        self._pauses: dict[tuple[TableId, str], Backoff] = {}
-        """Backoffs of refused steps, by table and partition."""
+        self._limits = context.settings.limits
+        tasks = Tasks(context.runner, self._thread.stopping)
+        self._prover = Prover(context.connect, tasks, context.storage, context.dsn, self._limits)
+        self._backoff = Backoff(source.FIRST_PAUSE, self._limits.retry_pause_max)
+        self._refusals: dict[tuple[TableId, str], Retries] = {}
+        """Refusals in a row of the next step, by table and partition."""
         self._undue: dict[tuple[TableId, str], float] = {}
         """When each captured partition stopped being due: time.monotonic(), in seconds."""
         self._newest = NewestKeys()
-        self._premaker = Premaker(self._newest, context.observer)
+        self._premaker = Premaker(self._newest, context.observer, self._backoff)
 
     def start(self) -> None:
         self._thread.start()
@@ -90,7 +88,7 @@ class PartitionShedding:
 
     def wake(self) -> None:
         """Retries everything that was put off, on request."""
-        self._pauses.clear()
+        self._refusals.clear()
         self._premaker.forget_pauses()
         self._newest.forget()
         self._thread.wake()
@@ -147,12 +145,12 @@ class PartitionShedding:
             self._put_off(table_id, "")
             cause = error.__cause__
             reason = source.refusal(cause) if isinstance(cause, psycopg.Error) else str(error)
-            with source_errors("saying why partitions are not looked at"), suppress(psycopg.errors.LockNotAvailable):
+            with source_errors("storing why partitions are not checked"), suppress(psycopg.errors.LockNotAvailable):
                 noted = {"table_id": table_id, "reason": source.NOT_SEEN.format(reason)}
                 source.run(connection, "not_made", noted)
             self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=reason)
             return False
-        self._pauses.pop((table_id, ""), None)
+        self._refusals.pop((table_id, ""), None)
         return moved
 
     def _steps(self, connection: PgConnection, table: MirroredTable, choices: RetentionChoices) -> bool:
@@ -190,7 +188,7 @@ class PartitionShedding:
             refused = self._step(connection, table, partition, choices)
             if refused is None:
                 moved = True
-                self._pauses.pop((table.table_id, partition.partition_id), None)
+                self._refusals.pop((table.table_id, partition.partition_id), None)
                 if waits and partition.sealed_lsn is not None:
                     # The cut-line moved, so the session ends, and this thread ends with it.
                     return True
@@ -255,8 +253,8 @@ class PartitionShedding:
         choices: RetentionChoices,
         newest: Callable[[], int | None],
     ) -> bool:
-        """Returns whether a partition that the lake holds may be dropped: its grace period is over, and nobody has
-        increased the retention distance since."""
+        """Returns whether a partition that the lake holds may be dropped: its grace period is over, and it is still
+        due (the retention distance may have been increased)."""
         assert table.tier is not None
         if partition.grace_left(choices.drop_grace) > timedelta(0):
             return False
@@ -270,14 +268,14 @@ class PartitionShedding:
         """Returns a sealed partition that is no longer due to the hot state. Returns whether this was done."""
         key = table.table_id, partition.partition_id
         since = self._undue.setdefault(key, time.monotonic())
-        if time.monotonic() - since < _UNSEAL_AFTER or not self._due(*key):
+        if time.monotonic() - since < self._limits.unseal_after or not self._due(*key):
             return False
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         refused = source.attempt(connection, "unseal", where)
         if refused is not None:
             self._refused(connection, table, partition, refused)
             return False
-        self._pauses.pop(key, None)
+        self._refusals.pop(key, None)
         self._undue.pop(key, None)
         self._done(connection, table, partition, "unseal")
         return True
@@ -293,7 +291,7 @@ class PartitionShedding:
             source.run(connection, "waits", {**where, "reason": reader})
             return ""
         if partition.name is not None and source.run(connection, "crowded", where):
-            return "much of it was changed since it was sealed: it is sealed anew"
+            return "much of it was changed since it was sealed: it is sealed again"
         if choices.applied < partition.sealed_lsn:
             self._awaits_frontier = True
             self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
@@ -344,7 +342,7 @@ class PartitionShedding:
         }
         source.journal(connection, table.table_id, "failed", details, proof.snapshot_id)
         if not partition.attached_late:
-            # A partition that was attached late held rows that were never mirrored. Its failed proof says nothing about
+            # A partition that was attached late held rows that were never mirrored. Its failed proof means nothing for
             # the others.
             self._stop_table(connection, table, f"partition {partition.partition_id}: {reason}")
 
@@ -374,13 +372,13 @@ class PartitionShedding:
         self, connection: PgConnection, table: MirroredTable, partition: Partition, kind: str, **details: object
     ) -> None:
         snapshot_id = details.pop("snapshot_id", None)
-        said = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
-        source.journal(connection, table.table_id, "done", said, snapshot_id if isinstance(snapshot_id, int) else None)
+        entry = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
+        source.journal(connection, table.table_id, "done", entry, snapshot_id if isinstance(snapshot_id, int) else None)
         self._observer(Step.RETENTION, table=str(table.name), partition=partition.partition_id, step=kind)
 
     def _due(self, table_id: TableId, partition_id: str) -> bool:
-        former = self._pauses.get((table_id, partition_id))
-        return former is None or former.due
+        refusals = self._refusals.get((table_id, partition_id))
+        return refusals is None or refusals.due
 
     def _put_off(self, table_id: TableId, partition_id: str) -> None:
-        self._pauses.setdefault((table_id, partition_id), Backoff(source.FIRST_PAUSE)).put_off()
+        self._refusals.setdefault((table_id, partition_id), Retries(self._backoff)).failed()

@@ -18,7 +18,7 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Attached, Partition, RetentionChoices
 
 _LATE = "attached below the cut-line: what it held then is not in the lake"
-_UNWATCHED = "its trigger zz_modak_row was dropped or switched off: it is sealed anew"
+_UNWATCHED = "its trigger zz_modak_row was dropped or switched off: it is sealed again"
 
 
 def reconcile(

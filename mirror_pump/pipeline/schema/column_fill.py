@@ -65,7 +65,6 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import CopyFailed, CopyPlanned, FileRewriteReady
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.publish.staging import COPYING_PROPERTY
 from mirror_pump.pipeline.upkeep.jobs import FileTasks
 from mirror_pump.source.catalog.tables import columns_to_json
 from sql import queries
@@ -103,7 +102,7 @@ class FillJob:
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """The table's priority: the smallest table comes first."""
         # A table that is copied from the cut-line on is filled after the copy, without a commit in between.
-        return lake.records if left is not lake and lake.summary.get(COPYING_PROPERTY) == "true" else None
+        return lake.records if left is not lake and lake.summary.copying else None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
@@ -114,7 +113,7 @@ class FillJob:
         cut-line, filling is retried until it succeeds. Such a table is failed if filling can never succeed.
         """
         try:
-            exchange = self._next(table, lake, listing, tasks)
+            ready = self._next(table, lake, listing, tasks)
         except (LakeError, TaskFailed) as error:
             self._failures[table.table_id] += 1
             if table.tier is not None and table.tier.moved:
@@ -125,9 +124,9 @@ class FillJob:
                 self._execute("not_fillable", table)
             raise
         del self._failures[table.table_id]
-        if exchange is None and self._execute("filled", table):
+        if ready is None and self._execute("filled", table):
             self.context.inbox.put(CopyPlanned(table, 0))
-        return exchange
+        return ready
 
     def _next(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
@@ -160,10 +159,10 @@ class FillJob:
         positions = None
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
-        self._without.update((file.path, each) for file in filled if file.path is not None for each in dropped)
-        resolution = replace(merged_file_rewrite(plan, filled, positions), drops_rows=bool(dropped))
+        self._without.update((file.path, rows) for file in filled if file.path is not None for rows in dropped)
+        rewrite = replace(merged_file_rewrite(plan, filled, positions), drops_rows=bool(dropped))
         details = {"files": len(filled), "rows": sum(len(file.position) for file in filled)}
-        return FileRewriteReady(table, resolution, Step.FILLED, Step.FILL_REFUSED, details, began)
+        return FileRewriteReady(table, rewrite, Step.FILLED, Step.FILL_REFUSED, details, began)
 
     def _filled(self, task: MergeTask, tasks: FileTasks) -> list[MergedFile]:
         """Rewrite each file separately, so that none of them changes its place in the order of commits."""
@@ -183,7 +182,7 @@ class FillJob:
                 with open_input(file.path, storage) as source, pq.ParquetFile(source) as parquet:
                     known = self._fields[file.path] = frozenset(places_by_id(parquet))
             except (pa.ArrowException, OSError) as error:
-                raise LakeError(f"{file.path} cannot be read: {error}", "it is tried again") from error
+                raise LakeError(f"{file.path} cannot be read: {error}", "the pump tries again") from error
         return known
 
     def _execute(self, statement: str, table: MirroredTable) -> bool:

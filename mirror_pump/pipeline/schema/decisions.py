@@ -16,8 +16,8 @@ ID says, and every row that was added or removed is in the stream. The notes of
   default fills only the new columns, and generated ones (SET EXPRESSION).
 - A partition that is attached without a page adds no row. A partition that is removed takes the rows within its bounds
   with it. They are deleted from the lake if the bounds determine them exactly. A partition that comes back in the same
-  transaction may hold other rows. With heap retention no row is removed, whoever dropped the partition: the lake is
-  there to keep its rows.
+  transaction may hold other rows. With heap retention no row is removed, no matter who dropped the partition: the lake
+  is there to keep its rows.
 - A partition that is unlogged for part of a transaction counts as removed and attached again with rows. So does a
   partition whose file node changed while no trigger reports TRUNCATE.
 - Labels of an enum and attributes of a composite type are part of the text in the lake. This matters even if they are
@@ -30,7 +30,7 @@ required columns belong to the old key, and a new copy needs no proof.
 In a table with heap retention, the rows below the cut-line exist only in the lake, and a new copy reads only the rows
 at or above the cut-line. So a change that would make the rows below the cut-line wrong or unreadable fails the table: a
 new column whose values in existing rows are unknown, a type that cannot read the old type's values, another key, or
-values that print differently. A partition that is removed, whoever dropped it, removes no row from the lake.
+values that print differently. Removing a partition removes no row from the lake, no matter who dropped it.
 
 A constant default does not fail the table: rows below the cut-line have the reported value. Nothing else in the same
 transaction reached them. So the column keeps that value when the table is copied again for another reason, and its
@@ -73,9 +73,10 @@ class Action(Enum):
     WAIT = auto()
     """Like COPY_AGAIN, but later: the table has no key at the moment, or rows from before the change are still to
     come."""
-    SET_ASIDE = auto()
+    FAIL = auto()
+    """The table cannot be mirrored any further."""
     DROPPED = auto()
-    """The table was dropped. Like SET_ASIDE, but nothing has to be fixed."""
+    """The table was dropped. Like FAIL, but nothing has to be fixed."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class _Reason:
 
 @dataclass(frozen=True)
 class SchemaChangeDecision:
-    course: Action
+    action: Action
     table: MirroredTable
     """The table as it is from here on, but still with its old start LSN."""
     reason: str = ""
@@ -125,9 +126,7 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         refuse(seen)
     except TableError as error:
         if not keyless:
-            return SchemaChangeDecision(
-                Action.SET_ASIDE, table, f"{error}. {error.remedy}; then unregister and register it"
-            )
+            return SchemaChangeDecision(Action.FAIL, table, f"{error}. {error.remedy}; then unregister and register it")
         reason = str(error)
     former: dict[str, Any] = json.loads(table.shape) if table.shape else {}
     columns, reasons, next_field_id, fills = _columns(table, note, seen, former)
@@ -146,19 +145,19 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
     )
     if keyless:
         # The table has no key, for now or for good. Until it has one again, rows may repeat indistinguishably.
-        said = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
-        return SchemaChangeDecision(Action.WAIT, replace(table, shape=present.shape), said, waits_for_owner=True)
+        reason = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
+        return SchemaChangeDecision(Action.WAIT, replace(table, shape=present.shape), reason, waits_for_owner=True)
     if key_before != key_now:
         reasons.append(_Reason("its key changed", everywhere=True))
     dropped = _dropped(note, former, table)
     reasons += _other_reasons(note, former, table, gone_known=dropped is not None)
     everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
     if everywhere and _old_rows_left(table):
-        said = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
+        reason = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
         if any(column.attnum not in {known.attnum for known in table.columns} for column in columns):
-            said += _ADD_OTHERWISE
-        return SchemaChangeDecision(Action.SET_ASIDE, table, said)
-    if not note.settled and _printed_otherwise(former, note):
+            reason += _ADD_OTHERWISE
+        return SchemaChangeDecision(Action.FAIL, table, reason)
+    if not note.settled and _prints_differently(former, note):
         # Transactions that are still writing to the table will send rows as the types printed them before.
         return SchemaChangeDecision(Action.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
@@ -195,9 +194,9 @@ def _columns(
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
-            told = provable or (note.exact and bool(former) and _old_rows_left(table))
-            told = told and column.attnum in note.missing and column.attnum not in existed
-            initial = note.missing[column.attnum] if told else None
+            value_known = provable or (note.exact and bool(former) and _old_rows_left(table))
+            value_known = value_known and column.attnum in note.missing and column.attnum not in existed
+            initial = note.missing[column.attnum] if value_known else None
             if initial is not None and _may_fill(table) and holds_text(column.type, initial):
                 columns.append(replace(column, field_id=next_field_id, initial=initial))
                 next_field_id += 1
@@ -205,7 +204,7 @@ def _columns(
                 continue
             columns.append(replace(column, field_id=next_field_id))
             next_field_id += 1
-            known_null = told and initial is None
+            known_null = value_known and initial is None
             if not provable or (column.attnum in filled and not known_null) or column.attnum in existed:
                 text = f"column {column.name} is new and may have values in rows that exist"
                 everywhere = not known_null and (rewritten or column.attnum in filled or column.attnum in existed)
@@ -305,16 +304,16 @@ def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable, 
     reasons = []
     before, now = _leaves(former), _leaves(shape)
     stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
-    if not note.exact and _attached_untold(former, shape):
-        reasons.append(_Reason("a partition was detached for a moment, and nothing says when", everywhere=False))
+    if not note.exact and _attached_again(former, shape):
+        reasons.append(_Reason("a partition was detached for a moment, and it is unknown when", everywhere=False))
     if before.keys() - stayed and table.tier is None and not gone_known:
         reasons.append(_Reason("a partition is gone", everywhere=False))
     if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
         reasons.append(_Reason("a partition came with rows", everywhere=False))
-    if _heaps_rewritten(note, former) or (not note.exact and _altered_untold(former, shape)):
-        reasons.append(_Reason("its heap may have been rewritten, and no trigger says why", everywhere=False))
-    if _printed_otherwise(former, note):
-        reasons.append(_Reason("a type of it prints its values differently now", everywhere=True))
+    if _heaps_rewritten(note, former) or (not note.exact and _column_rewritten(former, shape)):
+        reasons.append(_Reason("its heap may have been rewritten, and no trigger reported it", everywhere=False))
+    if _prints_differently(former, note):
+        reasons.append(_Reason("one of its types prints values differently now", everywhere=True))
     return reasons
 
 
@@ -358,13 +357,13 @@ def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
     return {leaf for leaf in before.keys() & now.keys() if now[leaf] is not None and before[leaf] != now[leaf]}
 
 
-def _attached_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+def _attached_again(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
     """Whether a partition in both shapes, at any level, was attached again between them."""
     before, now = former.get("attached") or {}, shape.get("attached") or {}
     return any(before[relation] != now[relation] for relation in before.keys() & now.keys())
 
 
-def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
+def _column_rewritten(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
     """Whether a column is unchanged except that its pg_attribute row was written again, as by ALTER TYPE to its own
     type with USING.
 
@@ -379,7 +378,7 @@ def _altered_untold(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool
     return False
 
 
-def _printed_otherwise(former: Mapping[str, Any], note: Note) -> bool:
+def _prints_differently(former: Mapping[str, Any], note: Note) -> bool:
     """Whether values print differently than under the old types, or did so for part of the transaction."""
     before = former.get("types") or {}
     now = note.shape.get("types") if note.shape is not None else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mirror_pump.model import Lsn, TableState
-from mirror_pump.pipeline.flow.steps import Observer, Step, tell_of_failure
+from mirror_pump.pipeline.flow.steps import Observer, Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
-from mirror_pump.pipeline.operations.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.source.catalog.tables import load_table
@@ -43,7 +43,7 @@ def copy_altered(
     end = wal_end(connection)
     missing = not_whole(connection, slot)
     altered = [load_table(connection, table_id) for table_id in altered_tables(connection, slot)]
-    deltas = []
+    table_requests = []
     for table in altered:
         if table is not None and not table.state.has_ended:
             begin = end if table.awaiting_description else applied
@@ -56,20 +56,20 @@ def copy_altered(
             incomplete = table.table_id in missing
             reason = f"{_NOT_WHOLE}: {how_to_publish(publication, table.name)}" if incomplete else _REASON
             change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
-            deltas.append(TableDelta(waiting, (CopyAgain(change), RecordPublication())))
-    if not deltas:
+            table_requests.append(TableRequest(waiting, (CopyAgain(change), RecordPublication())))
+    if not table_requests:
         return
-    landed = publisher.publish(PublishRequest(deltas=tuple(deltas)))
+    landed = publisher.publish(PublishRequest(tables=tuple(table_requests)))
     # The publish also recorded the publication's settings as of that moment. They may have changed since they were last
     # checked.
     check_publication(connection, publication)
     for failure in landed.failures:
         indexes.forget(failure.table.table_id)
-        tell_of_failure(observer, failure)
+        report_failure(observer, failure)
     failed = {failure.table.table_id for failure in landed.failures}
     former = {table.table_id: table for table in altered if table is not None}
-    for delta in deltas:
-        table_id, told = delta.table.table_id, delta.change
-        if told is not None and not former[table_id].awaiting_description and table_id not in failed:
-            step = Step.TABLE_WAITING if told.waits_for_owner else Step.TABLE_COPIED_AGAIN
-            observer(step, table=str(delta.table.name), reason=told.reason)
+    for table_request in table_requests:
+        table_id, published = table_request.table.table_id, table_request.change
+        if published is not None and not former[table_id].awaiting_description and table_id not in failed:
+            step = Step.TABLE_WAITING if published.waits_for_owner else Step.TABLE_COPIED_AGAIN
+            observer(step, table=str(table_request.table.name), reason=published.reason)

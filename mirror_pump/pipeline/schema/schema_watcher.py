@@ -34,7 +34,7 @@ _SHARE = 0.02
 """The largest share of time spent comparing. With very many tables the pauses get longer."""
 
 
-def decide_untold(connection: PgConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
+def decide_from_note(connection: PgConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
     """What to do about a table after a note. Queries the database for the types that the note names."""
     try:
         return decide(table, note, describe_note(connection, note))
@@ -43,11 +43,11 @@ def decide_untold(connection: PgConnection, table: MirroredTable, note: Note) ->
         # without it. Or another program emitted the message. It must neither end the pump nor be trusted: the pump's
         # own next note describes the table.
         return SchemaChangeDecision(
-            Action.WAIT, table, "a type of it does not exist any more, or the note of it was none of ours"
+            Action.WAIT, table, "one of its types does not exist any more, or the note about it was not the pump's"
         )
 
 
-class Watcher:
+class SchemaWatcher:
     """A thread that compares the catalogs with the notes in the stream, and emits a note for each difference."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -83,16 +83,16 @@ class Watcher:
                         "state": state_after(TableState.FAILED, TableEvent.DROPPED).value,
                     },
                 )
-                note_changes(connection, self._slot, self._settled(connection), partial(self._set_aside, connection))
+                note_changes(connection, self._slot, self._settled(connection), partial(self._fail, connection))
                 watch_partitions(connection)
                 self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
-    def _set_aside(self, connection: PgConnection, table_id: TableId, why: str) -> None:
+    def _fail(self, connection: PgConnection, table_id: TableId, reason: str) -> None:
         """Fail a table that a note cannot describe because of one of its names."""
         table = load_table(connection, table_id)
         if table is not None:
             remedy = "Rename what has it (the table, a column, a partition, a label); then unregister and register it"
-            self._inbox.put(CopyFailed(table, about(str(table.name), f"{why}. {remedy}")))
+            self._inbox.put(CopyFailed(table, about(str(table.name), f"{reason}. {remedy}")))
 
     def _settled(self, connection: PgConnection) -> list[Waiting]:
         """The tables that may be described: every transaction that was seen writing to them has ended since.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 import psycopg
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.session import end_java
@@ -36,7 +36,7 @@ from mirror_pump.pipeline.key_index.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.session.failure_record import FailureRecord
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
-from mirror_pump.pipeline.session.lead import take_lead
+from mirror_pump.pipeline.session.leadership import acquire_leadership
 from mirror_pump.pipeline.session.session import Abandoned, PumpSession, RunState
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
@@ -64,7 +64,8 @@ _BROKEN_TASKS = 8
 """Number of failed tasks without a commit in between after which the pump gives up: the cause is not transient, and an
 operator has to look."""
 _FIRST_PAUSE = 0.2
-"""Seconds before the first retry. The pause doubles up to `reconnect_backoff_max`."""
+"""Seconds before the first retry. Further pauses double up to `reconnect_backoff_max`."""
+_JITTER = 0.5
 
 
 @dataclass(frozen=True)
@@ -131,18 +132,18 @@ class Pump:
         Raises NotLeader while another pump leads. A `standby` instead waits, without Spark, until it can lead or until
         the leader has reached the goal. It waits again if it loses the leadership.
         """
-        totals = RunState(Lsn(0))
-        end = self._persist(self._wal_end, totals) if once else None
+        run_state = RunState(Lsn(0))
+        end = self._persist(self._wal_end, run_state) if once else None
         goal = Goal(end if once else until, copies or once)
 
         def await_turn() -> Leader | None:
-            return take_lead(self._settings, goal, self._observer, self._stop, totals, standby=standby)
+            return acquire_leadership(self._settings, goal, self._observer, self._stop, run_state, standby=standby)
 
         # Acquire the leadership before Spark starts, which takes seconds and memory: when two pumps start together,
         # one of them would start Spark for nothing.
-        while (leader := self._persist(await_turn, totals)) is not None:
+        while (leader := self._persist(await_turn, run_state)) is not None:
             try:
-                self._lead(leader, goal, totals)
+                self._lead(leader, goal, run_state)
                 break
             except NotLeader as error:
                 if not standby:
@@ -151,9 +152,9 @@ class Pump:
                 if self._runner is None:
                     end_java()
         reason = "stopped" if self._stop.is_set() else "goal"
-        return PumpResult(totals.frontier, totals.commits, totals.changes, reason)
+        return PumpResult(run_state.frontier, run_state.commits, run_state.changes, reason)
 
-    def _lead(self, leader: Leader, goal: Goal, totals: RunState) -> None:
+    def _lead(self, leader: Leader, goal: Goal, run_state: RunState) -> None:
         """Lead until the goal is reached or the stop is requested, then release the leadership. Raises NotLeader once
         another pump leads."""
         storage = StorageOptions(
@@ -162,13 +163,13 @@ class Pump:
         try:
             with self._while_leading():
                 if self._runner is not None:
-                    self._sessions(leader, goal, totals, storage, self._runner)
+                    self._sessions(leader, goal, run_state, storage, self._runner)
                     return
                 cores = os.cpu_count() or 1
                 others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
                 own = SparkTaskRunner.start(self._settings.master, cores, others)
                 try:
-                    self._sessions(leader, goal, totals, storage, own)
+                    self._sessions(leader, goal, run_state, storage, own)
                 finally:
                     own.close()
         finally:
@@ -176,14 +177,14 @@ class Pump:
             leader.release()
 
     def _sessions(
-        self, first: Leader, goal: Goal, totals: RunState, storage: StorageOptions, runner: TaskRunner
+        self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner
     ) -> None:
         with deferred_interrupt(self.request_stop):
             self._at_work = True
-            self._run_sessions(first, goal, totals, storage, runner)
+            self._run_sessions(first, goal, run_state, storage, runner)
 
     def _run_sessions(
-        self, first: Leader, goal: Goal, totals: RunState, storage: StorageOptions, runner: TaskRunner
+        self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner
     ) -> None:
         indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
         leads = [first]
@@ -198,7 +199,7 @@ class Pump:
             while again and not self._stop.is_set():
                 self._inbox = SimpleQueue()
                 context = SessionContext(self._settings, storage, runner, self._observer, self._inbox)
-                session = PumpSession(context, goal, totals, indexes, self._stop.is_set, leader)
+                session = PumpSession(context, goal, run_state, indexes, self._stop.is_set, leader)
                 try:
                     again = session.run()
                     leader = session.keep_lead() if again else None
@@ -210,37 +211,36 @@ class Pump:
         watch = NeglectWatch(self._settings.require_dsn(), self._settings.slot, self._observer)
         try:
             with watch, suppress(Abandoned):
-                self._persist(live, totals)
+                self._persist(live, run_state)
         except NotLeader:
             # Only the leader records errors.
             raise
         except MirrorPumpError as error:
-            self._failures.failed(error, totals.frontier, totals.epoch, retry_in=None)
+            self._failures.failed(error, run_state.frontier, run_state.epoch, retry_in=None)
             raise
 
-    def _persist(self, attempt: Callable[[], Outcome], totals: RunState) -> Outcome | None:
+    def _persist(self, attempt: Callable[[], Outcome], run_state: RunState) -> Outcome | None:
         """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is
         requested."""
-        pause, broken_tasks = _FIRST_PAUSE, 0
+        retries = Retries(Backoff(_FIRST_PAUSE, self._settings.reconnect_backoff_max, _JITTER))
+        broken_tasks = 0
         while not self._stop.is_set():
-            commits, began = totals.commits, time.monotonic()
+            commits, began = run_state.commits, time.monotonic()
             try:
                 return attempt()
             except _CURABLE as error:
-                if totals.commits > commits:
-                    pause, broken_tasks = _FIRST_PAUSE, 0
-                elif time.monotonic() - began > self._settings.reconnect_backoff_max:
-                    # A standby or an idle pump has run without an error for long enough.
-                    pause = _FIRST_PAUSE
+                if run_state.commits > commits:
+                    retries.succeeded()
+                    broken_tasks = 0
                 broken_tasks += isinstance(error, TaskFailed)
                 if broken_tasks >= _BROKEN_TASKS:
                     raise
+                # A standby or an idle pump that ran for long enough without an error counts as a success too.
+                pause = retries.failed(time.monotonic() - began)
                 remedy = getattr(error, "remedy", "")
                 self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
-                due = time.monotonic() + pause * random.uniform(0.5, 1.0)
-                self._failures.failed(error, totals.frontier, totals.epoch, retry_in=pause)
-                self._stop.wait(max(0.0, due - time.monotonic()))
-                pause = min(pause * 2, self._settings.reconnect_backoff_max)
+                self._failures.failed(error, run_state.frontier, run_state.epoch, retry_in=pause)
+                retries.wait(self._stop.wait)
         return None
 
     def _wal_end(self) -> Lsn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from mirror_pump.errors import SourceError
@@ -20,17 +21,18 @@ from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
-from mirror_pump.pipeline.schema.schema_watcher import Watcher, decide_untold
+from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
-from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, resolve_workers
+from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_workers
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import note_reader
+from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
 from sql import queries
@@ -51,7 +53,7 @@ class SessionServices:
     receiver: Receiver
     copier: Copier
     upkeep: Upkeep
-    watcher: Watcher
+    watcher: SchemaWatcher
     retention: PartitionShedding
 
 
@@ -59,7 +61,7 @@ def start_services(
     closing: ExitStack,
     context: SessionContext,
     indexes: KeyIndexes,
-    leftovers: UnpublishedFiles,
+    unpublished_files: UnpublishedFiles,
     epoch: int,
     until: Lsn | None,
     isolated_transaction: Lsn | None,
@@ -90,9 +92,9 @@ def start_services(
         lookup=partial(_registered, lookups),
         mirrored=partial(_mirrored, lookups, context.slot),
         read_note=note_reader(connection, lambda xid: context.observer(Step.NOTE_REFUSED, xid=xid)),
-        decide=partial(decide_untold, lookups),
+        decide=partial(decide_from_note, lookups),
     )
-    receiver = Receiver(context, source, indexes.packing, leftovers)
+    receiver = Receiver(context, source, indexes.packing, unpublished_files)
     copier = Copier(context, epoch)
     upkeep = Upkeep(context, _upkeep_jobs(context, indexes))
     folder = Folder(context, indexes)
@@ -100,12 +102,19 @@ def start_services(
     indexes.attach(builder, context.observer)
     # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
     copy_altered(connection, context.slot, publication, applied, publisher, indexes, context.observer)
-    retain_live(indexes, connection, context.slot)
+    drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
-    watcher = Watcher(context)
+    watcher = SchemaWatcher(context)
     retention = PartitionShedding(context)
     listener = Listener(context, copier.wake, retention.wake)
-    applier = BatchApplier(context.runner, context.storage, context.connect, publisher.load, publisher.missing)
+    applier = BatchApplier(
+        context.runner,
+        context.storage,
+        context.connect,
+        publisher.load,
+        publisher.missing,
+        context.settings.limits.completion_part_bytes,
+    )
     lake_watch = LakeWatch(context)
     for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
@@ -127,7 +136,7 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publ
 
 def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
     settings, observer = context.settings, context.observer
-    workers = resolve_workers(os.cpu_count() or 1)
+    workers = conversion_workers(os.cpu_count() or 1)
     return (
         ConvertDeletesJob(settings.resolve_rows, settings.resolve_age, workers, observer),
         MergeJob(settings.merge_bytes, indexes.packing, observer),
@@ -136,10 +145,23 @@ def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...
     )
 
 
-def retain_live(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:
-    """Keep only the key indexes of tables that are still mirrored."""
+def drop_stale_indexes(indexes: KeyIndexes, connection: PgConnection, slot: str) -> None:
+    """Keep only the key indexes of live tables."""
     rows = connection.execute(_SQL["live"], {"slot": slot}).fetchall()
-    indexes.retain([(TableId(table_id), Lsn(start)) for table_id, start in rows])
+    indexes.keep_only([(TableId(table_id), Lsn(start)) for table_id, start in rows])
+
+
+@dataclass(frozen=True)
+class _SlotRow:
+    """A row of the query `slot`."""
+
+    publication_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str
+    applied_lsn: Lsn
+    applied_at: datetime | None
+    """When the frontier last moved."""
 
 
 def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
@@ -148,14 +170,13 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     Another program may have changed the catalog since the last session.
     """
     require_current(connection)
-    row = connection.execute(_SQL["slot"], {"slot": slot}).fetchone()
+    row = fetch_row(connection, _SlotRow, _SQL["slot"], {"slot": slot})
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
-    publication, system, timeline, database, applied, applied_at = row
-    identity = SystemIdentity(system, timeline, database)
-    check_slot(connection, slot, applied_lsn=applied, identity=identity, applied_at=applied_at)
-    check_publication(connection, publication)
-    return publication, Lsn(applied)
+    identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
+    check_slot(connection, slot, applied_lsn=row.applied_lsn, identity=identity, applied_at=row.applied_at)
+    check_publication(connection, row.publication_name)
+    return row.publication_name, row.applied_lsn
 
 
 def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
@@ -171,5 +192,5 @@ def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:
 def _status_interval(connection: PgConnection) -> float:
     """Seconds between status updates: a third of the server's `wal_sender_timeout`, at most 10 s."""
     row = connection.execute(_SQL["sender_timeout"]).fetchone()
-    patience = row[0] / 1000 if row is not None else 0
-    return min(10.0, patience / 3) if patience else 10.0
+    timeout = row[0] / 1000 if row is not None else 0
+    return min(10.0, timeout / 3) if timeout else 10.0

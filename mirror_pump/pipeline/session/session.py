@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.engine.segment_tasks import SegmentResult
 from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, TableId, TableState
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
     ArchiveBranchOutdated,
@@ -42,20 +42,21 @@ from mirror_pump.pipeline.flow.events import (
     task_periods,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.steps import Step, tell_of_failure
+from mirror_pump.pipeline.flow.steps import Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
-from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
-from mirror_pump.pipeline.operations.requests import PublishRequest, TableDelta
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
-from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
-from mirror_pump.pipeline.session.services import retain_live, start_services
+from mirror_pump.pipeline.session.pending_chunks import PendingChunks
+from mirror_pump.pipeline.session.services import drop_stale_indexes, start_services
+from mirror_pump.pipeline.session.table_change_reports import TableChangeReports
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles, files_of
 from mirror_pump.source.catalog.pump_error import clear_error
 from mirror_pump.source.catalog.tables import load_table
@@ -71,28 +72,10 @@ _POLL = 0.25
 _RETAIN_INTERVAL = 30.0
 """Seconds between two checks, made when the loop is idle: whether tables with a key index are still mirrored, and
 whether failed tables are still published."""
-_RECOVERED_AFTER = 10.0
-"""Seconds after which a session that has caught up and had nothing to publish counts as a success."""
 _STOP_GRACE = 3.0
 """Seconds that the current batch may still take after a stop request. After that it is abandoned."""
 
-
-def _step_of(change: TableChange) -> Step:
-    if change.waits_for_owner:
-        return Step.TABLE_WAITING
-    if change.copy_again:
-        return Step.TABLE_COPIED_AGAIN
-    return Step.TABLE_FILLING if change.fills else Step.TABLE_CHANGED
-
-
-_DESCRIBED = "a change that was found before made it necessary, and what the table is like is known now"
-"""Why a table is copied again, if only an earlier session knew the exact reason."""
-_REWRITTEN = "its heap was rewritten while it was copied: the copy begins again"
-
-
-def _cause(reason: str) -> str:
-    """The reason without the sentences that tell the owner what to do."""
-    return reason.partition(". ")[0]
+_REWRITTEN = "its heap was rewritten while it was copied: the copy restarts"
 
 
 class Abandoned(Exception):
@@ -119,7 +102,7 @@ class PumpSession:
         self,
         context: SessionContext,
         goal: Goal,
-        totals: RunState,
+        run_state: RunState,
         indexes: KeyIndexes,
         stop_requested: Callable[[], bool],
         leader: Leader | None = None,
@@ -127,52 +110,53 @@ class PumpSession:
         """`leader`: the leadership, if the previous session kept it. This session releases it when it is closed."""
         settings = context.settings
         self._slot = context.slot
+        self._recovered_after = settings.limits.recovered_after
         self._storage = context.storage
         self._observer = context.observer
-        self._totals = totals
+        self._run_state = run_state
         self._inbox = context.inbox
         self._indexes = indexes
-        self._chunks: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
-        self._awaiting_copy: dict[TableId, str] = {}
-        """By table that awaits its description, the reason why it will be copied again."""
+        self._chunks = PendingChunks()
         self._invalid_copies: set[tuple[TableId, Lsn, int]] = set()
         """Table, start LSN and generation of copies that were restarted. Each chunk of such a copy may report it, but
-        the observer is told once."""
+        it is reported to the observer only once."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
         """The cut-line has moved: segments that were decoded under the old cut-line must not be published."""
         self._stop_requested = stop_requested
-        self._leader = Leader.acquire(context.dsn, context.slot, totals.epoch) if leader is None else leader
+        self._leader = Leader.acquire(context.dsn, context.slot, run_state.epoch) if leader is None else leader
         self._lead_kept = False
-        totals.epoch = self._leader.epoch
+        run_state.epoch = self._leader.epoch
         self._unpublished_files = UnpublishedFiles(context.storage)
         # The stack closes in reverse order: the threads end before the files that they left are removed.
         self._closing = ExitStack()
         self._closing.callback(self._release_lead)
-        self._closing.callback(self._remove_leftovers)
+        self._closing.callback(self._remove_unpublished_files)
         try:
-            parts = start_services(
+            services = start_services(
                 self._closing,
                 context,
                 indexes,
                 self._unpublished_files,
                 self._leader.epoch,
                 goal.until,
-                totals.isolated_transaction,
+                run_state.isolated_transaction,
             )
         except BaseException:
             self.close()
             raise
-        self._services = parts
+        self._services = services
         # Earlier sessions have reported these tables and stored the reasons.
-        waiting = parts.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
-        self._awaiting_copy |= {TableId(table_id): _cause(error) for table_id, error in waiting}
-        self._frontier = totals.frontier = parts.applied
-        self._scheduler = FrontierScheduler(
-            goal, parts.applied, settings.idle_publish_bytes, settings.idle_publish_interval
+        waiting = services.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
+        self._change_reports = TableChangeReports(
+            self._observer, {TableId(table_id): error for table_id, error in waiting}
         )
-        self._began = self._retained_at = time.monotonic()
+        self._frontier = run_state.frontier = services.applied
+        self._scheduler = FrontierScheduler(
+            goal, services.applied, settings.idle_publish_bytes, settings.idle_publish_interval
+        )
+        self._began = self._checked_at = time.monotonic()
         self._caught_up = self._recovered = False
 
     def close(self) -> None:
@@ -191,11 +175,10 @@ class PumpSession:
         if not self._lead_kept:
             self._leader.release()
 
-    def _remove_leftovers(self) -> None:
+    def _remove_unpublished_files(self) -> None:
         self._unpublished_files.remove()
         self._empty_inbox()
-        chunks = [chunk for copied in self._chunks.values() for _, chunk in copied]
-        discard([*self._left, *(chunk.file.path for chunk in chunks if chunk.file is not None)], self._storage)
+        discard([*self._left, *self._chunks.files], self._storage)
 
     def _empty_inbox(self) -> None:
         """Cancel the answers that threads wait for, and remember the files named in the inbox for removal."""
@@ -211,8 +194,8 @@ class PumpSession:
                         self._left += fold.files
                     case ChunkCopied(chunk=chunk) if chunk.file is not None:
                         self._left.append(chunk.file.path)
-                    case FileRewriteReady(resolution=resolution):
-                        self._left += [file.path for file in resolution.written]
+                    case FileRewriteReady(rewrite=rewrite):
+                        self._left += [file.path for file in rewrite.written]
 
     def run(self) -> bool:
         """Take work until the goal is reached or the stop is requested. Returns True if a new session has to start at
@@ -237,7 +220,7 @@ class PumpSession:
             if self._begin_again:
                 return True
             # This also covers a last chunk that came with other work behind it: nothing else might ever publish it.
-            if self._chunks and self._inbox.empty():
+            if self._chunks.waiting and self._inbox.empty():
                 self._publish_copies()
         # The key indexes live in this process's memory and end with it.
         self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
@@ -259,12 +242,12 @@ class PumpSession:
                 if self._scheduler.has_waiters(self._frontier):
                     self._services.receiver.want_position()
             case ChunkCopied(table, chunk):
-                self._chunks.setdefault(table.table_id, []).append((table, chunk))
+                self._chunks.add(table, chunk)
             case CopyPlanned():
                 # An empty table has no chunks to publish, but the frontier has to move before the table can go live.
                 self._handle_idle()
             case CopyInvalid(table):
-                landed = self._publish(PublishRequest(deltas=(TableDelta(table, (RestartCopy(),)),)))
+                landed = self._publish(PublishRequest(tables=(TableRequest(table, (RestartCopy(),)),)))
                 copy = table.table_id, table.start_lsn, table.generation
                 if table.table_id in landed.tables and copy not in self._invalid_copies:
                     self._invalid_copies.add(copy)
@@ -275,7 +258,7 @@ class PumpSession:
             case LakeFileMissing():
                 self._fail_if_missing(work)
             case IndexRead():
-                self._indexes.read(work)
+                self._indexes.take_answer(work)
             case IndexWanted():
                 self._want_index(work)
             case FileRewriteReady():
@@ -285,10 +268,10 @@ class PumpSession:
             case FoldReady():
                 self._fold(work)
             case ArchiveBranchOutdated(table):
-                self._publish(PublishRequest(deltas=(TableDelta(table, (RefreshArchive(),)),)))
+                self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
-                    self._totals.isolated_transaction = Lsn(error.transaction)
+                    self._run_state.isolated_transaction = Lsn(error.transaction)
                     self._unpublish_failed()
                 raise error
             case StopRequested():
@@ -305,37 +288,22 @@ class PumpSession:
             PublishRequest(
                 frontier=batch.end.end_lsn,
                 commit_time_us=batch.end.commit_time_us,
-                deltas=self._with_chunks(applied.deltas),
+                tables=self._chunks.take_with(applied.tables),
                 failures=applied.failures,
                 written_since=batch.written_since,
             )
         )
         self._services.receiver.batch_done()
-        self._totals.changes += batch.end.changes
-        changes = [delta.change for delta in applied.deltas if delta.change is not None]
+        self._run_state.changes += batch.end.changes
+        changes = [table_request.change for table_request in applied.tables if table_request.change is not None]
         for change in changes:
-            self._report_change(change)
+            self._change_reports.report(change)
         if changes:
             self._services.watcher.wake()
-        if changes or any(delta.get(Truncate) is not None for delta in applied.deltas):
+        if changes or any(table_request.get(Truncate) is not None for table_request in applied.tables):
             self._services.copier.wake()
         self._scheduler.reached(landed.frontier)
         self._publish_idle()
-
-    def _report_change(self, change: TableChange) -> None:
-        """Report to the observer what happens to a changed table.
-
-        A table that awaits its description before it is copied again is reported twice with the same reason: when the
-        need for the copy is known, and when the copy begins.
-        """
-        table = change.table
-        reason = change.reason
-        if change.copy_again:
-            former = self._awaiting_copy.pop(table.table_id, "")
-            reason = ", ".join(dict.fromkeys(part for part in (former, reason) if part)) or _DESCRIBED
-            if table.awaiting_description:
-                self._awaiting_copy[table.table_id] = _cause(reason)
-        self._observer(_step_of(change), table=str(table.name), reason=reason)
 
     def _unpublish_failed(self) -> None:
         """Remove failed tables from the publication. The server may be unable to send one of their rows, or may refuse
@@ -345,7 +313,7 @@ class PumpSession:
             # A table that is locked stays published until the next check. The loop notices a lost connection by itself.
             with suppress(SourceError), self._services.connection.transaction() as transaction:
                 self._services.connection.execute("SELECT set_config('lock_timeout', '1s', true)")
-                with source_errors("having the server send no more of a table"):
+                with source_errors("removing a failed table from the publication"):
                     remove_from_publication(self._services.connection, publication, table_id)
                 # This transaction now holds a lock that registering needs. If the table was registered again before
                 # that, it has to stay published.
@@ -353,15 +321,15 @@ class PumpSession:
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
-        self._publish(PublishRequest(deltas=self._with_chunks(())))
+        self._publish(PublishRequest(tables=self._chunks.take_with(())))
         self._observer(Step.CHUNKS_PUBLISHED)
         # After the last chunk the frontier has to move before the table can go live, and perhaps no change moves it.
         self._handle_idle()
 
     def _publish_rewrite(self, work: FileRewriteReady) -> None:
         table_id = work.table.table_id
-        delta = TableDelta(work.table, (RewriteFiles(work.resolution),))
-        landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
+        table_request = TableRequest(work.table, (RewriteFiles(work.rewrite),))
+        landed = self._publish(PublishRequest(tables=(table_request,), written_since=work.written_since))
         accepted = table_id in landed.tables
         self._observer(work.landed if accepted else work.refused, table=str(work.table.name), **work.details)
         self._services.upkeep.finished(table_id, landed=accepted)
@@ -376,7 +344,7 @@ class PumpSession:
         if not work.answer.set_running_or_notify_cancel():
             return
         try:
-            landed = self._publish(PublishRequest(deltas=(TableDelta(work.table, (work.advance,)),)))
+            landed = self._publish(PublishRequest(tables=(TableRequest(work.table, (work.advance,)),)))
         except AdvanceRefused as refusal:
             work.answer.set_result(str(refusal))
             return
@@ -384,7 +352,7 @@ class PumpSession:
             work.answer.set_exception(error)
             raise
         if work.table.table_id not in landed.tables:
-            work.answer.set_result("the table is not what it was: it was registered anew, or set aside")
+            work.answer.set_result("the table has failed, was registered again, or is being copied")
             return
         self._begin_again = True
         self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
@@ -395,7 +363,7 @@ class PumpSession:
             return
         try:
             lake = self._services.publisher.load(work.table)
-            work.answer.set_result(self._indexes.want(work.table, lake, work.deletes))
+            work.answer.set_result(self._indexes.request(work.table, lake, work.deletes))
         except TableError:
             # The table has changed. Its fold will find that out.
             work.answer.set_result(False)
@@ -407,9 +375,9 @@ class PumpSession:
         """Publish a fold: corrections of rows below the cut-line."""
         if not work.answer.set_running_or_notify_cancel():
             return
-        delta = TableDelta(work.table, (work.fold,))
+        table_request = TableRequest(work.table, (work.fold,))
         try:
-            landed = self._publish(PublishRequest(deltas=(delta,), written_since=work.written_since))
+            landed = self._publish(PublishRequest(tables=(table_request,), written_since=work.written_since))
         except BaseException as error:
             work.answer.set_exception(error)
             raise
@@ -435,21 +403,7 @@ class PumpSession:
         if failure is not None:
             self._publish(PublishRequest(failures=(failure,)))
         elif work.copying and work.location.startswith(f"{table.location}/"):
-            raise LakeError(f"{work.location} could not be written for a moment", "the copy goes on by itself")
-
-    def _with_chunks(self, deltas: Iterable[TableDelta]) -> tuple[TableDelta, ...]:
-        """The deltas, together with the chunks that were copied in the meantime."""
-        by_table = {delta.table.table_id: delta for delta in deltas}
-        waiting, self._chunks = self._chunks, {}
-        for table_id, copied in waiting.items():
-            newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
-            delta = by_table.get(table_id, TableDelta(newest))
-            if delta.table.start_lsn < newest.start_lsn:
-                # The table was registered again in the meantime: the delta of the earlier registration is obsolete.
-                delta = TableDelta(newest)
-            chunks = tuple(chunk for table, chunk in copied if table.start_lsn == delta.table.start_lsn)
-            by_table[table_id] = delta.adding(AddChunks(chunks)) if chunks else delta
-        return tuple(by_table.values())
+            raise LakeError(f"{work.location} could not be written for a moment", "the copy continues by itself")
 
     def _publish(self, request: PublishRequest) -> LandedPublish:
         try:
@@ -459,8 +413,8 @@ class PumpSession:
                 # The publish certainly did not happen, and these files are not published later either.
                 discard(files_of(request), self._storage)
             raise
-        self._frontier = self._totals.frontier = landed.frontier
-        self._totals.commits += 1
+        self._frontier = self._run_state.frontier = landed.frontier
+        self._run_state.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
         self._services.upkeep.published(landed.tables)
         self._services.retention.published()
@@ -469,14 +423,16 @@ class PumpSession:
         for failure in landed.failures:
             self._services.receiver.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
-            tell_of_failure(self._observer, failure)
+            report_failure(self._observer, failure)
         if landed.failures:
             failed = {failure.table.table_id for failure in landed.failures}.difference(landed.tables)
-            left_out = tuple(delta for delta in request.deltas if delta.table.table_id in failed)
-            discard(files_of(PublishRequest(deltas=left_out)), self._storage)
+            left_out = tuple(
+                table_request for table_request in request.tables if table_request.table.table_id in failed
+            )
+            discard(files_of(PublishRequest(tables=left_out)), self._storage)
             self._unpublish_failed()
         if landed.dropped:
-            self._retain_indexes()
+            self._drop_stale_indexes()
         if landed.live or landed.filling:
             tables = [load_table(self._services.connection, table_id) for table_id in (*landed.live, *landed.filling)]
             self._services.receiver.refresh(tuple(table for table in tables if table is not None))
@@ -493,7 +449,7 @@ class PumpSession:
             return
         if self._scheduler.due(self._frontier) or self._copy_due(position):
             self._scheduler.served()
-            self._publish(PublishRequest(frontier=position, deltas=self._with_chunks(())))
+            self._publish(PublishRequest(frontier=position, tables=self._chunks.take_with(())))
 
     def _copy_due(self, position: Lsn) -> bool:
         """Whether a copied table may go live at `position`. If it needs a later position, ask for that one."""
@@ -506,26 +462,26 @@ class PumpSession:
         self._services.receiver.want_position()
         return False
 
-    def _retain_indexes(self) -> None:
-        self._retained_at = time.monotonic()
-        retain_live(self._indexes, self._services.connection, self._slot)
+    def _drop_stale_indexes(self) -> None:
+        self._checked_at = time.monotonic()
+        drop_stale_indexes(self._indexes, self._services.connection, self._slot)
 
     def _report_indexes(self) -> None:
         """Store for `status` that an index is ready or was evicted for another one, even if its table is idle."""
-        for table_id, report in self._indexes.news().items():
+        for table_id, report in self._indexes.changed_reports().items():
             self._services.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
     def _handle_idle(self) -> None:
         """The inbox is idle: publish an empty batch if a client waits for the frontier."""
-        if not self._recovered and time.monotonic() - self._began >= _RECOVERED_AFTER:
+        if not self._recovered and time.monotonic() - self._began >= self._recovered_after:
             self._recover()
         if self._scheduler.has_waiters(self._frontier) or not self._scheduler.goal.endless:
             self._services.receiver.want_position()
         self._publish_idle()
         if self._scheduler.caught_up <= self._frontier:
             self._copy_due(self._frontier)
-        if time.monotonic() - self._retained_at >= _RETAIN_INTERVAL:
-            self._retain_indexes()
+        if time.monotonic() - self._checked_at >= _RETAIN_INTERVAL:
+            self._drop_stale_indexes()
             self._unpublish_failed()
 
     def _recover(self) -> None:

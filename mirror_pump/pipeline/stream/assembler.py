@@ -1,9 +1,9 @@
-"""Cuts the stream into segments and batches. Protocol logic without I/O: it is fed messages and emits work.
+"""Divides the stream into segments and batches. Protocol logic without I/O: it is fed messages and emits work.
 
-A batch holds whole transactions. Its segments are consecutive slices of the stream, cut anywhere, even inside a
-transaction. A segment is emitted as soon as it is full, long before its batch closes. pgoutput sends a transaction only
-after it has committed, so nothing that was emitted can be rolled back, and memory use stays constant however large a
-transaction is.
+A batch holds whole transactions. Its segments are consecutive slices of the stream. They may end anywhere, even inside
+a transaction. A segment is emitted as soon as it is full, long before its batch closes. pgoutput sends a transaction
+only after it has committed, so nothing that was emitted can be rolled back, and memory use stays constant however large
+a transaction is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Truncation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, rows_of
+from mirror_pump.pipeline.stream.relation_difference import difference_from
+from mirror_pump.pipeline.stream.stream_tables import StreamTables
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
 
 HEADER = 25
@@ -53,7 +55,7 @@ class Limits:
 
 
 @dataclass
-class _Batch:
+class _OpenBatch:
     """What the open batch has collected so far."""
 
     segments: int = 0
@@ -78,7 +80,7 @@ class Assembler:
     at every Relation message. Postgres sends one before the first change after a publication or schema change, so a
     registration that was added, removed or replaced is seen before the first change that it concerns.
 
-    `judge(table, note)` decides what to do about a table that one of the pump's notes describes
+    `decide(table, note)` decides what to do about a table that one of the pump's notes describes
     (mirror_pump.source.relations.change_notes). The notes of a transaction are combined. They are handled at the
     table's next Relation message, which comes before its next change, or at the commit. So a key that is dropped and
     created again in between was never missing. From then on the table as decided counts, not the catalog's row, because
@@ -98,7 +100,7 @@ class Assembler:
         lookup: Callable[[int], MirroredTable | None],
         emit: Callable[[Segment], None],
         barrier: Lsn | None = None,
-        judge: Callable[[MirroredTable, Note], SchemaChangeDecision] = lambda table, _: SchemaChangeDecision(
+        decide: Callable[[MirroredTable, Note], SchemaChangeDecision] = lambda table, _: SchemaChangeDecision(
             Action.WAIT, table, "it was altered"
         ),
         isolated_transaction: Lsn | None = None,
@@ -107,34 +109,23 @@ class Assembler:
         read_note: NoteReader,
     ) -> None:
         self._limits = limits
-        self._lookup = lookup
+        self._tables = StreamTables(lookup)
         self._emit = emit
-        self._judge = judge
+        self._decide = decide
         self._wanted = wanted
         self._read_note = read_note
         self._barrier = barrier
         self._isolated_transaction = isolated_transaction
         self._applied = applied
-        self._active: dict[int, MirroredTable] = {}
-        self._tables: tuple[MirroredTable, ...] = ()
-        self._followed: dict[int, MirroredTable] = {}
-        """The current state of tables that changed in the stream."""
-        self._sent: dict[int, Relation] = {}
-        """The last Relation message of each relation. The server sends it again only after a change of the relation
-        itself, not after a table that was awaiting its description has been described."""
-        self._set_aside: dict[int, Lsn] = {}
-        """The start LSN of failed registrations. They must not become active again."""
-        self._before_apart = self._active, self._followed, self._set_aside
-        """The three values above as of the start of `isolated_transaction`."""
         self._notes: dict[int, Note] = {}
         """Notes of the current transaction that are not decided yet."""
-        self._emptied: dict[int, tuple[int, int]] = {}
+        self._truncated: dict[int, tuple[int, int]] = {}
         """Tables that the current transaction truncated, with the numbers of segments and changes before the
         truncation."""
         self._messages: list[bytes] = []
         self._size = 0
         self._changes = 0
-        self._batch = _Batch()
+        self._batch = _OpenBatch()
         self._in_transaction = False
         self._skipping = False
         self._final_lsn = 0
@@ -169,19 +160,20 @@ class Assembler:
         """
         limit = min(self._limits.segment_bytes, self._limits.row_bytes)
         append = self._messages.append
+        tables = self._tables
         taken = 0
         for message in messages:
             taken += 1
             tag = message[HEADER]
             if tag in _CHANGES:
-                if not self._skipping and self._tables:
+                if not self._skipping and tables.active:
                     append(message)
                     self._size += len(message)
                     self._changes += 1
                     if self._size >= limit:
                         if len(message) > self._limits.row_bytes:
                             self._refuse_row()
-                        self._cut()
+                        self._emit_segment()
                         append = self._messages.append
                 continue
             if (
@@ -206,12 +198,11 @@ class Assembler:
     def refresh(self, tables: Sequence[MirroredTable]) -> None:
         """Use new descriptions of known tables. After a table went live, for example, its inserts need no deletes."""
         for table in tables:
-            # A table that changed before the server described it is in `_followed`, but not active yet.
-            known = self._active.get(table.table_id) or self._followed.get(table.table_id)
+            known = self._tables.known(table.table_id)
             if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
-                self._cut()
+                self._emit_segment()
                 # Keep the known columns: they may be newer than the published ones.
-                self._replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
+                self._tables.replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
 
     def drop(self, table: MirroredTable) -> None:
         """Ignore the table's changes from here on, until a Relation message finds it registered again.
@@ -219,21 +210,21 @@ class Assembler:
         Does nothing if the table is already registered again: then the earlier registration failed, whose files were in
         another location.
         """
-        active = self._active.get(table.table_id)
+        active = self._tables.active.get(table.table_id)
         if active is not None and active.location == table.location:
             self._ignore(table.table_id)
 
     def _ignore(self, relation_id: int) -> None:
-        if relation_id in self._active:
-            self._cut()
-            self._set_active({known: table for known, table in self._active.items() if known != relation_id})
+        if relation_id in self._tables.active:
+            self._emit_segment()
+            self._tables.ignore(relation_id)
 
     def close(self) -> BatchEnd:
         """End the batch. Must not be called inside a transaction."""
         if self._in_transaction:
             raise AssertionError("a batch holds whole transactions: it cannot close inside one")
-        self._cut()
-        batch, self._batch = self._batch, _Batch()
+        self._emit_segment()
+        batch, self._batch = self._batch, _OpenBatch()
         return BatchEnd(
             end_lsn=self.position,
             commit_time_us=batch.commit_time_us,
@@ -259,19 +250,18 @@ class Assembler:
         copied again from there.
         """
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
-            raise AssertionError("only a transaction in a batch of its own can be passed over")
+            raise AssertionError("only a transaction in a batch of its own can be skipped")
         self._messages, self._size, self._changes = [], 0, 0
-        self._batch = _Batch(transactions=1)
-        self._notes, self._emptied = {}, {}
-        active, self._followed, self._set_aside = self._before_apart
-        self._set_active(active)
+        self._batch = _OpenBatch(transactions=1)
+        self._notes, self._truncated = {}, {}
+        self._tables.restore()
         self._in_transaction = False
         # The server skips transactions whose commit record begins before the position that streaming starts at.
         self.position = Lsn(max(self.position, self._final_lsn + 1))
         for table_id in tables:
-            table = self._present(table_id)
+            table = self._registered(table_id)
             if table is not None and not table.awaiting_description:
-                self._stall(table, reason)
+                self._await_description(table, reason)
         return self.close()
 
     def _refuse_row(self) -> None:
@@ -280,7 +270,7 @@ class Assembler:
         self._size -= len(message)
         self._changes -= 1
         (relation_id,) = _RELATION_ID.unpack_from(message, HEADER + 1)
-        table = self._active.get(relation_id)
+        table = self._tables.active.get(relation_id)
         if table is not None:
             limit = self._limits.row_bytes
             self._fail(
@@ -291,16 +281,16 @@ class Assembler:
                 " register it",
             )
 
-    def _cut(self) -> None:
+    def _emit_segment(self) -> None:
         """Emit the collected messages as a segment, if they hold changes of any active table."""
         if not self._messages:
             return
         messages, size = self._messages, self._size
         batch = self._batch
         batch.size += size
-        if self._tables:
+        if self._tables.active:
             batch.changes += self._changes
-            segment = Segment(batch.segments, messages, size, self._tables)
+            segment = Segment(batch.segments, messages, size, tuple(self._tables.active.values()))
             batch.segments += 1
             self._emit(segment)
         self._messages, self._size, self._changes = [], 0, 0
@@ -311,9 +301,9 @@ class Assembler:
             self._final_lsn, self._xid = begin.final_lsn, begin.xid
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
-            self._notes, self._emptied = {}, {}
+            self._notes, self._truncated = {}, {}
             if self._final_lsn == self._isolated_transaction:
-                self._before_apart = dict(self._active), dict(self._followed), dict(self._set_aside)
+                self._tables.save()
         elif tag == _COMMIT:
             commit = parse_commit(bytes(message[HEADER:]))
             for relation_id in list(self._notes):
@@ -329,21 +319,21 @@ class Assembler:
             self._relation(parse_relation(bytes(message[HEADER:])))
         elif tag == _TRUNCATE and not self._skipping:
             for relation_id in parse_truncate(bytes(message[HEADER:])).relation_ids:
-                table = self._active.get(relation_id)
+                table = self._tables.active.get(relation_id)
                 if table is not None:
-                    self._cut()
+                    self._emit_segment()
                     self._batch.truncations.append(Truncation(table, self._batch.segments))
-                    self._emptied[relation_id] = self._batch.segments, self._changes
+                    self._truncated[relation_id] = self._batch.segments, self._changes
         elif tag == _MESSAGE:
-            told = parse_logical_message(bytes(message[HEADER:]))
-            if told.prefix == WAIT_PREFIX:
+            logical = parse_logical_message(bytes(message[HEADER:]))
+            if logical.prefix == WAIT_PREFIX:
                 # Any client that may write to the database can send such a message, with any content. A position beyond
                 # the server's end of WAL must not make other clients wait, so it is capped. The client asks again.
                 with suppress(ValueError):
                     (reached,) = _WAL_END.unpack_from(message, 9)
-                    self._wanted(Lsn(min(int(told.content[:_LSN_DIGITS], 16), reached)))
-            elif told.prefix == PREFIX and told.transactional and not self._skipping:
-                note = self._read_note(told.content, self._xid)
+                    self._wanted(Lsn(min(int(logical.content[:_LSN_DIGITS], 16), reached)))
+            elif logical.prefix == PREFIX and logical.transactional and not self._skipping:
+                note = self._read_note(logical.content, self._xid)
                 if note is not None:
                     self._note(note)
 
@@ -351,9 +341,9 @@ class Assembler:
         """Keep a note until the table's next change or the commit, combined with the transaction's earlier notes."""
         if note.truncated:
             # A TRUNCATE of the whole table is in the stream itself. A note for each partition follows it.
-            if self._emptied.get(note.table_id) == (self._batch.segments, self._changes):
+            if self._truncated.get(note.table_id) == (self._batch.segments, self._changes):
                 return
-            table = self._present(note.table_id)
+            table = self._registered(note.table_id)
             if table is not None and not table.awaiting_description:
                 reason = "one of its partitions was truncated"
                 bounds = rows_of(note.truncated_leaf, table)
@@ -370,27 +360,26 @@ class Assembler:
     def _take_notes(self, relation_id: int) -> None:
         """Handle the current transaction's notes about the table so far."""
         note = self._notes.pop(relation_id, None)
-        table = self._present(relation_id) if note is not None else None
+        table = self._registered(relation_id) if note is not None else None
         if note is None or table is None:
             return
-        verdict = self._judge(table, note)
-        course = verdict.course
-        if table.awaiting_description and course not in (Action.SET_ASIDE, Action.DROPPED):
-            course = Action.COPY_AGAIN if note.settled and course is not Action.WAIT else Action.WAIT
-        if course is Action.FOLLOW:
-            self._change(verdict.table, table, verdict.reason)
-        elif course is Action.FILL:
-            self._change(verdict.table, table, verdict.reason, fills=True, dropped=verdict.dropped)
-        elif course is Action.COPY_AGAIN:
-            again = self._copied_again(verdict.table)
-            self._change(again, table, verdict.reason)
-            sent = self._sent.get(relation_id)
-            if sent is not None and relation_id not in self._active and not difference_from(again, sent):
-                self._set_active({**self._active, relation_id: again})
-        elif course is Action.WAIT and not table.awaiting_description:
-            self._stall(table, verdict.reason, waits_for_owner=verdict.waits_for_owner)
-        elif course in (Action.SET_ASIDE, Action.DROPPED):
-            self._fail(table, verdict.reason, dropped=course is Action.DROPPED)
+        decision = self._decide(table, note)
+        action = decision.action
+        if table.awaiting_description and action not in (Action.FAIL, Action.DROPPED):
+            action = Action.COPY_AGAIN if note.settled and action is not Action.WAIT else Action.WAIT
+        if action is Action.FOLLOW:
+            self._change(decision.table, table, decision.reason)
+        elif action is Action.FILL:
+            self._change(decision.table, table, decision.reason, fills=True, dropped=decision.dropped)
+        elif action is Action.COPY_AGAIN:
+            again = self._copied_again(decision.table)
+            self._change(again, table, decision.reason)
+            if relation_id not in self._tables.active and self._tables.was_sent_as(again):
+                self._tables.activate(again)
+        elif action is Action.WAIT and not table.awaiting_description:
+            self._await_description(table, decision.reason, waits_for_owner=decision.waits_for_owner)
+        elif action in (Action.FAIL, Action.DROPPED):
+            self._fail(table, decision.reason, dropped=action is Action.DROPPED)
 
     def _change(
         self,
@@ -402,7 +391,7 @@ class Assembler:
         dropped: Sequence[PartitionBounds] = (),
         waits_for_owner: bool = False,
     ) -> None:
-        self._cut()
+        self._emit_segment()
         before = self._batch.segments
         change = TableChange(
             table,
@@ -414,16 +403,16 @@ class Assembler:
             waits_for_owner=waits_for_owner,
         )
         self._batch.changed_tables.append(change)
-        self._replace(table)
+        self._tables.replace(table)
 
-    def _stall(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
+    def _await_description(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
         waiting = replace(self._copied_again(table), state=TableState.WAITING)
         self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
         self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:
         self._ignore(table.table_id)
-        self._set_aside[table.table_id] = table.start_lsn
+        self._tables.fail(table)
         self._batch.failures.append(Failure(table, about(str(table.name), reason), dropped))
 
     def _copied_again(self, table: MirroredTable) -> MirroredTable:
@@ -435,42 +424,25 @@ class Assembler:
             live_after_lsn=None,
         )
 
-    def _replace(self, table: MirroredTable) -> None:
-        self._followed[table.table_id] = table
-        if table.table_id in self._active:
-            self._set_active({**self._active, table.table_id: table})
-
-    def _present(self, relation_id: int) -> MirroredTable | None:
+    def _registered(self, relation_id: int) -> MirroredTable | None:
         """The registration to which changes at this position of the stream belong."""
-        table = self._lookup(relation_id)
-        if table is None or table.start_lsn <= self._set_aside.get(relation_id, -1):
-            return None
-        followed = self._followed.get(relation_id)
-        if followed is not None and followed.start_lsn >= table.start_lsn:
-            return followed
-        # A change from before the current registration is ignored. Registering changes the publication, so the server
-        # sends the relation again before the first change that counts.
-        return None if self._final_lsn < table.start_lsn else table
+        return self._tables.registered(relation_id, self._final_lsn)
 
     def _relation(self, relation: Relation) -> None:
-        self._sent.pop(relation.relation_id, None)
+        self._tables.forget_sent(relation.relation_id)
         self._take_notes(relation.relation_id)
-        self._sent[relation.relation_id] = relation
-        table = self._present(relation.relation_id)
-        known = self._active.get(relation.relation_id)
+        self._tables.set_sent(relation)
+        table = self._registered(relation.relation_id)
+        known = self._tables.active.get(relation.relation_id)
         if table is None or table.awaiting_description:
             self._ignore(relation.relation_id)
             return
         difference = difference_from(table, relation)
         if difference:
-            self._stall(table, f"it was altered, and no note said how: {difference}")
+            self._await_description(table, f"it was altered, and no note described it: {difference}")
         elif known is None or known.start_lsn != table.start_lsn:
-            self._cut()
-            self._set_active({**self._active, table.table_id: table})
-
-    def _set_active(self, active: dict[int, MirroredTable]) -> None:
-        self._active = active
-        self._tables = tuple(active.values())
+            self._emit_segment()
+            self._tables.activate(table)
 
 
 def _begin(message: bytes) -> Begin:
@@ -480,34 +452,3 @@ def _begin(message: bytes) -> Begin:
 _LSN_DIGITS = 16
 _WAL_END = struct.Struct(">Q")
 """The server's end of WAL, which follows the tag and the message's own position (protocol docs, XLogData)."""
-
-_FULL = "f"
-"""The pg_class.relreplident with which the server sends the whole old row, whatever the key."""
-
-
-def difference_from(table: MirroredTable, relation: Relation) -> str:
-    """What differs between the table as registered and as the server now sends it. Empty if nothing differs.
-
-    The replica identity matters as much as the columns: the server sends an old row only when columns of the identity
-    change, so a key that is no longer the identity could change unnoticed.
-    """
-    registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
-    left_out = {column.name for column in table.excluded}
-    sent = [
-        (column.name, column.type_oid, column.type_modifier)
-        for column in relation.columns
-        if column.name not in left_out
-    ]
-    names, now = {name for name, *_ in registered}, {column.name for column in relation.columns}
-    # Excluded columns are identified by their position in the rows, so they have to be present.
-    if registered == sent and left_out <= now:
-        identity = {column.name for column in relation.columns if column.is_key}
-        # Without any identity the server refuses updates and deletes. Inserts look the same as before.
-        if relation.replica_identity == _FULL or not identity or identity == set(table.key):
-            return ""
-        return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"
-    expected = [*(name for name, *_ in registered), *sorted(left_out)]
-    parts = [f"column {name} is gone" for name in expected if name not in now]
-    parts += [f"column {name} is new" for name, *_ in sent if name not in names]
-    parts += [f"column {item[0]} has another type" for item in sent if item[0] in names and item not in registered]
-    return ", ".join(parts) or "their order changed"

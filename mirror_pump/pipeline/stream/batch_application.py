@@ -1,4 +1,4 @@
-"""Turns a batch's segment results into table deltas for the publish: order, truncations, completed rows."""
+"""Turns a batch's segment results into requests for the publish: order, truncations, completed rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mirror_pump.pipeline.flow.batches import BatchEnd
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.combinations import TableOperation, schema_operation
-from mirror_pump.pipeline.operations.requests import TableDelta
+from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.operations.truncate import Truncate
-from mirror_pump.pipeline.stream.schema_projection import adapted
+from mirror_pump.pipeline.stream.schema_projection import project_rows
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import VersionedFile
 from mirror_pump.source.connect import PgConnection
@@ -35,12 +35,12 @@ from mirror_pump.source.connect import PgConnection
 class AppliedBatch:
     """A batch in the form that a publish takes."""
 
-    deltas: tuple[TableDelta, ...]
+    tables: tuple[TableRequest, ...]
     failures: tuple[Failure, ...]
 
 
 class BatchApplier:
-    """Turns results into deltas. `lake_table` loads a table's current state, to look up missing values."""
+    """Turns results into requests. `lake_table` loads a table's current state, to look up missing values."""
 
     def __init__(
         self,
@@ -49,9 +49,11 @@ class BatchApplier:
         connect: Callable[[], PgConnection],
         lake_table: Callable[[MirroredTable], LakeTable],
         missing: MissingFiles,
+        part_bytes: int,
     ) -> None:
+        """`part_bytes`: rows with missing values are completed about this many bytes at a time."""
         self._storage = storage
-        self._completer = Completer(runner, storage, connect)
+        self._completer = Completer(runner, storage, connect, part_bytes)
         self._lake_table = lake_table
         self._missing = missing
         self._written: list[str] = []
@@ -62,8 +64,8 @@ class BatchApplier:
     def apply(
         self, end: BatchEnd, tables: Sequence[Sequence[MirroredTable]], results: Sequence[SegmentResult]
     ) -> AppliedBatch:
-        """Turn a batch's results into deltas. `results[i]` is the result of segment i, `tables[i]` the tables that the
-        segment was decoded for. Raises LakeError if the storage fails. Leaves no file of its own behind after an
+        """Turn a batch's results into requests. `results[i]` is the result of segment i, `tables[i]` the tables that
+        the segment was decoded for. Raises LakeError if the storage fails. Leaves no file of its own behind after an
         error."""
         self._written = []
         try:
@@ -106,34 +108,38 @@ class BatchApplier:
             if truncation.table.start_lsn == present[truncation.table_id].start_lsn
         }
         changes = _changes(end, present)
-        deltas = []
+        table_requests = []
         for table_id in sorted(by_table.keys() | truncated.keys() | changes.keys()):
             if table_id in failures:
                 continue
             table, found = present[table_id], by_table.get(table_id, {})
             found = {number: _under(result, tables[number], table) for number, result in found.items()}
             try:
-                delta = self._delta(table, found, truncated.get(table_id), changes.get(table_id), end.xids)
+                table_request = self._table_request(
+                    table, found, truncated.get(table_id), changes.get(table_id), end.xids
+                )
             except TableError as error:
                 failures[table_id] = Failure.of(present[table_id], error)
             except FileMissing as error:
                 failures[table_id] = self._missing.failure(present[table_id], error)
             else:
-                deltas.append(delta)
-        return AppliedBatch(tuple(deltas), tuple(_as_published(failure, changes) for failure in failures.values()))
+                table_requests.append(table_request)
+        return AppliedBatch(
+            tuple(table_requests), tuple(_as_published(failure, changes) for failure in failures.values())
+        )
 
-    def _delta(
+    def _table_request(
         self,
         table: MirroredTable,
         results: Mapping[int, TableResult],
         truncated_before: int | None,
         change: TableChange | None,
         xids: Sequence[int],
-    ) -> TableDelta:
+    ) -> TableRequest:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}
-        beside: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
+        raw_text_columns: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
@@ -143,9 +149,9 @@ class BatchApplier:
                 heap_read_at = max(heap_read_at or Lsn(0), completed.heap_read_at or Lsn(0)) or None
                 for number, rows in completed.rows.items():
                     changes[number], more = self._with_rows(table, changes[number], rows)
-                    beside |= more
+                    raw_text_columns |= more
         segments = tuple(changes[number] for number in sorted(changes) if not changes[number].empty)
-        operations: list[TableOperation] = [ApplyStream(segments, beside, heap_read_at)]
+        operations: list[TableOperation] = [ApplyStream(segments, raw_text_columns, heap_read_at)]
         if truncated_before is not None:
             operations.append(Truncate())
         if change is not None:
@@ -154,7 +160,7 @@ class BatchApplier:
                 for before, bounds in change.dropped
             ]
             operations.append(schema_operation(change, dropped))
-        return TableDelta(table, tuple(operations))
+        return TableRequest(table, tuple(operations))
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
         """The files that may hold rows' previous versions.
@@ -250,4 +256,4 @@ def _under(result: TableResult, segment: Sequence[MirroredTable], table: Mirrore
     former = next(candidate for candidate in segment if candidate.table_id == table.table_id)
     if result.incomplete is None or former.columns == table.columns:
         return result
-    return replace(result, incomplete=adapted(result.incomplete, former, table))
+    return replace(result, incomplete=project_rows(result.incomplete, former, table))

@@ -74,7 +74,7 @@ class Receiver:
         context: SessionContext,
         source: StreamSource,
         packing: Callable[[MirroredTable], KeyPacking | None],
-        leftovers: UnpublishedFiles,
+        unpublished_files: UnpublishedFiles,
     ) -> None:
         """`packing` returns the packing in which the table's key index, if it has one, needs its keys."""
         self._settings = context.settings
@@ -83,7 +83,7 @@ class Receiver:
         self._inbox = inbox = context.inbox
         self._source = source
         self._packing = packing
-        self._leftovers = leftovers
+        self._unpublished_files = unpublished_files
         self._assembler = Assembler(
             Limits(self._settings.segment_bytes, self._settings.batch_bytes, self._settings.max_row_bytes),
             source.start,
@@ -153,9 +153,9 @@ class Receiver:
                 finally:
                     self._stream = None
         except UnsendableRow as error:
-            self._row_not_sent(error)
+            self._end_at_unsendable_row(error)
 
-    def _row_not_sent(self, error: UnsendableRow) -> None:
+    def _end_at_unsendable_row(self, error: UnsendableRow) -> None:
         """End the session when the server cannot send a row. The first time, the next session isolates the transaction.
         The second time, skip the transaction first."""
         assembler = self._assembler
@@ -174,7 +174,7 @@ class Receiver:
         if assembler.transaction == self._source.isolated_transaction:
             self._segments = []
             self._finish(
-                assembler.skip_transaction(self._source.mirrored(), f"{error}, in a transaction that was passed over")
+                assembler.skip_transaction(self._source.mirrored(), f"{error}, in a transaction that was skipped")
             )
         raise error
 
@@ -184,18 +184,18 @@ class Receiver:
         reported, handled, reported_at = Lsn(0), Lsn(0), 0.0
         while not self._thread.stopping():
             now = time.monotonic()
-            asked = self._keepalive_wanted.is_set()
+            reply_wanted = self._keepalive_wanted.is_set()
             due = (
                 reported != self._acknowledged
                 or now - reported_at >= self._source.status_interval
                 or (handled != self._handled() and now - reported_at >= _HANDLED_INTERVAL)
             )
-            if asked or due or stream.reply_requested:
+            if reply_wanted or due or stream.reply_requested:
                 self._keepalive_wanted.clear()
                 reported, handled, reported_at = self._acknowledged, self._handled(), now
                 # Only `reported`, the frontier of a landed publish, moves the slot. `handled` is for people: the
                 # server shows it as replay_lsn, which distinguishes an idle pump from one that is behind.
-                stream.send_status(max(self._received, reported), reported, handled, reply=asked)
+                stream.send_status(max(self._received, reported), reported, handled, reply=reply_wanted)
             while self._commands:
                 self._commands.popleft()()
             if self._in_flight >= settings.max_buffered_bytes:
@@ -234,7 +234,7 @@ class Receiver:
         return self._backlog < _BACKLOG and time.monotonic() - opened_at >= self._settings.batch_age
 
     def _take(self, stream: ReplicationStream, messages: list[bytes]) -> None:
-        """Feed the assembler and close full batches on the way. Then record how far the server says it has sent."""
+        """Feed the assembler and close full batches on the way. Then record the server's position."""
         self._feed(messages)
         keepalive = stream.keepalive
         if keepalive is not None:
@@ -288,7 +288,7 @@ class Receiver:
         with self._lock:
             self._in_flight += size
         future = self._runner.submit(apply_segment, task)
-        self._leftovers.add(future)
+        self._unpublished_files.add(future)
         future.add_done_callback(partial(self._landed, size))
         self._segments.append(PendingSegment(future, segment.tables))
 

@@ -9,11 +9,11 @@ from mirror_pump.lake.format.initial_defaults import initial_scalar
 from mirror_pump.model import Column, MirroredTable
 
 
-def adapted(rows: IncompleteRows, former: MirroredTable, table: MirroredTable) -> IncompleteRows:
+def project_rows(rows: IncompleteRows, former: MirroredTable, table: MirroredTable) -> IncompleteRows:
     """Project `rows`, which have the columns of `former`, onto the columns of `table`.
 
     Columns are renamed, dropped and widened. New columns hold NULL or the value that existing rows have in them. Only
-    rows that are not written yet need this: readers resolve columns in files by field ID, or the files are filled.
+    rows that are not written yet need this: readers find columns in files by field ID, or the files are filled.
     """
     before = {column.field_id: column.name for column in former.columns}
 

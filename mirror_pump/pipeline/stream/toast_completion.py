@@ -25,8 +25,6 @@ from mirror_pump.pipeline.stream.toast_lookup import Completed, HeapFilled, Vers
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.slot import wal_end
 
-PART_BYTES = 64 << 20
-"""Target size of a part in bytes of completed rows."""
 _FIRST_ROWS = 16
 """Number of rows in a table's first part, before their size is known."""
 
@@ -50,10 +48,14 @@ class Chains:
 class Completer:
     """Completes rows in parts, and remembers how large each table's completed rows were."""
 
-    def __init__(self, runner: TaskRunner, storage: StorageOptions, connect: Callable[[], PgConnection]) -> None:
+    def __init__(
+        self, runner: TaskRunner, storage: StorageOptions, connect: Callable[[], PgConnection], part_bytes: int
+    ) -> None:
+        """`part_bytes`: target size of a part, in bytes of completed rows."""
         self._runner = runner
         self._storage = storage
         self._connect = connect
+        self._part_bytes = part_bytes
         self._row_bytes: dict[TableId, float] = {}
         self._heap_filled: dict[tuple[TableId, Lsn], HeapFilled] = {}
         """For tables under copy, by table and start LSN."""
@@ -66,14 +68,14 @@ class Completer:
         xids: Sequence[int],
         frontier: Lsn,
     ) -> Iterator[Completed]:
-        """Like `complete_rows`, in parts of about PART_BYTES. A chain is never divided. Raises the same errors.
+        """Like `complete_rows`, in parts of about `part_bytes`. A chain is never divided. Raises the same errors.
         `frontier` is the frontier before the batch."""
         heap_filled = self._heap_filled_of(table, frontier)
         waiting = chains(incomplete, table.key)
         begin = 0
         while begin < waiting.count:
             known = self._row_bytes.get(table.table_id)
-            most = _FIRST_ROWS if known is None else max(int(PART_BYTES / known), 1)
+            most = _FIRST_ROWS if known is None else max(int(self._part_bytes / known), 1)
             first = waiting.begins[begin]
             end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
             rows = int(waiting.begins[end] - first)

@@ -119,7 +119,7 @@ def complete_rows(
     Raises TableError if a live table's previous version cannot be found: the mirror would be wrong.
     """
     schema = LakeSchema.of_table(table)
-    incomplete = {segment: _with_sidecars(rows, schema) for segment, rows in incomplete.items()}
+    incomplete = {segment: _with_raw_text(rows, schema) for segment, rows in incomplete.items()}
     columns = _missing_columns(schema, incomplete.values())
     versions = _Versions(table.key, columns)
     _search(table, incomplete, columns, files, runner, storage, versions)
@@ -202,7 +202,7 @@ class _Versions:
         return rows
 
 
-def _with_sidecars(incomplete: IncompleteRows, schema: LakeSchema) -> IncompleteRows:
+def _with_raw_text(incomplete: IncompleteRows, schema: LakeSchema) -> IncompleteRows:
     """Mark the raw text column of each missing value as missing, too, because either column may hold the value."""
     rows = widened(incomplete.rows, incomplete.raw, schema)
     missing = incomplete.missing

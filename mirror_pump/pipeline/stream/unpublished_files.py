@@ -58,4 +58,6 @@ def _remove(storage: StorageOptions, result: Future[SegmentResult]) -> None:
 
 def files_of(request: PublishRequest) -> list[str]:
     """URIs of the files that tasks wrote for a publish."""
-    return [file for delta in request.deltas for operation in delta.operations for file in operation.files]
+    return [
+        file for table_request in request.tables for operation in table_request.operations for file in operation.files
+    ]

@@ -34,7 +34,8 @@ _POLL = 0.25
 
 
 def outcome(future: Future[Result], stopping: Callable[[], bool]) -> Result:
-    """Returns the future's result. Raises the future's error, and Stopped if the pump is to stop before it is done."""
+    """Returns the future's result. Raises the future's error, and ThreadStopped if the pump is to stop before it is
+    done."""
     while not stopping():
         try:
             return future.result(timeout=_POLL)
@@ -53,7 +54,7 @@ class Tasks:
         self._stopping = stopping
 
     def result(self, future: Future[Result]) -> Result:
-        """Returns the task's result. Raises the task's error, and Stopped."""
+        """Returns the task's result. Raises the task's error, and ThreadStopped."""
         return outcome(future, self._stopping)
 
 
@@ -131,7 +132,7 @@ class Job(Protocol):
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
         """Computes the job against the state `lake`, in tasks. Returns None if there is nothing to do. Raises
-        LakeError, TaskFailed and Stopped; the caller then abandons the tasks."""
+        LakeError, TaskFailed and ThreadStopped; the caller then abandons the tasks."""
         ...
 
 
@@ -146,10 +147,10 @@ class ConvertDeletesJob:
     workers: int
     """Number of concurrent tasks."""
     observer: Observer
-    name: str = "resolver"
+    name: str = "converter"
     share: float = 0.5
     """A table that takes a minute is converted every two minutes, whatever the age of its deletes."""
-    failed: Step = Step.RESOLVE_FAILED
+    failed: Step = Step.CONVERSION_FAILED
     free: str = "free_to_change"
 
     @property
@@ -172,9 +173,9 @@ class ConvertDeletesJob:
         plan = plan_conversion(lake, listing)
         if plan is None:
             return None
-        self.observer(Step.RESOLVING, table=str(table.name), deletes=plan.deletes, tasks=len(plan.tasks))
+        self.observer(Step.CONVERTING, table=str(table.name), deletes=plan.deletes, tasks=len(plan.tasks))
         results = self._results(plan.tasks, tasks)
-        resolution = file_rewrite_of(plan, results)
+        rewrite = file_rewrite_of(plan, results)
         self.observer(
             Step.POSITIONS_WRITTEN,
             table=str(table.name),
@@ -183,7 +184,7 @@ class ConvertDeletesJob:
             positions=sum(result.file.record_count for result in results if result.file is not None),
         )
         return FileRewriteReady(
-            table, resolution, Step.RESOLVED, Step.RESOLVE_REFUSED, {"deletes": plan.deletes}, began
+            table, rewrite, Step.CONVERTED, Step.CONVERSION_REFUSED, {"deletes": plan.deletes}, began
         )
 
     def _results(self, todo: tuple[ConversionTask, ...], tasks: FileTasks) -> list[ConversionResult]:
@@ -208,7 +209,8 @@ class MergeJob:
     observer: Observer
     name: str = "merger"
     share: float = 0.25
-    """The job runs all day beside the stream, and must not take the resources that the stream needs at its peaks."""
+    """The job runs all day while the stream goes on, and must not take the resources that the stream needs at its
+    peaks."""
     failed: Step = Step.MERGE_FAILED
     idle: float = 1.0
     free: str = "free_to_change"
@@ -219,8 +221,8 @@ class MergeJob:
         if lake.position_deletes > lake.records and (left is None or left.position_deletes != lake.position_deletes):
             return -lake.position_deletes
         new = max(
-            _come(lake.data_files, 0 if left is None else left.data_files),
-            _come(lake.delete_files, 0 if left is None else left.delete_files),
+            _new_files(lake.data_files, 0 if left is None else left.data_files),
+            _new_files(lake.delete_files, 0 if left is None else left.delete_files),
         )
         return -new if new >= FANOUT else None
 
@@ -241,11 +243,11 @@ class MergeJob:
             merged = tasks.result(tasks.begin(merge_files, task))
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
-        resolution = merged_file_rewrite(plan, () if merged is None else (merged,), positions)
+        rewrite = merged_file_rewrite(plan, () if merged is None else (merged,), positions)
         rows = 0 if merged is None else len(merged.position)
         self.observer(Step.MERGE_WRITTEN, table=name, data_files=sources, position_files=position_files, rows=rows)
-        details = {"data_files": sources, "position_files": position_files, "bytes": resolution.size_bytes}
-        return FileRewriteReady(table, resolution, Step.MERGED, Step.MERGE_REFUSED, details, began)
+        details = {"data_files": sources, "position_files": position_files, "bytes": rewrite.size_bytes}
+        return FileRewriteReady(table, rewrite, Step.MERGED, Step.MERGE_REFUSED, details, began)
 
     def plan(self, lake: LakeTable, listing: Listing) -> MergePlan | None:
         """Returns the planned work, or None if there is none."""
@@ -257,21 +259,22 @@ class RewriteJob(MergeJob):
     """Rewrites data files without their deleted rows, one file at a time. It is a job of its own because writing a
     large file takes seconds, and small files would pile up in the pause that follows."""
 
-    name: str = "renewer"
+    name: str = "rewriter"
     idle: float = 5.0
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """Ranks tables by their number of deleted rows, if that changed since no file needed a rewrite."""
-        dead = lake.position_deletes
-        many = 0 < min(OWN_POSITIONS, WORN_SHARE * lake.records) <= dead
-        new = left is None or left.position_deletes != dead
-        return -dead if self.target_bytes and many and new else None
+        deleted = lake.position_deletes
+        many = 0 < min(OWN_POSITIONS, WORN_SHARE * lake.records) <= deleted
+        new = left is None or left.position_deletes != deleted
+        return -deleted if self.target_bytes and many and new else None
 
     def plan(self, lake: LakeTable, listing: Listing) -> MergePlan | None:
         """Plans the rewrite of the file with the most deleted rows."""
         return plan_rewrite(lake, listing)
 
 
-def _come(files: int, left: int) -> int:
-    """Returns the minimum number of new files. All files count as new if some of the former ones are gone."""
+def _new_files(files: int, left: int) -> int:
+    """Returns the minimum number of new files among `files`, if there were `left` before. All files count as new if
+    some of the former ones are gone."""
     return files - left if files >= left else files

@@ -1,4 +1,4 @@
-"""Logs which tables nobody maintains: a pump by itself removes neither files nor snapshots."""
+"""Logs tables that no maintainer looks at. A pump by itself removes neither files nor snapshots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class NeglectWatch:
         self._dsn = dsn
         self._slot = slot
         self._observer = observer
-        self._told: dict[TableId, float] = {}
+        self._reported_at: dict[TableId, float] = {}
+        """When each table was last reported: time.monotonic(), in seconds."""
         # The thread may be connecting to a server that does not answer. Nobody needs to wait for that.
         self._thread = ServiceThread("neglect-watch", self._run, stop_within=_STOP_GRACE)
 
@@ -53,16 +54,16 @@ class NeglectWatch:
 
     def _look(self) -> None:
         with connect(self._dsn, autocommit=True, application_name="mirror-pump-neglect") as connection:
-            found = [each for each in attention(connection, self._slot) if each.neglected]
+            neglected = [table for table in attention(connection, self._slot) if table.neglected]
         now = time.monotonic()
-        for each in found:
-            if now - self._told.get(each.table_id, -NEGLECTED_AFTER) < NEGLECTED_AFTER:
+        for table in neglected:
+            if now - self._reported_at.get(table.table_id, -NEGLECTED_AFTER) < NEGLECTED_AFTER:
                 continue
-            self._told[each.table_id] = now
-            assert each.unattended_seconds is not None
+            self._reported_at[table.table_id] = now
+            assert table.unattended_seconds is not None
             self._observer(
                 Step.TABLE_NEGLECTED,
-                table=str(each.name),
-                hours=round(each.unattended_seconds / 3600),
+                table=str(table.name),
+                hours=round(table.unattended_seconds / 3600),
                 remedy="start `mirror-pump run --maintain`, or have cron run `mirror-pump maintain` daily",
             )

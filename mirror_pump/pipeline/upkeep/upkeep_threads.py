@@ -1,8 +1,8 @@
 """Keeps mirrored tables cheap to read, in the background: threads watch tables, run due jobs in tasks, and report.
 
-A job is computed against some state of a table, S0, while the stream goes on. The loop publishes it on top of whatever
-is current then. `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why no reader
-sees a row change by it, and refuse what they cannot prove. A refused result is discarded and computed again.
+A job is computed from one state of a table while the stream goes on. The loop publishes the result on top of the state
+that is current by then. `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why
+this changes no row for any reader, and refuse what they cannot prove. A refused result is discarded and computed again.
 
 Each job has a thread of its own, so that a small merge never waits for the conversion of another table's deletes, which
 may take minutes. Only one job works on a table at a time, since each job replaces files that the other relies on.
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.engine.conversion_plan import listing_for
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import TableId, TableState
-from mirror_pump.pipeline.flow.backoff import Backoff
 from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
@@ -35,22 +35,24 @@ _SQL = queries("upkeep")
 
 _LOOK_INTERVAL = 1.0
 """Seconds between looks at the tables when nothing is due at once."""
+_FIRST_PAUSE = 1.0
+"""Seconds before a job that failed at a table is tried again there."""
 
 
 def upkeep_tasks(cores: int) -> int:
     """Returns the maximum number of concurrent upkeep tasks: a quarter of the machine for converting deletes, and one
     task for merges."""
-    return resolve_workers(cores) + 1
+    return conversion_workers(cores) + 1
 
 
-def resolve_workers(cores: int) -> int:
+def conversion_workers(cores: int) -> int:
     """Returns the number of concurrent tasks that convert deletes: a quarter of the machine."""
     return max(1, cores // 4)
 
 
 @dataclass
-class _JobTurn(Backoff):
-    """The state of one job at one table. It backs off after a failure, or after a state that changed too much."""
+class _JobTurn(Retries):
+    """The state of one job at one table. It pauses after a failure, or after a state that changed too much."""
 
     left: LakeTable | None = None
     """The state in which the job found nothing to do."""
@@ -81,6 +83,7 @@ class Upkeep:
         self._slot = context.slot
         self._observer = context.observer
         self._jobs = jobs
+        self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
         # Guards all of the above. It is notified when something may have become due.
@@ -105,7 +108,7 @@ class Upkeep:
         discard(self._garbage, self._storage)
 
     def _stopping(self) -> bool:
-        # All threads are told to stop before any of them is waited for.
+        # `stop` requests all threads to stop before it waits for any of them.
         return self._threads[0].stopping()
 
     def _notify(self) -> None:
@@ -140,12 +143,12 @@ class Upkeep:
             assert watched.in_hand is not None
             turn = watched.turns[watched.in_hand]
             if landed:
-                turn.pause = 0.0
-                for each in watched.turns.values():
-                    each.left = None
+                turn.succeeded()
+                for other_turn in watched.turns.values():
+                    other_turn.left = None
             else:
                 self._garbage.extend(watched.written)
-                turn.put_off()
+                turn.failed()
             watched.in_hand = None
             watched.written = ()
             self._changed.notify_all()
@@ -183,7 +186,7 @@ class Upkeep:
                 self._changed.notify_all()
 
     def _watch(self, table_id: TableId, lake: LakeTable) -> _Watched:
-        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn() for job in self._jobs})
+        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn(self._backoff) for job in self._jobs})
         return watched
 
     def _take(self, job: Job) -> TableId | None:
@@ -210,7 +213,7 @@ class Upkeep:
             seen = watched.lake
         turn = watched.turns[job.name]
         tasks = FileTasks(self._context.runner, self._stopping)
-        exchange: FileRewriteReady | None = None
+        ready: FileRewriteReady | None = None
         try:
             # Both are read in one snapshot: a fill gives files the latter's columns with the former's values.
             with connection.transaction():
@@ -230,25 +233,25 @@ class Upkeep:
             lake = self._newest(watched, row[0])
             if watched.listing is None:
                 watched.listing = listing_for(lake)
-            exchange = job.compute(table, lake, watched.listing, tasks)
-            if exchange is None:
+            ready = job.compute(table, lake, watched.listing, tasks)
+            if ready is None:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
         except (LakeError, TaskFailed) as error:
             self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
             if isinstance(error, FileMissing):
                 self._inbox.put(LakeFileMissing(table_id, error.location))
-            turn.put_off()
+            turn.failed()
         finally:
-            if exchange is None:
+            if ready is None:
                 tasks.abandon(self._storage)
             with self._changed:
-                if exchange is None:
+                if ready is None:
                     watched.in_hand = None
                 else:
-                    watched.written = tuple(file.path for file in exchange.resolution.written)
-        if exchange is not None:
-            self._inbox.put(exchange)
+                    watched.written = tuple(file.path for file in ready.rewrite.written)
+        if ready is not None:
+            self._inbox.put(ready)
 
     def _newest(self, watched: _Watched, location: str) -> LakeTable:
         """Returns the state that the catalog names. Another engine or the loop may have committed since, or the table

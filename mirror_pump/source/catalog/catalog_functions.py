@@ -25,6 +25,7 @@ import psycopg.rows
 
 import sql
 from mirror_pump.errors import SourceError
+from mirror_pump.source.rows import fetch_rows
 
 _Connection = psycopg.Connection[Any]
 
@@ -49,8 +50,12 @@ class FunctionDifference:
 
 @dataclass(frozen=True)
 class _Recorded:
+    """A row of the query `recorded`."""
+
+    file: str
+    """Without `.sql`."""
     checksum: str
-    objects: tuple[str, ...]
+    objects: list[str]
     """As DROP takes them, such as `FUNCTION modak.pin_below(bigint,bigint,boolean)`."""
     program: str
 
@@ -189,10 +194,7 @@ def _present(connection: _Connection) -> dict[str, str]:
 
 
 def _recorded(connection: _Connection) -> dict[str, _Recorded]:
-    return {
-        file: _Recorded(checksum, tuple(objects), program)
-        for file, checksum, objects, program in _rows(connection, _SQL["recorded"])
-    }
+    return {row.file: row for row in fetch_rows(connection, _Recorded, _SQL["recorded"])}
 
 
 def _release(program: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psycopg
 from psycopg import sql
@@ -38,6 +38,7 @@ from mirror_pump.source.catalog.registered_names import formerly_registered, reg
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.telemetry import get_logger
 from sql import queries
 
@@ -49,12 +50,12 @@ _TRIES = 20
 """Attempts to pin. Each fails only if the published snapshot changes within the millisecond or two that it takes."""
 _LOOK_INTERVAL = 1.0
 """Seconds between two checks whether the reader still exists."""
-LOCK_SECONDS = 10
+LOCK_SECONDS = 10.0
 """How long a reader waits for a lock that somebody holds or queues for. Without this limit, a DDL statement that waits
 for this very reader would block itself, and everybody behind it, forever."""
 
-READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS}s'"
-"""For every connection that reads in the exported snapshot."""
+READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS:g}s'"
+"""For every further connection that reads in the exported snapshot."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,61 @@ class DeltaRow:
     """In the order of the table's columns."""
 
 
+@dataclass(frozen=True)
+class _PinRow:
+    """A row of the query `pin`."""
+
+    pin_id: int
+    table_id: TableId
+    tier_key_hi: int
+    lake_snapshot_id: SnapshotId
+
+    @property
+    def pair(self) -> tuple[TableId, int, SnapshotId]:
+        """What the pin keeps: see `_SeamRow.pair`."""
+        return self.table_id, self.tier_key_hi, self.lake_snapshot_id
+
+
+@dataclass(frozen=True)
+class _SeamRow:
+    """A row of the query `seam`."""
+
+    table_id: TableId
+    tier_key_hi: int
+    lake_snapshot_id: SnapshotId
+    published_location: str
+    replicated_lsn: Lsn | None
+    metadata_location: str
+    divided: bool
+    dropped: bool
+
+    @property
+    def pair(self) -> tuple[TableId, int, SnapshotId]:
+        """The table's cut-line and its published snapshot."""
+        return self.table_id, self.tier_key_hi, self.lake_snapshot_id
+
+    def cutline_of(self, table: MirroredTable) -> TableCutline:
+        return TableCutline(
+            table=table,
+            cut=self.tier_key_hi,
+            snapshot_id=self.lake_snapshot_id,
+            location=self.published_location,
+            frontier=self.replicated_lsn,
+            main_location=self.metadata_location,
+            dropped=self.dropped,
+        )
+
+
+@dataclass(frozen=True)
+class _AttributeRow:
+    """A row of the query `attributes`."""
+
+    name: str
+    type_sql: str
+    relation: str
+    """The table's name, quoted for SQL."""
+
+
 class Locks(StrEnum):
     """The tables whose heap will be read, and which therefore get ACCESS SHARE locks."""
 
@@ -119,8 +175,10 @@ class ConsistentSnapshot:
         snapshot: str | None = None,
         stopped: Callable[[], bool] = lambda: False,
         pin_seconds: float = PIN_SECONDS,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         self._dsn = dsn
+        self._lock_seconds = lock_seconds
         self._pin_seconds = pin_seconds
         self._stopped = stopped
         self._release_lock = threading.Lock()
@@ -153,8 +211,8 @@ class ConsistentSnapshot:
         wanted = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
         for _ in range(_TRIES):
             with source_errors("pinning what is read"):
-                pinned = [] if snapshot is not None else self._pinning.execute(_SQL["pin"], wanted).fetchall()
-                self._pins = [row[0] for row in pinned]
+                pinned = [] if snapshot is not None else fetch_rows(self._pinning, _PinRow, _SQL["pin"], wanted)
+                self._pins = [pin.pin_id for pin in pinned]
                 try:
                     rows = self._snapshot(table_ids, locks, snapshot)
                 except psycopg.errors.UndefinedTable:
@@ -162,7 +220,7 @@ class ConsistentSnapshot:
                     if snapshot is not None:
                         raise
                     rows, self._complete = [], False
-            same = {tuple(row[1:4]) for row in pinned} == {tuple(row[:3]) for row in rows}
+            same = {pin.pair for pin in pinned} == {row.pair for row in rows}
             if snapshot is not None or (same and self._complete):
                 break
             with source_errors("letting go of what moved"):
@@ -173,22 +231,20 @@ class ConsistentSnapshot:
         self.seams: Mapping[TableId, TableCutline] = {}
         seams = {}
         for row in rows:
-            table = load_table(self.connection, TableId(row[0]))
+            table = load_table(self.connection, row.table_id)
             if table is None:
-                raise SourceError(f"table {row[0]} left the mirror while it was being pinned", "try again")
-            seams[table.table_id] = TableCutline(
-                table, row[1], SnapshotId(row[2]), row[3], None if row[4] is None else Lsn(row[4]), row[5], row[7]
-            )
+                raise SourceError(f"table {row.table_id} left the mirror while it was being pinned", "try again")
+            seams[table.table_id] = row.cutline_of(table)
         if missing := sorted(set(table_ids) - set(seams)):
             raise TableError(
                 f"table {missing[0]} is not mirrored (any more)", "`mirror-pump status` lists those that are"
             )
         self.seams = seams
 
-    def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[tuple[Any, ...]]:
+    def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
         execute = self.connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        execute(READER_SETTINGS.replace("SET ", "SET LOCAL ", 1).encode())
+        execute(f"SET LOCAL lock_timeout = '{round(self._lock_seconds * 1000)}ms'".encode())
         if snapshot is not None:
             # Must come before any query. So the locks come after the snapshot; `_check_columns` of a read detects
             # changes in between.
@@ -203,11 +259,12 @@ class ConsistentSnapshot:
             for _, leaf in leaves:
                 execute(f"LOCK TABLE ONLY {leaf} IN ACCESS SHARE MODE".encode())
             locked[table_id] = which, leaves
-        rows = execute(_SQL["seam"], {"table_ids": sorted(table_ids)}).fetchall()
+        rows = fetch_rows(self.connection, _SeamRow, _SQL["seam"], {"table_ids": sorted(table_ids)})
         # Everything that the snapshot sees must be locked, also a partition that was added, and a table that got heap
         # retention, in the meantime.
         self._complete = all(
-            locks is Locks.NONE or (locks is Locks.DIVIDED and not row[6]) or row[0] in locked for row in rows
+            locks is Locks.NONE or (locks is Locks.DIVIDED and not row.divided) or row.table_id in locked
+            for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
         exported = execute("SELECT pg_export_snapshot()").fetchone()
         assert exported is not None
@@ -229,10 +286,10 @@ class ConsistentSnapshot:
     def main_now(self, table_id: TableId) -> str:
         """The metadata file that the catalog names now, not as of the consistent snapshot."""
         with source_errors("reading the lake's pointer"):
-            row = self._pinning.execute(_SQL["seam"], {"table_ids": [table_id]}).fetchone()
+            row = fetch_row(self._pinning, _SeamRow, _SQL["seam"], {"table_ids": [table_id]})
         if row is None:
             raise TableError("the table left the mirror while it was being read")
-        return str(row[5])
+        return row.metadata_location
 
     def rewritten(self, seam: TableCutline) -> bool:
         """Whether the table's heap, or a part of it, was truncated, rewritten or dropped after the snapshot. Reading
@@ -330,14 +387,14 @@ def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
     table = seam.table
     if seam.dropped:
         return _read_delta_of_dropped(connection, seam)
-    described = connection.execute(_SQL["attributes"], {"table_id": table.table_id}).fetchall()
-    types = {name: type_sql for name, type_sql, _ in described}
+    described = fetch_rows(connection, _AttributeRow, _SQL["attributes"], {"table_id": table.table_id})
+    types = {attribute.name: attribute.type_sql for attribute in described}
     if missing := [column.name for column in table.columns if column.name not in types]:
         raise SourceError(
             f"{table.name} has no column {missing[0]} any more, and the pump has not got there yet",
             "try again in a few seconds; see `mirror-pump status`",
         )
-    record = sql.SQL("jsonb_populate_record(NULL::{}, j.content) p").format(sql.SQL(described[0][2]))
+    record = sql.SQL("jsonb_populate_record(NULL::{}, j.content) p").format(sql.SQL(described[0].relation))
     return _delta_rows(connection, seam, types, record)
 
 
@@ -368,7 +425,7 @@ def _delta_rows(
         table_id=sql.Literal(int(table.table_id)),
         cut=sql.Literal(seam.cut),
     )
-    return [DeltaRow(row[0] == _TOMBSTONE, tuple(row[1:])) for row in connection.execute(query).fetchall()]
+    return [DeltaRow(operation == _TOMBSTONE, tuple(values)) for operation, *values in connection.execute(query)]
 
 
 _TOMBSTONE = 1

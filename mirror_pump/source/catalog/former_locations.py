@@ -9,6 +9,7 @@ from typing import Any
 
 from mirror_pump.model import TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("former_locations")
@@ -48,6 +49,28 @@ class FormerLocation:
         }
 
 
+@dataclass(frozen=True)
+class _FormerLocationRow:
+    """A row of the query `list`."""
+
+    location: str
+    schema_name: str
+    table_name: str
+    metadata_location: str | None
+    registered_at: datetime
+    ended_at: datetime
+    ended_by: str
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """A row of the query `pointers`: a table of an Iceberg catalog."""
+
+    catalog_name: str
+    table_namespace: str
+    table_name: str
+
+
 def record_former_location(connection: PgConnection, table_id: TableId, ended_by: EndedBy) -> None:
     """Records the location of a registration's files, in the transaction that ends the registration."""
     connection.execute(_SQL["record"], {"table_id": table_id, "ended_by": ended_by.value})
@@ -56,10 +79,17 @@ def record_former_location(connection: PgConnection, table_id: TableId, ended_by
 def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
     """All former locations, ordered by table and age."""
     with source_errors("reading where former registrations had their files"):
-        rows = connection.execute(_SQL["list"]).fetchall()
+        rows = fetch_rows(connection, _FormerLocationRow, _SQL["list"])
     return tuple(
-        FormerLocation(location, TableName(schema, name), metadata, registered, ended, EndedBy(by))
-        for location, schema, name, metadata, registered, ended, by in rows
+        FormerLocation(
+            location=row.location,
+            table=TableName(row.schema_name, row.table_name),
+            metadata_location=row.metadata_location,
+            registered_at=row.registered_at,
+            ended_at=row.ended_at,
+            ended_by=EndedBy(row.ended_by),
+        )
+        for row in rows
     )
 
 
@@ -78,8 +108,8 @@ def users_of(connection: PgConnection, former: FormerLocation) -> list[str]:
     """The users of files at the location: registrations, and tables of the Iceberg catalog. The former lake table
     itself does not count, unless a registration has its name by now."""
     where = {"location": former.location}
-    registered = [TableName(*row) for row in connection.execute(_SQL["registered"], where)]
-    own = ("lake", former.table.schema, former.table.name)
-    pointers = [tuple(row) for row in connection.execute(_SQL["pointers"], where)]
-    others = [TableName(schema, name) for catalog, schema, name in pointers if (catalog, schema, name) != own]
+    registered = fetch_rows(connection, TableName, _SQL["registered"], where)
+    own = _Pointer("lake", former.table.schema, former.table.name)
+    pointers = fetch_rows(connection, _Pointer, _SQL["pointers"], where)
+    others = [TableName(pointer.table_namespace, pointer.table_name) for pointer in pointers if pointer != own]
     return [f"registered table {name}" for name in registered] + [f"lake table {name}" for name in others]

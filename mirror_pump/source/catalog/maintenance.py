@@ -25,6 +25,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.errors import TableError
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("maintenance")
@@ -82,30 +83,47 @@ def read_tables(
 ) -> tuple[MaintainedTable, ...]:
     """The slot's tables, or those of them with these IDs, ordered by table_id."""
     with source_errors("reading the tables to maintain"):
-        rows = connection.execute(
-            _SQL["tables"], {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
-        ).fetchall()
-    return tuple(_table(row) for row in rows)
+        wanted = {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
+        rows = fetch_rows(connection, _TableRow, _SQL["tables"], wanted)
+    return tuple(row.table() for row in rows)
 
 
-def _table(row: tuple[Any, ...]) -> MaintainedTable:
-    table_id, schema, name, lake_table, location, state, start, policy, current, previous, *protection = row
-    snapshot, published, pinned, copying = protection
-    return MaintainedTable(
-        table_id=TableId(table_id),
-        name=TableName(schema, name),
-        lake_table=lake_table,
-        location=location,
-        state=TableState(state),
-        start_lsn=Lsn(start),
-        policy=policy or {},
-        metadata_location=current,
-        previous_metadata_location=previous,
-        published_snapshot=snapshot,
-        published_location=published,
-        pinned=frozenset(pinned),
-        copying=bool(copying) or state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
-    )
+@dataclass(frozen=True)
+class _TableRow:
+    """A row of the query `tables`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+    lake_table: str
+    location: str
+    state: str
+    start_lsn: Lsn
+    policy: dict[str, Any] | None
+    """None: no overrides."""
+    metadata_location: str
+    previous_metadata_location: str | None
+    published_snapshot: int
+    published_location: str
+    pinned: list[int]
+    copy_planned: bool
+
+    def table(self) -> MaintainedTable:
+        return MaintainedTable(
+            table_id=self.table_id,
+            name=TableName(self.schema_name, self.table_name),
+            lake_table=self.lake_table,
+            location=self.location,
+            state=TableState(self.state),
+            start_lsn=self.start_lsn,
+            policy=self.policy or {},
+            metadata_location=self.metadata_location,
+            previous_metadata_location=self.previous_metadata_location,
+            published_snapshot=self.published_snapshot,
+            published_location=self.published_location,
+            pinned=frozenset(self.pinned),
+            copying=self.copy_planned or self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
+        )
 
 
 @dataclass(frozen=True)
@@ -135,19 +153,35 @@ class Attention:
 def attention(connection: PgConnection, slot: str) -> list[Attention]:
     """The maintenance state of all tables of the slot that are in the lake, by name. Runs one query on the catalog."""
     with source_errors("looking at the tables' maintenance"):
-        rows = connection.execute(_SQL["attention"], {"slot": slot}).fetchall()
-    return [
-        Attention(
-            table_id=TableId(table_id),
-            name=TableName(schema, name),
-            stats=stats or {},
-            looked_at=looked_at,
-            unattended_seconds=unattended,
-            swept_at_sequence=swept or 0,
-            failure="; ".join(str(error) for error in errors or ()) if phase == FAILED else None,
+        rows = fetch_rows(connection, _AttentionRow, _SQL["attention"], {"slot": slot})
+    return [row.attention() for row in rows]
+
+
+@dataclass(frozen=True)
+class _AttentionRow:
+    """A row of the query `attention`. Fields about an examination, a sweep or a pass are None before the first one."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+    stats: dict[str, Any] | None
+    collected_at: datetime | None
+    unattended_seconds: float | None
+    swept_at_sequence: int | None
+    last_phase: str | None
+    last_errors: list[Any] | None
+
+    def attention(self) -> Attention:
+        errors = "; ".join(str(error) for error in self.last_errors or ())
+        return Attention(
+            table_id=self.table_id,
+            name=TableName(self.schema_name, self.table_name),
+            stats=self.stats or {},
+            looked_at=self.collected_at,
+            unattended_seconds=self.unattended_seconds,
+            swept_at_sequence=self.swept_at_sequence or 0,
+            failure=errors if self.last_phase == FAILED else None,
         )
-        for table_id, schema, name, stats, looked_at, unattended, swept, phase, errors in rows
-    ]
 
 
 def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +190,8 @@ def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[
         row = connection.execute(_SQL["policy"], {"table_id": table_id}).fetchone()
         if row is None:
             raise TableError("the table is not registered any more")
-        policy = {key: value for key, value in {**(row[0] or {}), **changes}.items() if value is not None}
+        (stored,) = row
+        policy = {key: value for key, value in {**(stored or {}), **changes}.items() if value is not None}
         connection.execute(_SQL["store_policy"], {"table_id": table_id, "policy": Jsonb(policy) if policy else None})
     return policy
 
@@ -188,7 +223,10 @@ def answer_to(connection: PgConnection, table_id: TableId, since: datetime) -> t
     """Phase and details of the first pass that began at or after `since` and has ended; None while there is none."""
     with source_errors("waiting for maintenance"):
         row = connection.execute(_SQL["result"], {"table_id": table_id, "since": since}).fetchone()
-    return None if row is None else (str(row[0]), dict(row[1]))
+    if row is None:
+        return None
+    phase, details = row
+    return str(phase), dict(details)
 
 
 def rewriting(connection: PgConnection, table_ids: Collection[TableId]) -> dict[TableId, SequenceNumber]:
@@ -227,12 +265,7 @@ def is_served(connection: PgConnection, slot: str) -> bool:
     """Whether a maintainer serves requests at the moment."""
     key = _lock_key(f"server {slot}") & 0xFFFF_FFFF_FFFF_FFFF
     with source_errors("looking for a maintainer"):
-        row = connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-            " AND classid = %s::bigint::oid AND objid = %s::bigint::oid"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
-            (key >> 32, key & 0xFFFF_FFFF),
-        ).fetchone()
+        row = connection.execute(_SQL["served"], {"high": key >> 32, "low": key & 0xFFFF_FFFF}).fetchone()
     return bool(row and row[0])
 
 
@@ -299,11 +332,19 @@ def clear_up(connection: PgConnection, table_id: TableId) -> None:
 def last(connection: PgConnection, table_id: TableId, operation: str) -> tuple[str, dict[str, Any], float] | None:
     """Phase, details and age in seconds of the newest finished operation of that name; None if there is none."""
     with source_errors("reading the journal"):
-        row = connection.execute(_SQL["last"], {"table_id": table_id, "operation": operation}).fetchone()
-    if row is None:
-        return None
-    phase, details, age = row
-    return str(phase), dict(details), float(age)
+        parameters = {"table_id": table_id, "operation": operation}
+        row = fetch_row(connection, _LastRow, _SQL["last"], parameters)
+    return None if row is None else (row.phase, row.details, row.age)
+
+
+@dataclass(frozen=True)
+class _LastRow:
+    """A row of the query `last`."""
+
+    phase: str
+    details: dict[str, Any]
+    age: float
+    """Seconds."""
 
 
 def store_stats(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -24,6 +25,7 @@ from mirror_pump.model import (
     TierKind,
 )
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import record_published
 from sql import queries
 
@@ -44,22 +46,23 @@ _TIER_KEY_TYPES = {
 def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[str, tuple[str, ...]]:
     """By table, the names of its generated columns that are not mirrored."""
     with source_errors("reading the mirrored tables"):
-        rows = conn.execute(_SQL["left_out"], (list(table_ids),)).fetchall()
-    return {str(TableName(schema, name)): tuple(columns) for schema, name, columns in rows}
+        rows = fetch_rows(conn, _LeftOutRow, _SQL["left_out"], (list(table_ids),))
+    return {str(TableName(row.schema_name, row.table_name)): tuple(row.columns) for row in rows}
 
 
 def load_tables(conn: PgConnection, slot_name: str) -> tuple[MirroredTable, ...]:
     """Every table of a slot, failed ones too, in table_id order."""
     with source_errors("reading the mirrored tables"):
-        rows = conn.execute(_SQL["select"] + " WHERE m.slot_name = %s ORDER BY t.table_id", (slot_name,)).fetchall()
-    return tuple(_table(row) for row in rows)
+        query = _SQL["select"] + " WHERE m.slot_name = %s ORDER BY t.table_id"
+        rows = fetch_rows(conn, _TableRow, query, (slot_name,))
+    return tuple(row.table() for row in rows)
 
 
 def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     """One table; None if it is not registered."""
     with source_errors("reading a mirrored table"):
-        row = conn.execute(_SQL["select"] + " WHERE t.table_id = %s", (table_id,)).fetchone()
-    return _table(row) if row is not None else None
+        row = fetch_row(conn, _TableRow, _SQL["select"] + " WHERE t.table_id = %s", (table_id,))
+    return row.table() if row is not None else None
 
 
 def insert_table(
@@ -172,27 +175,61 @@ def columns_from_json(content: list[dict[str, Any]]) -> tuple[Column, ...]:
     return tuple(Column(**{**entry, "type": ColumnType.parse(entry["type"])}) for entry in content)
 
 
-def _table(row: tuple[Any, ...]) -> MirroredTable:
-    table_id, schema, name, columns, key, state, start, born, generation, lake_table, location, *rest = row
-    live_after, next_field_id, shape, excluded, dropped_rows, *tier = rest
-    return MirroredTable(
-        table_id=TableId(table_id),
-        name=TableName(schema, name),
-        columns=columns_from_json(columns),
-        key=tuple(key),
-        state=TableState(state),
-        start_lsn=Lsn(start),
-        data_sequence_number=SequenceNumber(born),
-        generation=generation,
-        lake_table=lake_table,
-        location=location,
-        live_after_lsn=Lsn(live_after) if live_after is not None else None,
-        next_field_id=next_field_id,
-        shape=shape,
-        excluded=tuple(ExcludedColumn(**column) for column in excluded),
-        dropped_rows=tuple(json.dumps(bounds) for bounds in dropped_rows),
-        tier=tier_of(*tier),
-    )
+@dataclass(frozen=True)
+class _LeftOutRow:
+    """A row of the query `left_out`."""
+
+    schema_name: str
+    table_name: str
+    columns: list[str]
+
+
+@dataclass(frozen=True)
+class _TableRow:
+    """A row of the query `select`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+    columns: list[dict[str, Any]]
+    """See `columns_to_json`."""
+    key: list[str]
+    state: str
+    start_lsn: Lsn
+    data_sequence_number: SequenceNumber
+    generation: int
+    lake_table: str
+    location: str
+    live_after_lsn: Lsn | None
+    next_field_id: int
+    shape: str
+    excluded: list[dict[str, Any]]
+    """See `excluded_to_json`."""
+    dropped_rows: list[Any]
+    tier_key_col: str
+    tier_key_type: str
+    tier_key_hi: int
+    heap_retention_lag: int | None
+
+    def table(self) -> MirroredTable:
+        return MirroredTable(
+            table_id=self.table_id,
+            name=TableName(self.schema_name, self.table_name),
+            columns=columns_from_json(self.columns),
+            key=tuple(self.key),
+            state=TableState(self.state),
+            start_lsn=self.start_lsn,
+            data_sequence_number=self.data_sequence_number,
+            generation=self.generation,
+            lake_table=self.lake_table,
+            location=self.location,
+            live_after_lsn=self.live_after_lsn,
+            next_field_id=self.next_field_id,
+            shape=self.shape,
+            excluded=tuple(ExcludedColumn(**column) for column in self.excluded),
+            dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag),
+        )
 
 
 def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:

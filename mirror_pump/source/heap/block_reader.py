@@ -29,6 +29,10 @@ from mirror_pump.errors import ConnectionLost, SourceError, TableError
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, adbc_uri, connect, source_errors
+from mirror_pump.source.rows import fetch_rows
+from sql import queries
+
+_SQL = queries("heap")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def plan_chunks(conn: PgConnection, table_id: TableId, target_bytes: int) -> tup
 def read_leaves(conn: PgConnection, table_id: TableId) -> list[HeapLeaf]:
     """The heaps of a table; empty if the table no longer exists. Takes no locks."""
     with source_errors(f"looking for the heaps of relation {table_id}"):
-        return [HeapLeaf(*row) for row in conn.execute(_LEAVES, {"oid": table_id}).fetchall()]
+        return fetch_rows(conn, HeapLeaf, _SQL["leaves"], {"oid": table_id})
 
 
 def chunks_of(leaves: Iterable[HeapLeaf], target_bytes: int) -> tuple[Chunk, ...]:
@@ -167,23 +171,6 @@ def read_chunk(
             ]
             arrays = [*(result.values for result in parsed), *raw]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *texts]))
-
-
-_LEAVES = """
-WITH RECURSIVE tree(relation) AS (
-    SELECT %(oid)s::bigint::oid
-    UNION ALL
-    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class p ON p.oid = i.inhrelid
-     WHERE p.relispartition AND NOT i.inhdetachpending)
-SELECT c.oid::bigint, n.nspname, c.relname, pg_relation_filenode(c.oid)::bigint,
-       coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint,
-       current_setting('block_size')::bigint
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind = 'r' AND c.oid IN (SELECT relation FROM tree)
-ORDER BY c.oid
-"""
-"""Does not use pg_partition_tree(), which would lock every partition, the DEFAULT one too, until the caller's
-transaction ends: nobody could add a partition during a read."""
 
 
 def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:

@@ -17,6 +17,7 @@ from mirror_pump.model import Column, MirroredTable
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_chunk, read_leaves
+from mirror_pump.source.heap.present_columns import PresentColumn, present_columns
 
 CHUNK_BYTES = 64 << 20
 """Heap bytes that one task or thread reads."""
@@ -64,20 +65,18 @@ def heap_side(connection: PgConnection, snapshot: str, table: MirroredTable, con
 
 
 def _check_columns(connection: PgConnection, table: MirroredTable) -> None:
-    wanted = [(column.attnum, column.name, column.type_oid, column.type_modifier) for column in table.columns]
     with source_errors(f"comparing the columns of {table.name}"):
-        present = connection.execute(_COLUMNS, {"oid": table.table_id}).fetchall()
-    if missing := [name for number, name, *type_ in wanted if (number, name, *type_) not in present]:
+        present = {column.attnum: column for column in present_columns(connection, table.table_id)}
+    if missing := [
+        column.name
+        for column in table.columns
+        if present.get(column.attnum)
+        != PresentColumn(column.attnum, column.name, column.type_oid, column.type_modifier)
+    ]:
         raise TableError(
             f"{table.name} was altered (column {missing[0]}), and the mirror has not applied that change yet",
             "try again in a few seconds; `mirror-pump status` shows if the table is waiting for something",
         )
-
-
-_COLUMNS = """
-SELECT attnum::int, attname, atttypid::bigint, atttypmod FROM pg_attribute
- WHERE attrelid = %(oid)s::bigint::oid AND attnum > 0 AND NOT attisdropped
-"""
 
 
 def read_heap(dsn: str, heap: HeapSide, chunk: Chunk, condition: str = "") -> Iterator[pa.RecordBatch]:

@@ -12,25 +12,29 @@ from mirror_pump.errors import ConnectionLost
 from mirror_pump.model import Column, MirroredTable
 from mirror_pump.quoting import identifier, in_query
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.heap.present_columns import present_columns
+from sql import queries
 
-_VISIBLE_WITHIN = 5.0
+_SQL = queries("heap")
+
+VISIBLE_WITHIN = 5.0
 """Seconds. A commit is visible milliseconds after the stream has it, unless it waits for an unavailable standby. In
 that case the pump abandons the batch and receives it again later."""
 _POLL_INTERVAL = 0.01
 """Seconds between two checks of visibility."""
 
 
-def await_visible(connection: PgConnection, xids: Sequence[int]) -> None:
+def await_visible(connection: PgConnection, xids: Sequence[int], within: float = VISIBLE_WITHIN) -> None:
     """Returns once every new snapshot sees these committed transactions, given by their 32-bit IDs.
 
     A commit is in the WAL, and so in the stream, before snapshots see it. In between it may wait for a synchronous
-    standby. The connection must be in autocommit. Raises ConnectionLost if the wait takes too long or the connection
-    breaks.
+    standby. The connection must be in autocommit. Raises ConnectionLost if the wait takes longer than `within` seconds,
+    or if the connection breaks.
     """
-    deadline = time.monotonic() + _VISIBLE_WITHIN
+    deadline = time.monotonic() + within
     while True:
         with source_errors("waiting for a commit to be visible"):
-            ((end, running),) = connection.execute(_SNAPSHOT).fetchall()
+            ((end, running),) = connection.execute(_SQL["snapshot"]).fetchall()
         open_xids = {xid % _XIDS for xid in running}
         xids = [xid for xid in xids if xid in open_xids or (xid - end) % _XIDS < _XIDS // 2]
         if not xids:
@@ -67,25 +71,27 @@ def read_rows(
 def _read(
     connection: PgConnection, table: MirroredTable, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]
 ) -> list[tuple[str | None, ...]]:
-    parameters = {"oid": table.table_id}
-    found = connection.execute(_RELATION, parameters).fetchone()
+    found = connection.execute(_SQL["relation"], {"oid": table.table_id}).fetchone()
     if found is None:
         return []
     (relation,) = found
     connection.execute(f"LOCK TABLE {relation} IN ACCESS SHARE MODE".encode())
-    present = {number: (name, type_oid) for number, name, type_oid in connection.execute(_PRESENT, parameters)}
-    if any(present.get(column.attnum, ("", 0))[1] != column.type_oid for column in table.key_columns):
+    present = {column.attnum: column for column in present_columns(connection, table.table_id)}
+    if any(
+        column.attnum not in present or present[column.attnum].type_oid != column.type_oid
+        for column in table.key_columns
+    ):
         return []
     # format() runs the type's output function, as the stream does. A cast to text differs for char(n), inet and bool.
     selected = ", ".join(
         f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END" if name else "NULL"
         for name in (
-            in_query(identifier(present[column.attnum][0])) if column.attnum in present else "" for column in columns
+            in_query(identifier(present[column.attnum].name)) if column.attnum in present else "" for column in columns
         )
     )
     names = [f"v{place}" for place in range(len(table.key))]
     matched = " AND ".join(
-        f"t.{in_query(identifier(present[column.attnum][0]))} = k.{name}::{in_query(column.type_sql)}"
+        f"t.{in_query(identifier(present[column.attnum].name))} = k.{name}::{in_query(column.type_sql)}"
         for name, column in zip(names, table.key_columns, strict=True)
     )
     lists = ", ".join("%s::text[]" for _ in names)
@@ -100,17 +106,3 @@ _TRIES = 5
 
 _XIDS = 1 << 32
 """The number of 32-bit transaction IDs, which are compared modulo this. IDs in snapshots have 64 bits."""
-
-_SNAPSHOT = """
-SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT pg_snapshot_xip(s)::text::bigint) FROM pg_current_snapshot() s
-"""
-
-_RELATION = """
-SELECT format('%%I.%%I', n.nspname, c.relname)
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(oid)s::bigint::oid
-"""
-
-_PRESENT = """
-SELECT attnum, attname, atttypid::bigint FROM pg_attribute
- WHERE attrelid = %(oid)s::bigint::oid AND attnum > 0 AND NOT attisdropped
-"""

@@ -41,6 +41,7 @@ from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 from mirror_pump.source.relations.relations import full_needs_generated, resolve_types
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 PREFIX = "mirror-pump"
@@ -326,10 +327,10 @@ class Waiting:
 def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str]]:
     """The tables that are waiting for a description, each with the open transactions that may have written to it."""
     with source_errors("looking for tables that wait"):
-        found = [Waiting(*row) for row in connection.execute(_SQL["waiting"], {"slot": slot}).fetchall()]
+        found = fetch_rows(connection, Waiting, _SQL["waiting"], {"slot": slot})
         # The order matters: a transaction that wrote before the last note, and is not among these, has ended.
         return {
-            waiting: {row[0] for row in connection.execute(_SQL["lockers"], {"table_id": waiting.table_id}).fetchall()}
+            waiting: {locker for (locker,) in connection.execute(_SQL["lockers"], {"table_id": waiting.table_id})}
             for waiting in found
         }
 

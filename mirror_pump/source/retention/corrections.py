@@ -30,6 +30,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.quoting import identifier, in_query, literal
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("fold")
@@ -49,7 +50,7 @@ class CorrectionBacklog:
     rows: int
     """The number of corrections that are not folded, counted up to the requested limit."""
     age: float
-    """Seconds since the oldest unfolded correction was written."""
+    """Seconds since the oldest unfolded correction was written; 0 if there is none."""
     folded: bool
     """Whether some corrections are folded and not yet cleared."""
 
@@ -68,10 +69,7 @@ class Correction:
 def read_backlog(connection: PgConnection, slot: str, rows: int) -> tuple[CorrectionBacklog, ...]:
     """The slot's tables with corrections. Counts at most `rows` for each."""
     with source_errors("looking for corrections to fold"):
-        found = connection.execute(_SQL["backlog"], {"slot": slot, "rows": rows}).fetchall()
-    return tuple(
-        CorrectionBacklog(TableId(table_id), unfolded, age or 0.0, folded) for table_id, unfolded, age, folded in found
-    )
+        return tuple(fetch_rows(connection, CorrectionBacklog, _SQL["backlog"], {"slot": slot, "rows": rows}))
 
 
 def read_corrections(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[Correction, ...] | None:
@@ -112,16 +110,13 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
         connection.execute(f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE".encode())
     except psycopg.errors.UndefinedTable as error:
         raise _Renamed from error
-    present: dict[int, tuple[str, int, int]] = {}
-    documents: dict[int, str] = {}
-    for number, name, type_oid, modifier, type_sql, is_json in connection.execute(_SQL["columns"], parameters):
-        present[number] = (name, type_oid, modifier)
-        if is_json:
-            documents[number] = str(type_sql)
+    columns = fetch_rows(connection, _ColumnRow, _SQL["columns"], parameters)
+    present = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in columns}
+    documents = {column.attnum: column.type_sql for column in columns if column.is_json}
     known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
     if any(present.get(number) != column for number, column in known.items()):
         return None
-    if any(number not in known and not _left_out(table, number, described[0]) for number, described in present.items()):
+    if any(column.attnum not in known and not _left_out(table, column.attnum, column.name) for column in columns):
         return None
     names = [identifier(column.name) for column in table.columns]
     texts = in_query(
@@ -156,6 +151,19 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
                 "correct or delete it",
             )
     return corrections
+
+
+@dataclass(frozen=True)
+class _ColumnRow:
+    """A row of the query `columns`."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    type_modifier: int
+    type_sql: str
+    is_json: bool
+    """Whether the type is json, jsonb, or a domain over one of them."""
 
 
 def _left_out(table: MirroredTable, attnum: int, name: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -22,6 +22,7 @@ from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
 from mirror_pump.source.relations.tier_keys import END, NEVER, literal, name_token, now_value
 from mirror_pump.source.relations.widths import Width
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
@@ -126,12 +127,10 @@ class RetentionChoices:
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
     """The table's choices. None for a table without heap retention, and for one that is gone."""
-    row = connection.execute(_SQL["choices"], {"table_id": table_id}).fetchone()
-    if row is None:
+    row = fetch_row(connection, _ChoicesRow, _SQL["choices"], {"table_id": table_id})
+    if row is None or row.retention is None:
         return None
-    stored, live, lag, cut, applied = row
-    if stored is None:
-        return None
+    stored = row.retention
     return RetentionChoices(
         int(stored.get("premake", 0)),
         Width.from_json(stored.get("width")),
@@ -139,11 +138,30 @@ def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoice
         bool(stored.get("detach", False)),
         stored.get("stopped"),
         stored.get("not_made"),
-        bool(live),
-        NEVER if lag is None else lag,
-        cut,
-        Lsn(applied),
+        row.live,
+        NEVER if row.lag is None else row.lag,
+        row.cut,
+        row.applied,
     )
+
+
+@dataclass(frozen=True)
+class _ChoicesRow:
+    """A row of the query `choices`."""
+
+    retention: dict[str, Any] | None
+    """The user's choices; None for a table without heap retention."""
+    live: bool
+    lag: int | None
+    """None: no partition leaves the heap."""
+    cut: int
+    applied: Lsn
+
+
+def made_default(connection: PgConnection, table_id: TableId) -> bool:
+    """Whether the mirror created the table's DEFAULT partition."""
+    row = fetch_row(connection, _ChoicesRow, _SQL["choices"], {"table_id": table_id})
+    return row is not None and row.retention is not None and bool(row.retention.get("own_default"))
 
 
 def retained_tables(
@@ -154,15 +172,16 @@ def retained_tables(
     return tuple(TableId(table_id) for (table_id,) in rows.fetchall())
 
 
-class _PartitionRow(NamedTuple):
-    """A row of the query `partitions`, in the order of its columns."""
+@dataclass(frozen=True)
+class _PartitionRow:
+    """A row of the query `partitions`. Names and present bounds are None for a partition that is not attached."""
 
     partition_id: str
     relation_id: int | None
     lo: int
     hi: int
     state: str
-    sealed_lsn: int | None
+    sealed_lsn: Lsn | None
     truncated: bool
     reason: str | None
     attempts: int
@@ -183,7 +202,7 @@ class _PartitionRow(NamedTuple):
             lo=self.lo,
             hi=self.hi,
             state=self.state,
-            sealed_lsn=None if self.sealed_lsn is None else Lsn(self.sealed_lsn),
+            sealed_lsn=self.sealed_lsn,
             truncated=self.truncated,
             reason=self.reason,
             attempts=self.attempts,
@@ -198,24 +217,39 @@ class _PartitionRow(NamedTuple):
 
 def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partition, ...]:
     """The partitions that are not dropped yet, the oldest first."""
-    rows = connection.execute(_SQL["partitions"], {"table_id": table_id}).fetchall()
-    return tuple(_PartitionRow(*row).partition() for row in rows)
+    rows = fetch_rows(connection, _PartitionRow, _SQL["partitions"], {"table_id": table_id})
+    return tuple(row.partition() for row in rows)
+
+
+@dataclass(frozen=True)
+class _AttachedRow:
+    """A row of the query `attached`."""
+
+    relation_id: int
+    schema_name: str
+    relation_name: str
+    lo: int
+    hi: int
+    is_default: bool
+    is_table: bool
+    routes: bool
+
+    def attached(self) -> Attached:
+        name = TableName(self.schema_name, self.relation_name)
+        return Attached(self.relation_id, name, self.lo, self.hi, self.is_default, self.is_table, self.routes)
 
 
 def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached, ...]:
     """The partitions in the heap, ordered by their bounds."""
-    rows = connection.execute(_SQL["attached"], {"table_id": table_id}).fetchall()
-    return tuple(
-        Attached(relation_id, TableName(schema, name), lo, hi, is_default, is_table, routes)
-        for relation_id, schema, name, lo, hi, is_default, is_table, routes in rows
-    )
+    rows = fetch_rows(connection, _AttachedRow, _SQL["attached"], {"table_id": table_id})
+    return tuple(row.attached() for row in rows)
 
 
 @contextmanager
-def limited(connection: PgConnection) -> Iterator[None]:
-    """A transaction that waits for a lock at most LOCK_TIMEOUT."""
+def limited(connection: PgConnection, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
+    """A transaction that waits for a lock at most `lock_timeout`."""
     with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
         yield
 
 
@@ -223,24 +257,31 @@ NOT_SEEN = "its partitions cannot be examined: {}"
 """The reason that a table shows while its partitions cannot be read."""
 
 
-def refusal(error: psycopg.Error) -> str:
+def refusal(error: psycopg.Error, lock_timeout: str = LOCK_TIMEOUT) -> str:
     """Why Postgres refused a step, as text. Raises ConnectionLost if the connection broke instead."""
     if is_connection_loss(error):
         raise as_source_error(error, "changing a partition") from error
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-        return f"other sessions held the locks that it needs for longer than {LOCK_TIMEOUT}"
+        return f"other sessions held the locks that it needs for longer than {lock_timeout}"
     detail = error.diag.message_detail
     return " ".join((error.diag.message_primary or str(error)).split()) + (
         f" ({' '.join(detail.split())})" if detail else ""
     )
 
 
-def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, Any]) -> str | None:
+def attempt(
+    connection: PgConnection,
+    statement: str,
+    parameters: Mapping[str, Any],
+    *,
+    lock_timeout: str = LOCK_TIMEOUT,
+    drop_timeout: str = DROP_TIMEOUT,
+) -> str | None:
     """Takes one of the steps that return a text. Returns None if it was taken, else the reason."""
     try:
-        with limited(connection):
+        with limited(connection, lock_timeout):
             if statement == "drop":
-                connection.execute("SELECT set_config('statement_timeout', %s, true)", (DROP_TIMEOUT,))
+                connection.execute("SELECT set_config('statement_timeout', %s, true)", (drop_timeout,))
             row = connection.execute(_SQL[statement], parameters).fetchone()
             assert row is not None
             if row[0] is not None:
@@ -249,10 +290,10 @@ def attempt(connection: PgConnection, statement: str, parameters: Mapping[str, A
     except psycopg.Error as error:
         if statement == "drop" and isinstance(error, psycopg.errors.QueryCanceled):
             return (
-                f"it takes longer than {DROP_TIMEOUT}, while the table is locked: a foreign key that refers to the"
+                f"it takes longer than {drop_timeout}, while the table is locked: a foreign key that refers to the"
                 " table needs an index on its columns, or has to be dropped"
             )
-        return refusal(error)
+        return refusal(error, lock_timeout)
     return None
 
 
@@ -412,7 +453,15 @@ def premade_name(table: TableName, kind: TierKind, lo: int) -> TableName:
 
 
 def make_partition(
-    connection: PgConnection, table: TableName, name: TableName, kind: TierKind, lo: int, hi: int
+    connection: PgConnection,
+    table: TableName,
+    name: TableName,
+    kind: TierKind,
+    lo: int,
+    hi: int,
+    *,
+    lock_timeout: str = LOCK_TIMEOUT,
+    make_timeout: str = MAKE_TIMEOUT,
 ) -> str | None:
     """Creates a partition (CREATE TABLE ... PARTITION OF). Returns None, or the reason if it could not be created."""
     low, high = literal(kind, lo), literal(kind, hi)
@@ -420,17 +469,17 @@ def make_partition(
         return f"its bounds {lo} and {hi} are outside of the years 1 to 9999"
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
-        with limited(connection):
+        with limited(connection, lock_timeout):
             connection.execute(f"LOCK TABLE ONLY {table.quoted} IN ACCESS EXCLUSIVE MODE".encode())
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
-                (LOCKED_TIMEOUT, MAKE_TIMEOUT),
+                (LOCKED_TIMEOUT, make_timeout),
             )
             connection.execute(statement.encode())
     except psycopg.errors.QueryCanceled:
-        return f"it takes longer than {MAKE_TIMEOUT}, while the table is locked: VACUUM the DEFAULT partition"
+        return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
-        return refusal(error)
+        return refusal(error, lock_timeout)
     return None
 
 

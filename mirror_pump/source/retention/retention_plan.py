@@ -16,6 +16,7 @@ from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.tier_keys import first_cut, parse_span
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
 from mirror_pump.source.retention import partitions as retention
+from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("retention")
@@ -73,24 +74,24 @@ def plan_retention(
     """
     name = seen.name
     with source_errors(f"examining the partitions of {name}"):
-        row = connection.execute(_SQL["partition_key"], {"table_id": seen.table_id}).fetchone()
-        if row is None:
+        key = fetch_row(connection, _PartitionKey, _SQL["partition_key"], {"table_id": seen.table_id})
+        if key is None:
             raise TableError(
                 f"{name} is not partitioned: only whole partitions can leave the heap",
                 "partition it by range of one column, or register it without --heap-retention",
             )
-        strategy, columns, column, type_oid, not_null, nested = row
-        if strategy != "r" or columns != 1 or column is None:
+        column, type_oid = key.column, key.type_oid
+        if key.strategy != "r" or key.columns != 1 or column is None:
             raise TableError(
                 f"{name} is not partitioned by range of one column",
                 "heap retention needs PARTITION BY RANGE (column)",
             )
-        if type_oid not in _KINDS:
+        if type_oid is None or type_oid not in _KINDS:
             raise TableError(
                 f"{name} is partitioned by {column}, which is neither an integer nor a time",
                 "heap retention needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
             )
-        if nested:
+        if key.nested:
             raise TableError(
                 f"partitions of {name} are partitioned themselves", "heap retention needs partitions that are tables"
             )
@@ -99,7 +100,7 @@ def plan_retention(
             raise TableError(
                 f"partition column {column} of {name} is not mirrored with its own type", "omit its --column option"
             )
-        if column not in seen.key or not not_null:
+        if column not in seen.key or not key.not_null:
             raise TableError(
                 f"partition column {column} of {name} is not part of its key, or allows NULL",
                 "make it part of the primary key",
@@ -124,6 +125,23 @@ def plan_retention(
     grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
     return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width, grace, wish.detach)
+
+
+@dataclass(frozen=True)
+class _PartitionKey:
+    """A row of the query `partition_key`."""
+
+    strategy: str
+    """pg_partitioned_table.partstrat: `r` is by range."""
+    columns: int
+    """How many columns and expressions the key has."""
+    column: str | None
+    """The first column of the key; None for an expression."""
+    type_oid: int | None
+    """The column's type, or the base type of its domain; None for an expression."""
+    not_null: bool | None
+    nested: bool
+    """Whether a partition is partitioned itself."""
 
 
 def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
@@ -163,11 +181,7 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
 def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
     """At unregister: drops the DEFAULT partition that enter_default() created, if it is empty, as it always should
     be."""
-    row = connection.execute(_SQL["choices"], {"table_id": table.table_id}).fetchone()
-    if row is None:
-        return
-    stored, *_ = row
-    if stored is None or not stored.get("own_default"):
+    if not retention.made_default(connection, table.table_id):
         return
     for partition in retention.read_attached(connection, table.table_id):
         if partition.is_default and partition.routes and not retention.holds_rows(connection, partition.name):

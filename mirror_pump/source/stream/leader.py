@@ -100,18 +100,8 @@ def lock_holders(conn: PgConnection, key: int) -> list[tuple[str, datetime | Non
     role may not see that). The oldest first, as far as it is known."""
     unsigned = key & 0xFFFF_FFFF_FFFF_FFFF
     with source_errors("looking for the leader"):
-        # pg_locks shows a bigint key as its halves with objsubid 1. A session that is just ending may be there without
-        # its pg_stat_activity.
-        rows = conn.execute(
-            "SELECT coalesce(a.application_name, ''), a.backend_start"
-            "  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid"
-            " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
-            "   AND l.classid = %s::bigint::oid AND l.objid = %s::bigint::oid"
-            "   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-            " ORDER BY a.backend_start, l.pid",
-            (unsigned >> 32, unsigned & 0xFFFF_FFFF),
-        ).fetchall()
-    return [(str(row[0]), row[1]) for row in rows]
+        rows = conn.execute(_SQL["holders"], {"high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}).fetchall()
+    return [(str(application), connected_at) for application, connected_at in rows]
 
 
 def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
@@ -125,9 +115,10 @@ def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
         ).fetchone()
     if row is None:
         raise NotLeader(f"slot {slot} is not in the catalog any more", "the mirror was removed; stop this pump")
-    if row[0] != epoch:
+    present, leader = row
+    if present != epoch:
         raise NotLeader(
-            f"{leader_name(row[1])} took over slot {slot} (epoch {row[0]}, ours is {epoch})",
+            f"{leader_name(leader)} took over slot {slot} (epoch {present}, ours is {epoch})",
             "this pump stops; nothing that it had not published is lost",
         )
 

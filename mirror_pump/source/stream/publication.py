@@ -22,6 +22,7 @@ from mirror_pump.errors import PublicationChanged
 from mirror_pump.model import TableId, TableName
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import add_to_publication, create_publication
 from sql import queries
 
@@ -75,7 +76,7 @@ def make_publication(connection: PgConnection, name: str) -> int | None:
         if not create_publication(connection, name):
             return None
         with source_errors(f"reading the tables of publication {name}"):
-            tables = [TableName(*row) for row in connection.execute(_SQL["registered"], {"publication": name})]
+            tables = fetch_rows(connection, TableName, _SQL["registered"], {"publication": name})
         for table in tables:
             add_to_publication(connection, name, table)
         return len(tables)

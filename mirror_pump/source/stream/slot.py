@@ -12,6 +12,10 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
+from sql import queries
+
+_SQL = queries("slot")
 
 OUTPUT_PLUGIN = "pgoutput"
 
@@ -73,11 +77,7 @@ def create_publication(conn: PgConnection, name: str) -> bool:
         return True
     if conn.info.server_version >= 150000:
         with source_errors(f"reading publication {name}"):
-            schemas = conn.execute(
-                "SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid"
-                " WHERE p.pubname = %s LIMIT 1",
-                (name,),
-            ).fetchone()
+            schemas = conn.execute(_SQL["published_schemas"], {"publication": name}).fetchone()
         if schemas is not None:
             raise _publishes_too_much(name, "whole schemas")
     return False
@@ -102,11 +102,7 @@ def check_publication(conn: PgConnection, name: str) -> None:
 def _publishes_ours(conn: PgConnection, name: str) -> bool:
     """False if there is no such publication; SourceError if it does not publish all changes of what is added to it."""
     with source_errors(f"reading publication {name}"):
-        row = conn.execute(
-            "SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pubtruncate"
-            " FROM pg_publication WHERE pubname = %s",
-            (name,),
-        ).fetchone()
+        row = conn.execute(_SQL["settings"], {"publication": name}).fetchone()
     if row is None:
         return False
     all_tables, as_needed = row
@@ -170,16 +166,20 @@ def remove_from_publication(conn: PgConnection, publication: str, table_id: Tabl
     return row is not None and bool(row[0])
 
 
+@dataclass(frozen=True)
+class _PublishedTable:
+    """A row of the query `tables`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+
+
 def published_tables(conn: PgConnection, publication: str) -> dict[TableId, TableName]:
     """The tables that were added to the publication, by OID; partitioned tables as such. Empty if there is none."""
     with source_errors(f"reading publication {publication}"):
-        rows = conn.execute(
-            "SELECT c.oid::bigint, n.nspname, c.relname FROM pg_publication p"
-            " JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid"
-            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s ORDER BY 1",
-            (publication,),
-        ).fetchall()
-    return {TableId(oid): TableName(schema, name) for oid, schema, name in rows}
+        rows = fetch_rows(conn, _PublishedTable, _SQL["tables"], {"publication": publication})
+    return {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
 
 
 def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:
@@ -219,25 +219,8 @@ def drop_slot(conn: PgConnection, name: str) -> bool:
 
 def read_slot(conn: PgConnection, name: str) -> SlotStatus | None:
     """The slot as the server shows it; None if there is none."""
-    version = conn.info.server_version
-    reason = "NULL"
-    if version >= 170000:
-        reason = "invalidation_reason"
-    elif version >= 160000:
-        reason = "CASE WHEN conflicting THEN 'conflict' END"
-    newer = "failover, inactive_since" if version >= 170000 else "NULL, NULL"
-    # On a standby there is no current position: what it has received stands for it.
-    query = f"""
-        SELECT plugin, database, temporary, two_phase, active_pid,
-               (restart_lsn - '0/0')::bigint, (confirmed_flush_lsn - '0/0')::bigint, wal_status, safe_wal_size,
-               (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END
-                - restart_lsn)::bigint,
-               {reason}, {newer}
-        FROM pg_replication_slots WHERE slot_name = %s
-    """
     with source_errors(f"reading replication slot {name}"):
-        row = conn.execute(query.encode(), (name,)).fetchone()
-    return SlotStatus(name, *row) if row is not None else None
+        return fetch_row(conn, SlotStatus, _SQL["slot"], {"slot": name})
 
 
 def wal_end(connection: PgConnection) -> Lsn:
@@ -251,15 +234,22 @@ def wal_end(connection: PgConnection) -> Lsn:
 def system_identity(conn: PgConnection) -> SystemIdentity:
     """Which database of which cluster `conn` is connected to, and the timeline that the cluster is on."""
     with source_errors("reading the cluster's identity"):
-        row = conn.execute(
-            "SELECT (SELECT system_identifier::text FROM pg_control_system()), current_database(),"
-            " CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END,"
-            " (SELECT timeline_id FROM pg_control_checkpoint())"
-        ).fetchone()
+        row = fetch_row(conn, _IdentityRow, _SQL["identity"])
     assert row is not None
-    identifier, database, segment, checkpoint_timeline = row
     # A WAL file's name begins with the timeline in hexadecimal; the last checkpoint's may be older after a promotion.
-    return SystemIdentity(identifier, int(segment[:8], 16) if segment else checkpoint_timeline, database)
+    timeline = int(row.wal_file[:8], 16) if row.wal_file else row.checkpoint_timeline
+    return SystemIdentity(row.system_identifier, timeline, row.database)
+
+
+@dataclass(frozen=True)
+class _IdentityRow:
+    """A row of the query `identity`."""
+
+    system_identifier: str
+    database: str
+    wal_file: str | None
+    """The name of the WAL file that is written now. None on a standby."""
+    checkpoint_timeline: int
 
 
 def check_slot(

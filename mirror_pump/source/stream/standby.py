@@ -14,11 +14,12 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.leader import Leader, leader_name, lock_holders, lock_key
 from sql import queries
 
@@ -50,6 +51,18 @@ class Led:
     """The frontier of the slot."""
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """A row of the query `ask`."""
+
+    locked: bool
+    """Whether the lock of the lead is ours now."""
+    leader: dict[str, Any] | None
+    """Who led last; None if it has given up the lead."""
+    leader_epoch: int
+    applied_lsn: Lsn
+
+
 class Standby:
     """One standby, while its connection lives. A context manager: closes the connection unless it leads."""
 
@@ -70,14 +83,14 @@ class Standby:
     def ask(self) -> Leader | Led:
         """The lead, if nobody has it. Raises SourceError if the slot is not in the catalog, ConnectionLost."""
         with source_errors("waiting for the lead"):
-            row = self.connection.execute(_SQL["ask"], {"key": lock_key(self._slot), "slot": self._slot}).fetchone()
-            if row is None:
+            parameters = {"key": lock_key(self._slot), "slot": self._slot}
+            answer = fetch_row(self.connection, _Answer, _SQL["ask"], parameters)
+            if answer is None:
                 raise SourceError(
                     f"slot {self._slot} is not in the catalog of this database", "run `mirror-pump init` first"
                 )
-            locked, leader, epoch, frontier = row
-            if not locked:
-                return Led(leader_name(leader), int(epoch), Lsn(frontier))
+            if not answer.locked:
+                return Led(leader_name(answer.leader), answer.leader_epoch, answer.applied_lsn)
             lead = Leader.take_lead(self.connection, self._slot)
             self.connection.execute("SELECT set_config('application_name', 'mirror-pump-leader', false)")
             self.connection.execute("SELECT pg_advisory_unlock_shared(%s)", (_standby_key(self._slot),))

@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from mirror_pump.cli.main import app
 from mirror_pump.testing.database import Database
 from tests.support.cli import Run, register_by_hand
 
 
+def _request(line: str) -> dict[str, str]:
+    """The environment in which bash runs the program to complete a command line."""
+    return {
+        "_MIRROR_PUMP_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+
+
 def completed(line: str, environment: Mapping[str, str]) -> list[str]:
     """What bash offers at the end of a command line."""
-    words = line.split(" ")
     done = subprocess.run(
         [sys.executable, "-m", "mirror_pump.cli"],
-        env={
-            **environment,
-            "_MIRROR_PUMP_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-        },
+        env={**environment, **_request(line)},
         capture_output=True,
         text=True,
         check=False,
@@ -35,27 +39,53 @@ def completed(line: str, environment: Mapping[str, str]) -> list[str]:
 
 
 @pytest.fixture
+def completed_here(
+    database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[[str], list[str]]:
+    """As `completed`, on the test's database, in this process."""
+    monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
+
+    def complete(line: str) -> list[str]:
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            for name, value in _request(line).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                app(prog_name="mirror-pump")
+        done = capfd.readouterr()
+        assert (ended.value.code, done.err) == (0, "")
+        return [line for line in done.out.split("\n") if line]
+
+    return complete
+
+
+@pytest.fixture
 def environment(database: Database) -> dict[str, str]:
     return {**os.environ, "MIRROR_PUMP_DSN": database.dsn}
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_commands_options_and_tables(
-    run: Run, database: Database, slot: str, tmp_path: Path, environment: dict[str, str]
+    run: Run,
+    database: Database,
+    slot: str,
+    tmp_path: Path,
+    environment: dict[str, str],
+    completed_here: Callable[[str], list[str]],
 ) -> None:
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     register_by_hand(database, slot)
     database.execute("CREATE TABLE orders (id int)", 'CREATE TABLE "Orders 2" (id int)', "CREATE TABLE t (id int)")
 
     assert completed("mirror-pump veri", environment) == ["verify"]
-    assert "--until-lsn" in completed("mirror-pump run --u", environment)
+    assert "--until-lsn" in completed_here("mirror-pump run --u")
     for command in ("verify", "maintain", "unregister", "policy get", "retain"):
-        assert completed(f"mirror-pump {command} publ", environment) == ["public.t"], command
+        assert completed_here(f"mirror-pump {command} publ") == ["public.t"], command
     assert completed("mirror-pump verify t", environment) == ["t"]
-    assert completed("mirror-pump register publ", environment) == ['public."Orders 2"', "public.orders"]
-    assert completed("mirror-pump register ord", environment) == ["orders"]
+    assert completed_here("mirror-pump register publ") == ['public."Orders 2"', "public.orders"]
+    assert completed_here("mirror-pump register ord") == ["orders"]
     # The DSN of the line that is being typed goes over the environment's.
-    assert completed("mirror-pump verify --dsn host=127.0.0.1,port=1 publ", environment) == []
+    assert completed_here("mirror-pump verify --dsn host=127.0.0.1,port=1 publ") == []
 
 
 @pytest.mark.parametrize("dsn", [None, "host=127.0.0.1 port=1", "no connection string"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,8 +16,9 @@ import psutil
 import pytest
 
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.program import Program
-from tests.support.cli import ThreadedProgram
+from tests.support.cli import Run, ThreadedProgram
 
 Process = subprocess.Popen[bytes]
 
@@ -44,11 +44,13 @@ class Interrupted:
         return (self._directory / f"{self._processes.index(process)}.log").read_text().splitlines()
 
     def until(self, moment: Callable[[], bool], process: Process) -> None:
-        deadline = time.monotonic() + 120
-        while not moment():
+        """Returns once it is the moment. Fails if the process ends before."""
+
+        def come() -> bool:
             assert process.poll() is None, self.lines(process)
-            assert time.monotonic() < deadline, "the moment does not come"
-            time.sleep(0.02)
+            return moment()
+
+        await_true(come, 120, "the moment comes")
 
     def ended(self, process: Process, number: signal.Signals = signal.SIGINT) -> tuple[int, list[str]]:
         """Exit code after the signal, and the events on stderr of at least level info."""
@@ -84,10 +86,10 @@ def spark_starts(process: Process) -> bool:
 
 
 @pytest.fixture
-def mirror(database: Database, tmp_path: Path, slot: str) -> Iterator[Interrupted]:
+def mirror(database: Database, tmp_path: Path, slot: str, run: Run) -> Iterator[Interrupted]:
     """An initialised mirror, with a table of three rows that is not registered."""
     program = Program(database.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 3)")
     interrupted = Interrupted(program, database, tmp_path)
     try:
@@ -155,6 +157,7 @@ def test_register_that_waits_for_a_lock(mirror: Interrupted, tmp_path: Path) -> 
     assert [path for path in (tmp_path / "lake").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) -> None:
     """The table is registered, and the next register goes on with its copy."""
     mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
@@ -179,7 +182,7 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) ->
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, code: int) -> None:
-    """While it streams: tests/integration/cli/test_cli_run.py."""
+    """While it streams: tests/integration/cli/test_run.py."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
     output = f"{number.name}: stopped before anything was received; the frontier is unchanged"
@@ -187,6 +190,7 @@ def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, cod
     assert (ended, [event for event in events if event != "leading"]) == (code, [output])
 
 
+@pytest.mark.slow
 def test_verify_and_maintain_while_spark_starts(mirror: Interrupted, tmp_path: Path) -> None:
     assert mirror.start("register", "t", spark=False).wait(120) == 0
     slots = mirror.rows("SELECT slot_name FROM pg_replication_slots")

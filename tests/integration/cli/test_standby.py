@@ -34,10 +34,10 @@ def table(database: Database) -> Database:
 
 
 @pytest.fixture
-def program(table: Database, tmp_path: Path, slot: str) -> Program:
+def program(table: Database, tmp_path: Path, slot: str, run: Run) -> Program:
     """The program on an initialised mirror, with a table to register."""
     program = Program(table.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     return program
 
 
@@ -108,9 +108,11 @@ def test_a_register_beside_a_run_that_has_just_begun_is_served_by_it(
     assert leader(table) == (pump.pid, 1), "nobody else ever led"
 
 
+@pytest.mark.slow
 def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     start: Start, program: Program, run: Run, table: Database, tmp_path: Path
 ) -> None:
+    # Its Spark takes longer to start than both pumps to wait.
     register = start("register", "public.t", log="register.log")
     await_leader(table, register)
     pumps = [start("run", log=f"pump{number}.log") for number in range(2)]
@@ -130,12 +132,12 @@ def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     assert leader(table)[1] == 3
     assert standbys(run) == set()
     table.execute("UPDATE t SET v = 'w' WHERE id <= 10")
-    program.run("wait", "--now", "--timeout", "60")
+    assert run("wait", "--now", "--timeout", "60").exit_code == 0
 
     # Its connection is cut, and a third one takes over: the second waits, and gives its Spark up.
     third = start("run", log="third.log", spark=False)
     await_true(lambda: standbys(run) == {third.pid}, 60, "a third one waits")
-    assert f"the pump with process id {second.pid}" in (tmp_path / "third.log").read_text(), "it said who leads"
+    assert f"the pump with process id {second.pid}" in (tmp_path / "third.log").read_text(), "its log names the leader"
     table.rows(
         "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
         " WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"

@@ -127,7 +127,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
         assert status(run)["tables"][0]["maintenance"]["due"] == []
 
 
-def test_a_table_that_nobody_maintains_for_a_day(mirror: Mirror, run: Run) -> None:
+def test_a_table_without_maintenance_for_a_day(mirror: Mirror, run: Run) -> None:
     database = mirror.database
     assert not warnings(status(run)), "it is young"
     steps = Steps()

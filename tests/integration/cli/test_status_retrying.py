@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-import mirror_pump.pipeline.session.session
 from mirror_pump.errors import StorageFull
+from mirror_pump.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -100,10 +100,8 @@ def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage
         assert (healed["last_error"], healed["leader"]["retrying"], healed["alerts"]) == (None, False, [])
 
 
-def test_an_error_is_over_when_nothing_is_left_to_publish(
-    mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirror_pump.pipeline.session.session, "_RECOVERED_AFTER", 0.2)
+def test_an_error_is_over_when_nothing_is_left_to_publish(mirror: Mirror, run: Run) -> None:
+    mirror = mirror.with_options(limits=InternalLimits(recovered_after=0.2))
     database = mirror.database
     error = {"at": "2026-01-01T00:00:00Z", "since": "2026-01-01T00:00:00Z", "attempts": 3, "error": "e", "remedy": ""}
     with mirror.pumping():

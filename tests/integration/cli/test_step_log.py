@@ -18,7 +18,7 @@ from mirror_pump.telemetry import configure_logging
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import ServiceRetention
+from tests.support.events_table import RetentionTables
 
 
 @dataclass
@@ -109,11 +109,11 @@ def test_a_copy_that_begins_again_says_why(
     assert "rewritten while it was copied" in line["reason"]
 
 
-def test_a_retention_that_is_refused_is_told_of_once_and_one_that_stopped_is_an_error(
-    database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
+def test_a_refused_retention_step_is_one_warning_and_a_stopped_retention_an_error(
+    retention_tables: RetentionTables, database: Database, threads: ThreadTaskRunner, log: Log
 ) -> None:
-    mirror = Mirror.create(database, warehouse, threads, retention_interval=0.1)
-    ServiceRetention.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+    events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2, runner=threads)
+    mirror = events.mirror
     # Its name is taken.
     database.execute("CREATE TABLE events_p300 ()")
     with mirror.pumping(log.steps):
@@ -132,7 +132,7 @@ def test_a_retention_that_is_refused_is_told_of_once_and_one_that_stopped_is_an_
 
 
 @pytest.mark.unverified("a data file is away")
-def test_an_index_that_cannot_be_built_is_told_of(
+def test_an_index_that_cannot_be_built_is_reported(
     database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)")

@@ -9,31 +9,20 @@ from pathlib import Path
 
 import pytest
 
-import mirror_pump.pipeline.missing_files.lake_watch
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.tasks import GatedCopies
 from tests.support.cli import Run
-from tests.support.retention import ServiceRetention
+from tests.support.events_table import RetentionTables
 from tests.support.s3_server import S3Server, s3_server
 
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads)
-    threads.close()
-
-
-@pytest.fixture
-def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its first look, the pump looks at files when it commits only."""
-    monkeypatch.setattr(mirror_pump.pipeline.missing_files.lake_watch, "_LOCAL_INTERVAL", 3600.0)
-    monkeypatch.setattr(mirror_pump.pipeline.missing_files.lake_watch, "_REMOTE_INTERVAL", 3600.0)
+UNWATCHED = InternalLimits(lake_watch_interval=3600, lake_watch_interval_remote=3600)
+"""After its first look, the pump looks at files when it commits only."""
 
 
 def lake_of(mirror: Mirror, table: str) -> LakeTable:
@@ -70,14 +59,13 @@ def register(mirror: Mirror, *tables: str) -> None:
     mirror.await_frontier()
 
 
-@pytest.mark.usefixtures("unwatched")
 def test_a_table_whose_files_are_gone_fails_and_no_other(
     database: Database, warehouse: str, gate: GatedCopies, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = ("whole", "files", "head", "list", "manifest")
     create(database, *broken, "well", "copied", "again", "idle")
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, gate, resolve_age=3600, merge_bytes=0)
+    mirror = Mirror.create(database, warehouse, gate, resolve_age=3600, merge_bytes=0, limits=UNWATCHED)
     with mirror.pumping(steps):
         register(mirror, *broken, "well", "again", "idle")
         lakes = {table: lake_of(mirror, table) for table in (*broken, "again", "idle")}
@@ -85,7 +73,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
             "whole": on_disk(lakes["whole"].location),
             "files": on_disk(lakes["files"].location) / "data",
             "head": on_disk(lakes["head"].metadata_location),
-            "list": on_disk(lakes["list"].metadata["snapshots"][-1]["manifest-list"]),
+            "list": on_disk(lakes["list"].metadata.snapshots[-1].manifest_list),
             "manifest": on_disk(lakes["manifest"].manifests[-1].path),
         }
         for path in gone.values():
@@ -164,11 +152,10 @@ def assert_commands_say_it(run: Run, mirror: Mirror, table: str) -> None:
     assert (first["equal"], second["equal"]) == (False, True), verified.stdout
 
 
-@pytest.mark.usefixtures("unwatched")
 def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, warehouse: str, gate: GatedCopies) -> None:
     create(database, "one", "two")
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, gate, reconnect_backoff_max=0.3)
+    mirror = Mirror.create(database, warehouse, gate, reconnect_backoff_max=0.3, limits=UNWATCHED)
     root = on_disk(warehouse)
     elsewhere = root.with_name("elsewhere")
     with mirror.pumping(steps):
@@ -189,13 +176,13 @@ def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, ware
 
 
 def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
-    database: Database, warehouse: str, gate: GatedCopies
+    retention_tables: RetentionTables, database: Database, gate: GatedCopies
 ) -> None:
-    mirror = Mirror.create(database, warehouse, gate)
-    shedding = ServiceRetention.create(mirror, lag=None)
+    events = retention_tables.automatic(lag=None, runner=gate)
+    mirror = events.mirror
     mirror.register("public.events", retention=RetentionWish("100", 0, None, drop_grace="1 hour"))
     with mirror.pumping():
-        shedding.await_state(p0="tiered", p1="tiered")
+        events.await_state(p0="tiered", p1="tiered")
     location = str(database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0][0])
     cold = LakeTable.load(location, StorageOptions(fsync=False))
     on_disk(cold.live_data_files()[0].path).unlink()
@@ -203,7 +190,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
     with mirror.pumping():
         await_true(lambda: mirror.state("public.events") == "failed", 30, "events failed")
     assert "only copy" in mirror.error("public.events")
-    assert set(shedding.states().values()) <= {"tiered", "hot"}
+    assert set(events.states().values()) <= {"tiered", "hot"}
     assert database.rows("SELECT count(*) FROM p0") == [(40,)]
 
 
@@ -213,7 +200,6 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.mark.usefixtures("unwatched")
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
 def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
     database: Database, s3: S3Server, gate: GatedCopies
@@ -225,6 +211,7 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         "s3://lake/shop",
         gate,
         reconnect_backoff_max=0.3,
+        limits=UNWATCHED,
         storage_endpoint=s3.endpoint,
         storage_region="eu-central-1",
         storage_access_key="pump",
@@ -236,6 +223,9 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         assert taken
         return taken
 
+    def files_below(prefix: str) -> list[str]:
+        return [name for name in list(s3.objects) if name.startswith(prefix) and not name.endswith("/")]
+
     with mirror.pumping(steps):
         register(mirror, "whole", "head", "one", "two")
         whole = lake_of(mirror, "whole").location.removeprefix("s3://")
@@ -246,8 +236,9 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         mirror.await_frontier()
         assert {mirror.state("public.whole"), mirror.state("public.head")} == {"failed"}
         assert head in mirror.error("public.head")
-        # But for the empty objects that Arrow's file system leaves for directories when it deletes.
-        assert not [name for name in s3.objects if name.startswith(whole) and not name.endswith("/")]
+        # After the publish the pump removes the files that it left out, but for the empty objects that Arrow's file
+        # system leaves for directories when it deletes.
+        await_true(lambda: not files_below(whole), 30, "nothing is left of the table")
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")
 
         def outage(message: str) -> None:
@@ -263,7 +254,7 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         s3.forbidden = False
         mirror.await_frontier()
         everything = remove("lake/")
-        outage("it is not mounted, or not the one that it was")
+        outage("it is not mounted, or it is another warehouse")
         s3.objects.update(everything)
         mirror.await_frontier()
         assert {mirror.state("public.one"), mirror.state("public.two")} == {"live"}

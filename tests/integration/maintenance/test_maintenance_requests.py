@@ -84,7 +84,7 @@ def test_a_request_is_claimed_exactly_once(maintained: Maintained) -> None:
     maintained.assert_equal(T)
 
 
-def test_asking_again_refreshes_the_request(maintained: Maintained) -> None:
+def test_a_second_request_refreshes_the_first(maintained: Maintained) -> None:
     for _ in range(3):
         maintained.request(T)
     assert pending(maintained) == 1
@@ -214,25 +214,25 @@ def test_a_server_answers_what_a_dead_one_had_claimed(maintained: Maintained) ->
     maintained.assert_equal(T)
 
 
-def test_who_waits_for_a_table_that_is_unregistered_is_told(maintained: Maintained) -> None:
+def test_a_wait_for_a_table_that_is_unregistered_ends_with_an_error(maintained: Maintained) -> None:
     mirror = maintained.mirror
-    told: list[TableError] = []
+    errors: list[TableError] = []
 
     def wait() -> None:
         try:
             list(maintain_tables(mirror.settings, ["t"], wait=True, start=_nobody_else))
         except TableError as error:
-            told.append(error)
+            errors.append(error)
 
     with connect(mirror.database.dsn, autocommit=True) as connection:
         announce_server(connection, mirror.settings.slot)
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         await_true(lambda: pending(maintained), 30, "a request")
-        assert not told
+        assert not errors
         mirror.unregister("t")
         thread.join(30)
-    assert [str(error) for error in told] == ["public.t is not registered any more"]
+    assert [str(error) for error in errors] == ["public.t is not registered any more"]
 
 
 def test_a_silent_maintainer_is_not_waited_for(maintained: Maintained) -> None:
@@ -260,7 +260,7 @@ def _republish(maintained: Maintained) -> bool:
         return republish(connection, mirror.settings.slot, table.table_id, table.start_lsn, STORAGE)
 
 
-def test_s_follows_rewrites_of_others_and_nothing_else(maintained: Maintained) -> None:
+def test_the_published_snapshot_follows_rewrites_of_other_engines_and_nothing_else(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(4))
     published = maintained.published(T)
@@ -274,11 +274,11 @@ def test_s_follows_rewrites_of_others_and_nothing_else(maintained: Maintained) -
     published = maintained.published(T)
     session.sql("INSERT INTO lake.public.t VALUES (-1, 0, 'not from Postgres')")
     session.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
-    assert not _republish(maintained), "other rows are not what F promises"
+    assert not _republish(maintained), "other rows are not those of the frontier"
     assert maintained.published(T) == published
 
 
-def test_s_that_somebody_expired_is_replaced(maintained: Maintained) -> None:
+def test_a_published_snapshot_that_another_engine_expired_is_replaced(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(2))
     session.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
@@ -291,7 +291,7 @@ def test_s_that_somebody_expired_is_replaced(maintained: Maintained) -> None:
     maintained.assert_equal(T)
 
 
-@pytest.mark.unverified("S is spoiled on purpose")
+@pytest.mark.unverified("the published snapshot is spoiled on purpose")
 def test_a_publish_in_between_is_not_undone(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(2))

@@ -62,7 +62,9 @@ def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour")
     )
 
 
-def sweep_now(maintained: Maintained, *, dry_run: bool = False) -> Sweep | None:
+def sweep_now(
+    maintained: Maintained, *, dry_run: bool = False, clock_skew: float = sweeping.CLOCK_SKEW
+) -> Sweep | None:
     """A sweep without any grace."""
     policy = Policy.model_construct(**{**dict(Policy()), "orphan_grace_hours": 0.0, "metadata_grace_hours": 0.0})
     mirror = maintained.mirror
@@ -70,7 +72,14 @@ def sweep_now(maintained: Maintained, *, dry_run: bool = False) -> Sweep | None:
     with connect(mirror.database.dsn, autocommit=True) as connection:
         (table,) = read_tables(connection, mirror.settings.slot, [maintained.table_id(T)])
         return sweeping.sweep(
-            connection, mirror.settings.slot, table, policy, Procedures(session), STORAGE, dry_run=dry_run
+            connection,
+            mirror.settings.slot,
+            table,
+            policy,
+            Procedures(session),
+            STORAGE,
+            dry_run=dry_run,
+            clock_skew=clock_skew,
         )
 
 
@@ -130,8 +139,8 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
     for name, rows in kept.items():
         assert_same(rows, maintained.read(T, f"VERSION AS OF '{name}'"), name)
     assert not maintained.lake_table(T).has_snapshot(expired_pin[0]) or expired_pin[0] == pinned[1][0]
-    for snapshot in maintained.lake_table(T).metadata["snapshots"]:
-        maintained.read(T, f"VERSION AS OF {snapshot['snapshot-id']}")
+    for retained in maintained.lake_table(T).metadata.snapshots:
+        maintained.read(T, f"VERSION AS OF {retained.snapshot_id}")
     snapshot, location = maintained.published(T)
     assert maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(mirror.heap(T), lake_rows(location), "what is published")
@@ -314,7 +323,7 @@ def test_metadata_files_go_once_they_fell_out_of_the_log(maintained: Maintained)
     _, location, rows = pin(maintained)
     write_and_publish(mirror, range(4, 10))
     metadata = {path for path in maintained.files(T) if path.name.endswith(".metadata.json")}
-    log = {entry["metadata-file"] for entry in maintained.lake_table(T).metadata["metadata-log"]}
+    log = {entry["metadata-file"] for entry in maintained.lake_table(T).metadata.document["metadata-log"]}
     assert len(log) == 3 < len(metadata) - 3
     maintained.policy(
         T,
@@ -352,7 +361,6 @@ def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_fi
     maintained: Maintained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader found it in the history, the pump's next publish took it out, and Spark then looked at what is named."""
-    monkeypatch.setattr(sweeping, "CLOCK_SKEW", 0.0)
     mirror = maintained.mirror
     write_and_publish(mirror, range(2))
     snapshot, location = maintained.published(T)
@@ -371,18 +379,15 @@ def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_fi
 
     monkeypatch.setattr(Procedures, "unreferenced", late)
     with pytest.raises(LakeError, match="not in its history"):
-        sweep_now(maintained)
+        sweep_now(maintained, clock_skew=0)
     assert not maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(rows, lake_rows(location), "the snapshot that was pinned")
     assert orphan.exists()
 
 
 @pytest.mark.parametrize("held_at", [Step.RECEIVED, Step.WRITTEN, Step.STAGED])
-def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(
-    maintained: Maintained, monkeypatch: pytest.MonkeyPatch, held_at: Step
-) -> None:
+def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(maintained: Maintained, held_at: Step) -> None:
     """A pump that was suspended between writing and publishing for longer than the grace: without any grace here."""
-    monkeypatch.setattr(sweeping, "CLOCK_SKEW", 0.0)
     mirror = maintained.mirror
     held, go = threading.Event(), threading.Event()
 
@@ -399,7 +404,7 @@ def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(
             root = Path(maintained.lake_table(T).location.removeprefix("file://"))
             await_true(lambda: any(root.glob("data/*-deletes.parquet")), 30, "the segment's files are written")
         files = maintained.files(T)
-        swept = sweep_now(maintained)
+        swept = sweep_now(maintained, clock_skew=0)
         assert swept is not None
         assert swept.files, "the batch's files were nobody's"
         assert maintained.files(T) < files

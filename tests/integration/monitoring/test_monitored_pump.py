@@ -198,7 +198,7 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
     assert (code, answer["reason"]) == (503, "standby: another pump leads")
     assert standby.value("mirror_pump_leader") == 0
     await_true(lambda: standby.value("mirror_pump_led") == 1, 20, "it knows that another leads")
-    assert len(standby.get("/status.json")[1]["standbys"]) == 1
+    await_true(lambda: len(standby.get("/status.json")[1]["standbys"]) == 1, 20, "it lists itself")
     leader.process.send_signal(signal.SIGTERM)
     assert leader.process.wait(30) == 0
     await_true(standby.ready, 60, "it takes over")

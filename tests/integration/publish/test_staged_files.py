@@ -11,9 +11,7 @@ from mirror_pump.lake.storage import StagedFiles, StorageOptions, write_bytes
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
-from tests.support.retention import delete, upsert
+from tests.support.events_table import RetentionTables, delete, upsert
 
 
 def _files(mirror: Mirror) -> set[Path]:
@@ -34,25 +32,23 @@ def _correct(database: Database, value: str) -> None:
 
 @pytest.mark.parametrize("index_memory", [0, 1 << 24])
 def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
-    database: Database, tmp_path: Path, index_memory: int
+    retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
     """The commit to `main` is staged by then; with and without a key index."""
-    mirror = Mirror.create(
-        database,
-        tmp_path.as_uri(),
-        ThreadTaskRunner(),
+    events = retention_tables.manual(
+        partitions=2,
         fold_age=0.05,
         index_memory=index_memory,
         resolve_age=3600,
         merge_bytes=0,
         reconnect_backoff_max=0.1,
     )
-    divided = ManualRetention.create(mirror, partitions=2)
+    mirror = events.mirror
     left: list[set[Path]] = []
     steps = Steps(on=lambda step, _: left.append(_files(mirror)) if step is Step.RETRYING else None)
     with mirror.pumping(steps) as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
         _correct(database, "before")
         await_true(lambda: steps.count(Step.FOLDED), 30, "a fold")
         (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")
@@ -71,17 +67,17 @@ def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
         await_true(lambda: steps.count(Step.FOLDED) > folds, 30, "the fold works")
         for after in tried:
             assert after == before
-        divided.assert_exact()
+        events.assert_exact()
 
 
 def test_nothing_is_left_whatever_was_raised(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, merge_bytes=0)
-    divided = ManualRetention.create(mirror, partitions=2)
+    events = retention_tables.manual(partitions=2, fold_age=0.05, merge_bytes=0)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")
-        divided.advance(running)
+        events.advance(running)
     before = _files(mirror)
     _correct(database, "meanwhile")
 
@@ -95,7 +91,7 @@ def test_nothing_is_left_whatever_was_raised(
     assert _files(mirror) == before
     with mirror.pumping() as running:
         await_true(lambda: running.steps.count(Step.FOLDED), 30, "the fold works")
-        divided.assert_exact()
+        events.assert_exact()
 
 
 def test_staged_files_go_with_whatever_ends_their_block(tmp_path: Path) -> None:

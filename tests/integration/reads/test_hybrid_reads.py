@@ -11,13 +11,13 @@ import psycopg
 import pytest
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
+from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pipeline import writing
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ ROWS = 400
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
-    made = Mirror.create(database, warehouse, runner)
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    made = Mirror.create(database, warehouse, tasks)
     database.execute(
         "CREATE TABLE public.t (id bigint PRIMARY KEY, n bigint NOT NULL, big text)",
         "CREATE TABLE public.other (id bigint PRIMARY KEY, n bigint NOT NULL, big text)",

@@ -12,13 +12,13 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
+from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import Run
 from tests.support.readers import role_of
-from tests.support.retention import at_once
+from tests.support.retention_table import RetentionTable, at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,8 @@ _BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", _TEXT, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
-    made = Mirror.create(database, warehouse, runner)
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    made = Mirror.create(database, warehouse, tasks)
     database.execute(
         "CREATE TABLE public.products (id int PRIMARY KEY, name text)",
         "CREATE TABLE public.orders (id bigint PRIMARY KEY, product int, amount numeric(10,2), paid bigint)",
@@ -37,12 +37,8 @@ def mirror(database: Database, warehouse: str, runner: TaskRunner) -> Mirror:
         "INSERT INTO public.orders VALUES (1, 1, 1.10, NULL), (2, 2, 2.20, 9007199254740993), (3, 1, 3.30, 1)",
     )
     made.register("public.products", "public.orders")
-    database.execute(
-        "CREATE TABLE public.events (at bigint, id bigint, v text, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)",
-        "CREATE TABLE public.old_events PARTITION OF public.events FOR VALUES FROM (0) TO (100)",
-        "CREATE TABLE public.new_events PARTITION OF public.events FOR VALUES FROM (100) TO (200)",
-        "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
-    )
+    RetentionTable(database, 2).create_tables("at bigint, id bigint, v text, PRIMARY KEY (at, id)")
+    database.execute("INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g")
     made.register("public.events", retention=at_once("50"))
     made.catch_up()
     return made
@@ -118,7 +114,7 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
+def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: Run) -> None:
     mirror.database.execute("UPDATE public.orders SET paid = 2 WHERE id = 3")
     mirror.catch_up()
     first = mirror.frontier()
@@ -146,7 +142,7 @@ def test_tables_are_read_at_one_f_of_the_past(mirror: Mirror, run: Run) -> None:
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
-def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, run: Run, tmp_path: Path) -> None:
     for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
@@ -166,15 +162,15 @@ def test_wrong_use_is_told_apart_from_what_cannot_be_read(mirror: Mirror, run: R
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_two_moments_in_one_statement_are_told(mirror: Mirror, run: Run) -> None:
+def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: Run) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
-    for mode, told in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
+    for mode, notice in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
         with mirror.pumping():
             result = run("sql", statement, "--mode", mode, "--format", "csv", "--max-wait", "30")
         assert result.exit_code == 0, result.output
         # The old partition leaves the heap meanwhile.
         assert mode == "heap" or result.stdout.splitlines()[1] == "20,2"
-        assert (told in result.stderr) if told else ("retention" not in result.stderr), (mode, result.stderr)
+        assert (notice in result.stderr) if notice else ("retention" not in result.stderr), (mode, result.stderr)
     assert "retention" not in run("sql", "FROM events").stderr
 
 

@@ -11,12 +11,11 @@ import pytest
 from pyspark.sql import DataFrame
 
 import mirror_pump.spark
-from mirror_pump.engine.runner import TaskRunner
 from mirror_pump.errors import SourceError
+from mirror_pump.limits import InternalLimits
 from mirror_pump.spark import PinnedDataFrame
-from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
-from tests.support.seam import EVENTS, Retained
+from mirror_pump.testing.mirror import Row, assert_same, await_true, normalised
+from tests.support.typed_events import EVENTS, TypedEvents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,18 +24,12 @@ Read = Callable[..., PinnedDataFrame]
 
 
 @pytest.fixture
-def retained(database: Database, warehouse: str, runner: TaskRunner) -> Retained:
-    """The cut-line is 200: partition 0 is dropped, partition 1 sealed, 2 and 3 are hot."""
-    events = Retained.create(Mirror.create(database, warehouse, runner), 4)
-    events.insert(*((at, at) for at in range(0, 400, 10)))
-    events.retire()
-    return events
-
-
-@pytest.fixture
-def read(spark: SparkSession, retained: Retained) -> Read:
-    def reading(*arguments: Any, **options: Any) -> PinnedDataFrame:
-        return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=retained.mirror.settings, **options)
+def read(spark: SparkSession, events: TypedEvents) -> Read:
+    def reading(*arguments: Any, limits: InternalLimits | None = None, **options: Any) -> PinnedDataFrame:
+        settings = events.mirror.settings
+        if limits is not None:
+            settings = settings.model_copy(update={"limits": limits})
+        return mirror_pump.spark.read(spark, EVENTS, *arguments, settings=settings, **options)
 
     return reading
 
@@ -46,25 +39,25 @@ def rows(frame: DataFrame) -> list[Row]:
     return normalised([tuple(row) for row in frame.collect()])
 
 
-def test_seam_reads_are_exact_with_odd_values_on_every_side(retained: Retained, read: Read) -> None:
-    retained.upsert(10, 10, n="'NaN'")
-    retained.upsert(50, 51, day="'infinity'")
-    retained.delete(20, 20)
-    retained.both("UPDATE {} SET t = 'corrected in the sealed partition', local = '1500-02-28 01:02:03' WHERE at = 150")
-    retained.both("UPDATE {} SET at = 155 WHERE at = 250")
-    retained.both("UPDATE {} SET at = 255 WHERE at = 170")
-    retained.both("UPDATE {} SET n = 'NaN', day = '-infinity' WHERE at = 260")
-    retained.both("UPDATE {} SET seen = '1582-10-10 10:10:10.000001+00', local = '1582-10-10' WHERE at = 270")
-    retained.both("UPDATE {} SET tags = '{}', words = NULL, f = 'NaN', t = NULL WHERE at = 280")
+def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents, read: Read) -> None:
+    events.upsert(10, 10, n="'NaN'")
+    events.upsert(50, 51, day="'infinity'")
+    events.delete(20, 20)
+    events.both("UPDATE {} SET t = 'corrected in the sealed partition', local = '1500-02-28 01:02:03' WHERE at = 150")
+    events.both("UPDATE {} SET at = 155 WHERE at = 250")
+    events.both("UPDATE {} SET at = 255 WHERE at = 170")
+    events.both("UPDATE {} SET n = 'NaN', day = '-infinity' WHERE at = 260")
+    events.both("UPDATE {} SET seen = '1582-10-10 10:10:10.000001+00', local = '1582-10-10' WHERE at = 270")
+    events.both("UPDATE {} SET tags = '{}', words = NULL, f = 'NaN', t = NULL WHERE at = 280")
     with read() as frame:
         assert frame.schema["n__raw"].dataType.typeName() == "string"
-        assert_same(retained.truth(sidecars=True), rows(frame), "the cut-line at 200")
+        assert_same(events.truth(sidecars=True), rows(frame), "the cut-line at 200")
         assert frame.where("at = 270").count() == 1
         assert frame.where("n__raw = 'NaN'").count() == 2
-    assert retained.pins() == []
+    assert events.pins() == []
 
 
-def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, retained: Retained, read: Read) -> None:
+def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, events: TypedEvents, read: Read) -> None:
     # Else the plan names the first of them only.
     spark.conf.set("spark.sql.maxMetadataStringLength", "10000")
     with read() as frame:
@@ -81,17 +74,15 @@ def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, retai
         assert scan is not None, plan
         assert {part.partition("#")[0].strip() for part in scan[1].split(",")} == {"at", "id", "seen", "t"}
         assert re.search(r"filters=[^\n]*at >= 150[^\n]*t < ", scan[2]), scan[2]
-        wanted = [row[1] for row in retained.truth() if row[0] >= 150 and row[13] < "row 3"]
+        wanted = [row[1] for row in events.truth() if row[0] >= 150 and row[13] < "row 3"]
         assert wanted
         assert sorted(row[0] for row in narrow.collect()) == sorted(wanted)
 
 
-def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, retained: Retained, read: Read) -> None:
+def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, events: TypedEvents, read: Read) -> None:
     """On the heap's side Postgres evaluates what Spark pushes: with its collations, time zones and literals."""
-    retained.both("UPDATE {} SET t = upper(t) || 'ä' WHERE at IN (210, 310)")
-    retained.both(
-        "UPDATE {} SET f = 'NaN', n = -1.005, kept = CASE WHEN at > 220 THEN false END WHERE at IN (220, 230)"
-    )
+    events.both("UPDATE {} SET t = upper(t) || 'ä' WHERE at IN (210, 310)")
+    events.both("UPDATE {} SET f = 'NaN', n = -1.005, kept = CASE WHEN at > 220 THEN false END WHERE at IN (220, 230)")
     with read(mode="heap") as frame:
         here = spark.createDataFrame(frame.collect(), frame.schema)
         conditions = (
@@ -129,7 +120,7 @@ def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, retai
         assert sorted(found) == sorted(wanted)
 
 
-def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, retained: Retained, read: Read) -> None:
+def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, events: TypedEvents, read: Read) -> None:
     with read() as frame:
         wanted = frame.selectExpr("id", "unix_micros(seen)", "cast(local as string)").collect()
         try:
@@ -142,49 +133,46 @@ def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, reta
         assert sorted(map(tuple, found)) == sorted(map(tuple, wanted))
 
 
-def test_all_partitions_of_a_read_see_one_snapshot(
-    retained: Retained, read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mirror_pump.spark.heap._LEAST_BLOCKS", 1)
-    retained.both(
+def test_all_partitions_of_a_read_see_one_snapshot(events: TypedEvents, read: Read) -> None:
+    events.both(
         "INSERT INTO {} SELECT 200 + g % 200, g, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
         " repeat('x', 200) FROM generate_series(10000, 13000) g"
     )
-    wanted = retained.truth()
-    with read(partitions=4) as frame:
+    wanted = events.truth()
+    with read(partitions=4, limits=InternalLimits(spark_partition_blocks=1)) as frame:
         heap = frame.where("at >= 200").select("id", "n")
         assert heap.rdd.getNumPartitions() >= 4
         found = []
         for number in range(heap.rdd.getNumPartitions()):
             part = heap.rdd.mapPartitionsWithIndex(lambda at, rows, number=number: rows if at == number else iter(()))
             found += [tuple(row) for row in part.collect()]
-            retained.both(f"UPDATE {{}} SET n = {number} WHERE at >= 200")
-            retained.both("DELETE FROM {} WHERE id = (SELECT min(id) FROM public.shadow WHERE id >= 10000)")
+            events.both(f"UPDATE {{}} SET n = {number} WHERE at >= 200")
+            events.both("DELETE FROM {} WHERE id = (SELECT min(id) FROM public.shadow WHERE id >= 10000)")
         assert sorted(found) == sorted((row[1], row[2]) for row in wanted if row[0] >= 200)
 
 
-def test_the_lake_is_read_as_of_f_and_the_heap_as_of_now(retained: Retained, read: Read) -> None:
+def test_the_lake_is_read_as_of_the_frontier_and_the_heap_as_of_now(events: TypedEvents, read: Read) -> None:
     with read(mode="lake") as before:
-        retained.insert((399, 1))
-        retained.mirror.catch_up()
+        events.insert((399, 1))
+        events.mirror.catch_up()
         with read(mode="lake") as after, read(mode="heap") as heap:
             assert after.count() == before.count() + 1
-            assert rows(heap) == [row for row in retained.truth() if row[0] >= 100]
+            assert rows(heap) == [row for row in events.truth() if row[0] >= 100]
             # The published snapshot, and the head of main for reads of the lake alone.
-            assert len(retained.pins()) == 5
+            assert len(events.pins()) == 5
 
 
-def test_a_read_that_waits_in_vain_says_so(retained: Retained, read: Read) -> None:
+def test_a_read_that_waits_in_vain_says_so(events: TypedEvents, read: Read) -> None:
     with pytest.raises(SourceError, match="has not passed"):
         read(mode="lake", min_lsn="7FFFFFFF/0", max_wait=0.2)
-    assert retained.pins() == []
+    assert events.pins() == []
 
 
-def test_what_is_read_is_released_when_its_session_stops(retained: Retained, spark: SparkSession) -> None:
-    frame = mirror_pump.spark.read(spark, EVENTS, settings=retained.mirror.settings)
+def test_what_is_read_is_released_when_its_session_stops(events: TypedEvents, spark: SparkSession) -> None:
+    frame = mirror_pump.spark.read(spark, EVENTS, settings=events.mirror.settings)
     moment = frame._moments[0]
-    assert len(retained.pins()) == 1
+    assert len(events.pins()) == 1
     moment._stopped = lambda: True
-    await_true(lambda: retained.pins() == [], 20, "the pin is gone")
+    await_true(lambda: events.pins() == [], 20, "the pin is gone")
     with pytest.raises(SourceError, match="released"):
         frame.check()

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
 
 from mirror_pump.cli.terminal.output import one_line
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
-from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from mirror_pump.testing.tasks import GatedCopies
 from tests.support.cli import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture
-def gate() -> Iterator[GatedCopies]:
-    threads = ThreadTaskRunner()
-    yield GatedCopies(threads)
-    threads.close()
 
 
 @pytest.fixture
@@ -92,7 +84,7 @@ def change(mirror: Mirror, gate: GatedCopies, first: int) -> None:
     gate.let_go(1)
 
 
-def test_a_table_can_be_read_at_every_f_from_the_one_on_at_which_it_went_live(
+def test_a_table_can_be_read_at_every_frontier_since_it_went_live(
     mirror: Mirror, gate: GatedCopies, traveller: Traveller
 ) -> None:
     mirror.database.execute("CREATE TABLE early (id int PRIMARY KEY)", "INSERT INTO early VALUES (1)")
@@ -170,7 +162,7 @@ def test_a_table_that_was_copied_again_can_be_read_from_there_on(
         )
 
 
-def test_readers_of_the_lake_alone_are_told_f(mirror: Mirror, gate: GatedCopies) -> None:
+def test_readers_of_the_lake_alone_learn_the_frontier(mirror: Mirror, gate: GatedCopies) -> None:
     with mirror.pumping():
         gate.hold()
         mirror.register("changing", "resting")
@@ -179,8 +171,8 @@ def test_readers_of_the_lake_alone_are_told_f(mirror: Mirror, gate: GatedCopies)
         gate.let_go()
         mirror.await_live("public.changing", "public.resting")
     for table in ("changing", "resting"):
-        *earlier, newest = read_metadata(mirror.location(f"public.{table}"), StorageOptions({}))["snapshots"]
-        assert newest["summary"]["mirror-pump.frontier"] == format_lsn(live_since(mirror, table))
-        assert newest["summary"]["total-equality-deletes"] == "0" or table == "changing"
-        assert all("mirror-pump.frontier" not in snapshot["summary"] for snapshot in earlier)
-        assert all(snapshot["summary"]["mirror-pump.copying"] == "true" for snapshot in earlier[1:])
+        *earlier, newest = read_metadata(mirror.location(f"public.{table}"), StorageOptions({})).snapshots
+        assert newest.summary.get("mirror-pump.frontier") == format_lsn(live_since(mirror, table))
+        assert newest.summary.get("total-equality-deletes") == "0" or table == "changing"
+        assert all("mirror-pump.frontier" not in snapshot.summary for snapshot in earlier)
+        assert all(snapshot.summary.get("mirror-pump.copying") == "true" for snapshot in earlier[1:])

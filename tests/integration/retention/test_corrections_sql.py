@@ -10,13 +10,7 @@ import pytest
 from mirror_pump.model import FIRST_YEAR, TierKind
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
-from tests.support.retention_heap import LOW, Heap
-
-
-@pytest.fixture
-def heap(database: Database) -> Heap:
-    return Heap(database)
-
+from tests.support.retention_sql import LOW, SqlTable
 
 # Values that to_jsonb() does not lead back to, and neighbours that it does.
 VALUES = {
@@ -98,8 +92,8 @@ def test_every_value_comes_back_from_its_payload(database: Database) -> None:
             assert came == was, kind
 
 
-def test_tier_values_are_the_protocols(heap: Heap) -> None:
-    found = heap.database.rows(
+def test_tier_values_are_the_protocols(table: SqlTable) -> None:
+    found = table.database.rows(
         "SELECT modak.tier_value(5::smallint), modak.tier_value(timestamptz '2026-01-01 03:00:00.000001+03'),"
         " modak.tier_value(timestamp '1969-12-31 23:59:59'), modak.tier_value(date '1970-02-01'),"
         " modak.tier_value(timestamptz 'infinity'), modak.tier_value(date '-infinity'),"
@@ -108,53 +102,53 @@ def test_tier_values_are_the_protocols(heap: Heap) -> None:
     assert found == [(5, 1767225600000001, -1000000, 31, 2**63 - 1, LOW, True)]
 
 
-def test_a_composite_key_is_joined_and_escaped(heap: Heap) -> None:
-    assert heap.value("SELECT modak.canonical_pk(%s)", "a\\b\x1f") == "a\\b\x1f"
-    assert heap.value("SELECT modak.canonical_pk(%s, %s, '')", "a\\b", "c\x1fd") == "a\\\\b\x1fc\\\x1fd\x1f"
+def test_a_composite_key_is_joined_and_escaped(table: SqlTable) -> None:
+    assert table.value("SELECT modak.canonical_pk(%s)", "a\\b\x1f") == "a\\b\x1f"
+    assert table.value("SELECT modak.canonical_pk(%s, %s, '')", "a\\b", "c\x1fd") == "a\\\\b\x1fc\\\x1fd\x1f"
 
 
-def test_changes_below_t_become_corrections_of_whole_rows(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute(
+def test_changes_below_the_cutline_become_corrections_of_whole_rows(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute(
         "UPDATE ev SET v = 'corrected' WHERE id = 1",
         "INSERT INTO ev (id, at, v) VALUES (4, 60, 'late')",
         "DELETE FROM ev WHERE id = 4",
         "INSERT INTO ev (id, at) VALUES (5, 61)",
         "UPDATE ev SET id = 6 WHERE id = 5",
     )
-    assert heap.delta() == {
+    assert table.delta() == {
         "1 50": (0, 50, {"id": 1, "at": 50, "v": "corrected", "n": 7}),
         "4 60": (1, 60, {"id": 4, "at": 60}),
         "5 61": (1, 61, {"id": 5, "at": 61}),
         "6 61": (0, 61, {"id": 6, "at": 61, "v": "none", "n": 7}),
     }
-    versions = heap.database.rows("SELECT pk FROM modak.delta ORDER BY version")
+    versions = table.database.rows("SELECT pk FROM modak.delta ORDER BY version")
     assert versions[-1] == ("6\x1f61",), "versions order the writes"
 
 
-def test_a_row_may_cross_t_in_both_directions(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute("UPDATE ev SET at = 250 WHERE id = 1", "UPDATE ev SET at = 70 WHERE id = 3")
-    assert {key: op for key, (op, _, _) in heap.delta().items()} == {"1 50": 1, "3 70": 0}
-    assert heap.drop("ev0") is None
+def test_a_row_may_cross_the_cutline_in_both_directions(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute("UPDATE ev SET at = 250 WHERE id = 1", "UPDATE ev SET at = 70 WHERE id = 3")
+    assert {key: op for key, (op, _, _) in table.delta().items()} == {"1 50": 1, "3 70": 0}
+    assert table.drop("ev0") is None
     # And where the heap has no partition for it any more.
-    heap.database.execute("UPDATE ev SET at = 30 WHERE id = 2")
-    assert heap.delta()["2 30"][0] == 0
-    assert heap.database.rows("SELECT id, at FROM ev ORDER BY id") == [(1, 250)]
+    table.database.execute("UPDATE ev SET at = 30 WHERE id = 2")
+    assert table.delta()["2 30"][0] == 0
+    assert table.database.rows("SELECT id, at FROM ev ORDER BY id") == [(1, 250)]
 
 
-def test_a_correction_is_what_other_triggers_leave_of_a_row(heap: Heap) -> None:
-    heap.database.execute(
+def test_a_correction_is_what_other_triggers_leave_of_a_row(table: SqlTable) -> None:
+    table.database.execute(
         "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v IS DISTINCT FROM 'touched' THEN"
         " UPDATE ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
         "CREATE TRIGGER touch AFTER INSERT OR UPDATE ON ev FOR EACH ROW EXECUTE FUNCTION touch()",
     )
-    heap.seal("ev0")
-    heap.database.execute("INSERT INTO ev (id, at) VALUES (8, 80)")
-    assert heap.advance("ev0", 100) is None
-    heap.database.execute("UPDATE ev SET n = 8 WHERE id = 1")
-    assert {key: row[2]["v"] for key, row in heap.delta().items()} == {"1 50": "touched", "8 80": "touched"}
-    heap.database.execute(
+    table.seal("ev0")
+    table.database.execute("INSERT INTO ev (id, at) VALUES (8, 80)")
+    assert table.advance("ev0", 100) is None
+    table.database.execute("UPDATE ev SET n = 8 WHERE id = 1")
+    assert {key: row[2]["v"] for key, row in table.delta().items()} == {"1 50": "touched", "8 80": "touched"}
+    table.database.execute(
         "CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF TG_OP = 'DELETE' THEN INSERT INTO ev (id, at, v) VALUES (OLD.id, OLD.at, 'touched');"
         " ELSE DELETE FROM ev WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
@@ -165,23 +159,23 @@ def test_a_correction_is_what_other_triggers_leave_of_a_row(heap: Heap) -> None:
         "UPDATE ev SET n = 9 WHERE id = 8",
         "DROP TRIGGER unkeep ON ev0",
     )
-    assert {key: row[0] for key, row in heap.delta().items()} == {"1 50": 0, "8 80": 1}
-    assert heap.drop("ev0") is None
+    assert {key: row[0] for key, row in table.delta().items()} == {"1 50": 0, "8 80": 1}
+    assert table.drop("ev0") is None
     # The DEFAULT partition lets go of the row as it is in the end.
-    heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
-    assert heap.delta()["9 20"] == (0, 20, {"id": 9, "at": 20, "v": "touched", "n": 7})
-    assert heap.value("SELECT count(*) FROM evd") == 0
+    table.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
+    assert table.delta()["9 20"] == (0, 20, {"id": 9, "at": 20, "v": "touched", "n": 7})
+    assert table.value("SELECT count(*) FROM ev_default") == 0
 
 
-def test_a_correction_is_what_cascades_leave_of_a_row(heap: Heap) -> None:
-    heap.database.execute(
+def test_a_correction_is_what_cascades_leave_of_a_row(table: SqlTable) -> None:
+    table.database.execute(
         "ALTER TABLE ev ADD COLUMN parent int",
         "ALTER TABLE ev ADD FOREIGN KEY (parent, at) REFERENCES ev (id, at) ON UPDATE CASCADE",
         "INSERT INTO ev (id, at, parent) VALUES (2, 50, 1)",
     )
-    heap.pass_by("ev0", 100)
-    heap.database.execute("UPDATE ev SET id = id + 10 WHERE at = 50")
-    assert {key: (row[0], row[2].get("parent")) for key, row in heap.delta().items()} == {
+    table.pass_by("ev0", 100)
+    table.database.execute("UPDATE ev SET id = id + 10 WHERE at = 50")
+    assert {key: (row[0], row[2].get("parent")) for key, row in table.delta().items()} == {
         "1 50": (1, None), "2 50": (1, None), "11 50": (0, None), "12 50": (0, 11),
     }  # fmt: skip
 
@@ -195,9 +189,9 @@ def test_a_correction_is_what_cascades_leave_of_a_row(heap: Heap) -> None:
         ("int[]", "ARRAY[id]"),
     ],
 )
-def test_keys_are_compared_by_the_operators_of_their_index(heap: Heap, kind: str, value: str) -> None:
+def test_keys_are_compared_by_the_operators_of_their_index(table: SqlTable, kind: str, value: str) -> None:
     """Which need not be on anybody's search_path."""
-    with heap.database.connect() as connection:
+    with table.database.connect() as connection:
         for made in (
             "CREATE SCHEMA ext",
             "CREATE EXTENSION ltree SCHEMA ext",
@@ -207,88 +201,88 @@ def test_keys_are_compared_by_the_operators_of_their_index(heap: Heap, kind: str
             f"ALTER TABLE ev ALTER id TYPE {kind} USING {value}",
         ):
             connection.execute(made.encode())
-    heap.pass_by("ev0", 100)
-    heap.database.execute("UPDATE ev SET v = 'sealed' WHERE at = 50")
-    assert [(row[0], row[2]["v"]) for row in heap.delta().values()] == [(0, "sealed")]
+    table.pass_by("ev0", 100)
+    table.database.execute("UPDATE ev SET v = 'sealed' WHERE at = 50")
+    assert [(row[0], row[2]["v"]) for row in table.delta().values()] == [(0, "sealed")]
     against: LiteralString = "SELECT difference FROM modak.delta_against('ev'::regclass, 'ev0'::regclass, 0, 100)"
-    assert heap.database.rows(against) == [(None,)]
-    heap.database.execute("DELETE FROM ev WHERE at = 50")
-    assert [row[0] for row in heap.delta().values()] == [1]
-    assert heap.drop("ev0") is None
-    heap.database.execute("INSERT INTO ev (id, at, v) SELECT id, 20, 'late' FROM ev WHERE at = 150")
-    assert [row[2]["v"] for row in heap.delta().values() if row[0] == 0] == ["late"]
-    assert heap.value("SELECT count(*) FROM evd") == 0
+    assert table.database.rows(against) == [(None,)]
+    table.database.execute("DELETE FROM ev WHERE at = 50")
+    assert [row[0] for row in table.delta().values()] == [1]
+    assert table.drop("ev0") is None
+    table.database.execute("INSERT INTO ev (id, at, v) SELECT id, 20, 'late' FROM ev WHERE at = 150")
+    assert [row[2]["v"] for row in table.delta().values() if row[0] == 0] == ["late"]
+    assert table.value("SELECT count(*) FROM ev_default") == 0
 
 
-def test_keys_that_are_equal_and_printed_otherwise_are_two(heap: Heap) -> None:
+def test_keys_that_are_equal_and_printed_otherwise_are_two(table: SqlTable) -> None:
     """As in the lake: a numeric's scale is part of its text, and so of the key."""
-    heap.database.execute("ALTER TABLE ev ALTER id TYPE numeric")
-    heap.pass_by("ev0", 100)
-    heap.database.execute("UPDATE ev SET id = 1.0 WHERE id = 1")
-    assert {key: row[0] for key, row in heap.delta().items()} == {"1 50": 1, "1.0 50": 0}
+    table.database.execute("ALTER TABLE ev ALTER id TYPE numeric")
+    table.pass_by("ev0", 100)
+    table.database.execute("UPDATE ev SET id = 1.0 WHERE id = 1")
+    assert {key: row[0] for key, row in table.delta().items()} == {"1 50": 1, "1.0 50": 0}
     against: LiteralString = "SELECT difference FROM modak.delta_against('ev'::regclass, 'ev0'::regclass, 0, 100)"
-    assert heap.database.rows(against) == [(None,), (None,)]
+    assert table.database.rows(against) == [(None,), (None,)]
 
 
-def test_a_late_row_whose_key_a_trigger_changes_stays_nowhere(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    assert heap.drop("ev0") is None
-    heap.database.execute(
+def test_a_late_row_whose_key_a_trigger_changes_stays_nowhere(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    assert table.drop("ev0") is None
+    table.database.execute(
         "CREATE FUNCTION moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " UPDATE ev SET id = id + 1000 WHERE id = NEW.id AND at = NEW.at; RETURN NULL; END $$",
         "CREATE TRIGGER moved AFTER INSERT ON ev FOR EACH ROW EXECUTE FUNCTION moved()",
         "INSERT INTO ev (id, at) VALUES (9, 20)",
     )
-    assert heap.delta().keys() == {"1009 20"}
-    assert heap.value("SELECT count(*) FROM evd") == 0
+    assert table.delta().keys() == {"1009 20"}
+    assert table.value("SELECT count(*) FROM ev_default") == 0
 
 
-def test_a_delete_trigger_that_keeps_late_rows_is_told_of_them(heap: Heap) -> None:
-    heap.database.execute(
+def test_a_delete_trigger_that_keeps_late_rows_gets_them(table: SqlTable) -> None:
+    table.database.execute(
         "CREATE FUNCTION softly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " UPDATE public.ev SET v = 'deleted' WHERE id = OLD.id AND at = OLD.at; RETURN NULL; END $$",
         "CREATE TRIGGER softly BEFORE DELETE ON ev FOR EACH ROW EXECUTE FUNCTION softly()",
     )
-    heap.pass_by("ev0", 100)
-    assert heap.drop("ev0") is None
+    table.pass_by("ev0", 100)
+    assert table.drop("ev0") is None
     with pytest.raises(psycopg.errors.TriggeredDataChangeViolation, match="a DELETE trigger keeps it"):
-        heap.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
-    heap.database.execute(
+        table.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
+    table.database.execute(
         "DROP TRIGGER softly ON ev",
         "CREATE TRIGGER softly BEFORE DELETE ON ev FOR EACH ROW WHEN (pg_trigger_depth() = 0)"
         " EXECUTE FUNCTION softly()",
         "INSERT INTO ev (id, at) VALUES (9, 20)",
     )
-    assert heap.delta()["9 20"][2]["v"] == "none"
-    assert heap.value("SELECT count(*) FROM evd") == 0
+    assert table.delta()["9 20"][2]["v"] == "none"
+    assert table.value("SELECT count(*) FROM ev_default") == 0
 
 
-def test_a_renamed_key_is_the_key_before_the_mirror_has_followed(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    assert heap.drop("ev0") is None
-    heap.database.execute("ALTER TABLE ev RENAME id TO ident")
-    assert heap.value("""SELECT modak.delete('ev', '{"ident": 1, "at": 50}')""") == "delta"
-    assert heap.delta() == {"1 50": (1, 50, {"ident": 1, "at": 50})}
-    heap.database.execute("ALTER TABLE ev RENAME at TO moment")
-    heap.pass_by("ev1", 200)
-    heap.database.execute("UPDATE ev SET v = 'changed' WHERE ident = 2")
-    assert heap.value("""SELECT modak.upsert('ev', '{"ident": 9, "moment": 20}')""") == "delta"
-    assert heap.delta().keys() == {"1 50", "2 150", "9 20"}
+def test_a_renamed_key_is_the_key_before_the_mirror_has_followed(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    assert table.drop("ev0") is None
+    table.database.execute("ALTER TABLE ev RENAME id TO ident")
+    assert table.value("""SELECT modak.delete('ev', '{"ident": 1, "at": 50}')""") == "delta"
+    assert table.delta() == {"1 50": (1, 50, {"ident": 1, "at": 50})}
+    table.database.execute("ALTER TABLE ev RENAME at TO moment")
+    table.pass_by("ev1", 200)
+    table.database.execute("UPDATE ev SET v = 'changed' WHERE ident = 2")
+    assert table.value("""SELECT modak.upsert('ev', '{"ident": 9, "moment": 20}')""") == "delta"
+    assert table.delta().keys() == {"1 50", "2 150", "9 20"}
     against: LiteralString = (
         "SELECT key, difference FROM modak.delta_against('ev'::regclass, 'ev1'::regclass, 100, 200)"
     )
-    assert heap.database.rows(against) == [(["2", "150"], None)]
+    assert table.database.rows(against) == [(["2", "150"], None)]
 
 
-def test_another_key_waits_until_the_mirror_has_followed(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute("ALTER TABLE ev DROP CONSTRAINT ev_pkey", "ALTER TABLE ev ADD PRIMARY KEY (n, at)")
+def test_another_key_waits_until_the_mirror_has_followed(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute("ALTER TABLE ev DROP CONSTRAINT ev_pkey", "ALTER TABLE ev ADD PRIMARY KEY (n, at)")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not followed"):
-        heap.value("""SELECT modak.delete('ev', '{"n": 1, "at": 50}')""")
-    heap.database.execute("ALTER TABLE ev DROP COLUMN id")
+        table.value("""SELECT modak.delete('ev', '{"n": 1, "at": 50}')""")
+    table.database.execute("ALTER TABLE ev DROP COLUMN id")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not followed"):
-        heap.seal("ev1")
-    assert heap.delta() == {}
+        table.seal("ev1")
+    assert table.delta() == {}
 
 
 @pytest.mark.parametrize(
@@ -356,13 +350,13 @@ def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
             connection.execute("INSERT INTO timed VALUES ('-infinity')")
 
 
-def test_an_insert_below_t_is_an_insert_like_any_other(heap: Heap) -> None:
-    heap.database.execute("CREATE TABLE parent (id int PRIMARY KEY)", "INSERT INTO parent VALUES (1), (2), (3), (9)")
-    heap.database.execute("ALTER TABLE ev ADD CONSTRAINT known FOREIGN KEY (id) REFERENCES parent")
-    heap.database.execute("ALTER TABLE ev ADD CONSTRAINT plausible CHECK (n < 100)")
-    heap.pass_by("ev0", 100)
-    assert heap.drop("ev0") is None
-    with heap.database.connect() as connection:
+def test_an_insert_below_the_cutline_is_an_insert_like_any_other(table: SqlTable) -> None:
+    table.database.execute("CREATE TABLE parent (id int PRIMARY KEY)", "INSERT INTO parent VALUES (1), (2), (3), (9)")
+    table.database.execute("ALTER TABLE ev ADD CONSTRAINT known FOREIGN KEY (id) REFERENCES parent")
+    table.database.execute("ALTER TABLE ev ADD CONSTRAINT plausible CHECK (n < 100)")
+    table.pass_by("ev0", 100)
+    assert table.drop("ev0") is None
+    with table.database.connect() as connection:
         inserted = connection.execute("INSERT INTO ev (id, at) VALUES (9, 20) RETURNING id, v, doubled").fetchall()
         assert inserted == [(9, "none", 14)]
         for wrong, error in (
@@ -376,26 +370,26 @@ def test_an_insert_below_t_is_an_insert_like_any_other(heap: Heap) -> None:
         assert 'no partition of relation "ev" found for row' in str(caught.value)
         with connection.cursor().copy("COPY ev (id, at) FROM STDIN") as copy:
             copy.write("2\t22\n3\t250000000\n".replace("250000000", "299"))
-    assert heap.delta().keys() == {"9 20", "2 22"}
-    assert heap.value("SELECT count(*) FROM evd") == 0
+    assert table.delta().keys() == {"9 20", "2 22"}
+    assert table.value("SELECT count(*) FROM ev_default") == 0
     # A second insert of the key replaces the row: the newest wins.
-    heap.database.execute("INSERT INTO ev (id, at, v) VALUES (9, 20, 'again')")
-    assert heap.delta()["9 20"][2]["v"] == "again"
+    table.database.execute("INSERT INTO ev (id, at, v) VALUES (9, 20, 'again')")
+    assert table.delta()["9 20"][2]["v"] == "again"
 
 
-def test_upsert_and_delete_find_the_row_wherever_it_is(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    say = heap.value
+def test_upsert_and_delete_find_the_row_wherever_it_is(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    say = table.value
     assert say("""SELECT modak.upsert('ev', '{"id": 1, "at": 50, "v": "sealed"}')""") == "delta"
-    assert heap.delta()["1 50"] == (0, 50, {"id": 1, "at": 50, "v": "sealed", "n": 7})
-    assert heap.database.rows("SELECT v FROM ev WHERE id = 1") == [("sealed",)], "the heap still has it"
-    assert heap.drop("ev0") is None
+    assert table.delta()["1 50"] == (0, 50, {"id": 1, "at": 50, "v": "sealed", "n": 7})
+    assert table.database.rows("SELECT v FROM ev WHERE id = 1") == [("sealed",)], "the heap still has it"
+    assert table.drop("ev0") is None
     assert say("""SELECT modak.upsert('ev', '{"id": 1, "at": 50, "n": 8}')""") == "delta"
-    assert heap.delta()["1 50"] == (0, 50, {"id": 1, "at": 50, "v": "none", "n": 8}), "a whole row: the default for v"
+    assert table.delta()["1 50"] == (0, 50, {"id": 1, "at": 50, "v": "none", "n": 8}), "a whole row: the default for v"
     assert say("""SELECT modak.upsert('ev', '{"id": 3, "at": 250, "v": null}')""") == "heap"
-    assert heap.database.rows("SELECT v, n FROM ev WHERE id = 3") == [(None, 7)]
+    assert table.database.rows("SELECT v, n FROM ev WHERE id = 3") == [(None, 7)]
     assert say("""SELECT modak.delete('ev', '{"id": 1, "at": 50}')""") == "delta"
-    assert heap.delta()["1 50"] == (1, 50, {"id": 1, "at": 50})
+    assert table.delta()["1 50"] == (1, 50, {"id": 1, "at": 50})
     assert say("""SELECT modak.delete('ev', '{"id": 3, "at": 250}')""") == "heap"
     assert say("""SELECT modak.delete('ev', '{"id": 3, "at": 250}')""") == "nothing"
     for wrong, error in (
@@ -407,14 +401,14 @@ def test_upsert_and_delete_find_the_row_wherever_it_is(heap: Heap) -> None:
         ("""SELECT modak.delete('ev', '{"id": 1, "at": 50, "v": "x"}')""", psycopg.errors.InvalidParameterValue),
         ("""SELECT modak.upsert('pg_class', '{}')""", psycopg.errors.UndefinedTable),
     ):
-        with pytest.raises(error), heap.database.connect() as connection:
+        with pytest.raises(error), table.database.connect() as connection:
             connection.execute(wrong.encode())
 
 
-def test_a_role_needs_its_rights_on_the_table_and_no_others(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    role = f"r_{heap.database.name}"
-    with heap.database.connect() as connection:
+def test_a_role_needs_its_rights_on_the_table_and_no_others(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    role = f"r_{table.database.name}"
+    with table.database.connect() as connection:
         connection.execute(f'CREATE ROLE "{role}"'.encode())
         try:
             connection.execute(f'GRANT USAGE ON SCHEMA public, modak TO "{role}"'.encode())
@@ -447,38 +441,38 @@ def test_a_role_needs_its_rights_on_the_table_and_no_others(heap: Heap) -> None:
             connection.execute(f'DROP ROLE "{role}"'.encode())
 
 
-def test_replicas_of_other_servers_are_not_exempt(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    with heap.database.connect() as connection:
+def test_replicas_of_other_servers_are_not_exempt(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    with table.database.connect() as connection:
         connection.execute("SET session_replication_role = replica")
         connection.execute("INSERT INTO ev (id, at) VALUES (31, 31)")
-    assert heap.delta().keys() == {"31 31"}
+    assert table.delta().keys() == {"31 31"}
 
 
-def test_a_correction_by_somebody_else_is_not_taken_for_folded(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute(
+def test_a_correction_by_another_program_is_not_taken_for_folded(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute(
         "UPDATE ev SET v = 'x' WHERE id = 1",
         "UPDATE modak.delta SET folded_sequence = 3",
         "INSERT INTO modak.delta (table_id, pk, op, tier_key, version, payload)"
         " SELECT table_id, pk, 1, tier_key, nextval('modak.delta_version'), payload FROM modak.delta"
         " ON CONFLICT (table_id, pk) DO UPDATE SET op = excluded.op, version = excluded.version",
     )
-    assert heap.database.rows("SELECT op, folded_sequence FROM modak.delta") == [(1, None)]
+    assert table.database.rows("SELECT op, folded_sequence FROM modak.delta") == [(1, None)]
 
 
-def test_corrections_are_compared_with_the_heap(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute(
+def test_corrections_are_compared_with_the_heap(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute(
         "INSERT INTO ev (id, at) VALUES (41, 41), (42, 42), (43, 43), (44, 44)", "DELETE FROM ev WHERE id = 44"
     )
     against: LiteralString = (
         "SELECT key[1], difference FROM modak.delta_against('ev'::regclass, 'ev0'::regclass, 0, 100) ORDER BY 1"
     )
-    assert heap.database.rows(against) == [("41", None), ("42", None), ("43", None), ("44", None)]
-    with heap.database.connect() as connection:
+    assert table.database.rows(against) == [("41", None), ("42", None), ("43", None), ("44", None)]
+    with table.database.connect() as connection:
         connection.execute("ALTER TABLE ev0 DISABLE TRIGGER zz_modak_row")
         connection.execute("UPDATE ev SET v = 'unseen' WHERE id = 41")
         connection.execute("DELETE FROM ev WHERE id = 42")
         connection.execute("INSERT INTO ev (id, at) VALUES (44, 44)")
-    assert heap.database.rows(against) == [("41", "different"), ("42", "missing"), ("43", None), ("44", "extra")]
+    assert table.database.rows(against) == [("41", "different"), ("42", "missing"), ("43", None), ("44", "extra")]

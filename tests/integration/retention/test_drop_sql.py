@@ -12,41 +12,35 @@ import pytest
 
 from mirror_pump.model import TableName, TierKind
 from mirror_pump.source.retention import partitions as source
-from mirror_pump.testing.database import Database
 from tests.support.pipeline import in_thread
-from tests.support.retention_heap import LOW, Heap, repeatable_read
+from tests.support.retention_sql import LOW, SqlTable, repeatable_read
 
 
-@pytest.fixture
-def heap(database: Database) -> Heap:
-    return Heap(database)
-
-
-def test_nothing_is_dropped_under_a_reader(heap: Heap) -> None:
-    with repeatable_read(heap) as reader:
+def test_nothing_is_dropped_under_a_reader(table: SqlTable) -> None:
+    with repeatable_read(table) as reader:
         reader.execute("SELECT tier_key_hi FROM modak.cutline")
-        heap.pass_by("ev0", 100)
-        assert "reads a snapshot" in str(heap.drop("ev0"))
+        table.pass_by("ev0", 100)
+        assert "reads a snapshot" in str(table.drop("ev0"))
         pin = reader.execute("SELECT pin_id, t FROM modak.pin('ev')").fetchone()
         assert pin is not None
         assert pin[1] == LOW, "the cut-line as of its snapshot"
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            heap.drop("ev0")
+            table.drop("ev0")
         reader.commit()
-    assert f"pin {pin[0]} of a reader" in str(heap.drop("ev0"))
-    with heap.database.connect() as later:
+    assert f"pin {pin[0]} of a reader" in str(table.drop("ev0"))
+    with table.database.connect() as later:
         later.execute("SELECT modak.pin('ev')")
-        assert heap.value("SELECT modak.release(%s)", pin[0])
-        assert not heap.value("SELECT modak.release(%s)", pin[0])
-        assert heap.drop("ev0") is None, "a pin at or above its upper bound needs nothing of it"
-    assert heap.value("SELECT to_regclass('ev0')::text") is None
+        assert table.value("SELECT modak.release(%s)", pin[0])
+        assert not table.value("SELECT modak.release(%s)", pin[0])
+        assert table.drop("ev0") is None, "a pin at or above its upper bound needs nothing of it"
+    assert table.value("SELECT to_regclass('ev0')::text") is None
 
 
-def test_an_expired_pin_protects_nothing(heap: Heap) -> None:
-    heap.value("SELECT pin_id FROM modak.pin('ev', interval '0')")
-    heap.pass_by("ev0", 100)
-    assert heap.drop("ev0") is None
-    assert heap.database.rows("SELECT read_pins, expired_pins, oldest_pin FROM modak.status") == [(1, 1, None)]
+def test_an_expired_pin_protects_nothing(table: SqlTable) -> None:
+    table.value("SELECT pin_id FROM modak.pin('ev', interval '0')")
+    table.pass_by("ev0", 100)
+    assert table.drop("ev0") is None
+    assert table.database.rows("SELECT read_pins, expired_pins, oldest_pin FROM modak.status") == [(1, 1, None)]
 
 
 @pytest.mark.parametrize(
@@ -56,84 +50,79 @@ def test_an_expired_pin_protects_nothing(heap: Heap) -> None:
         ("CREATE TABLE child (id int, at bigint, FOREIGN KEY (id, at) REFERENCES ev0)", "depend"),
     ],
 )
-def test_what_depends_on_a_partition_keeps_it(heap: Heap, obstacle: LiteralString, message: str) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute(obstacle)
+def test_what_depends_on_a_partition_keeps_it(table: SqlTable, obstacle: LiteralString, message: str) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute(obstacle)
     with pytest.raises(psycopg.errors.DependentObjectsStillExist, match=message):
-        heap.drop("ev0")
-    assert heap.value("SELECT count(*) FROM ev0") == 1
+        table.drop("ev0")
+    assert table.value("SELECT count(*) FROM ev0") == 1
 
 
-def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(heap: Heap) -> None:
-    heap.database.execute(
+def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(table: SqlTable) -> None:
+    table.database.execute(
         "CREATE TABLE child (id int, at bigint, FOREIGN KEY (id, at) REFERENCES ev)", "INSERT INTO child VALUES (1, 50)"
     )
-    heap.pass_by("ev0", 100)
-    heap.prove()
-    with heap.database.connect(autocommit=False) as connection:
+    table.pass_by("ev0", 100)
+    table.prove()
+    with table.database.connect(autocommit=False) as connection:
         answer = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, 'ev0')").fetchone()
         assert answer == ("rows of public.child refer to rows of it, by the foreign key child_id_at_fkey",)
         held = connection.execute(
             "SELECT DISTINCT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = ANY"
-            " ('{ev,ev0,evd,child,modak.read_pins}'::regclass[]::oid[])"
+            " ('{ev,ev0,ev_default,child,modak.read_pins}'::regclass[]::oid[])"
         ).fetchall()
         assert held == [("AccessShareLock",)], "nobody waits while the rows are looked for"
-    heap.database.execute("UPDATE child SET id = 3, at = 250")
-    assert heap.drop("ev0") is None
-    assert heap.value("SELECT to_regclass('ev0')::text") is None
+    table.database.execute("UPDATE child SET id = 3, at = 250")
+    assert table.drop("ev0") is None
+    assert table.value("SELECT to_regclass('ev0')::text") is None
 
 
 @pytest.mark.parametrize("columns", ["id int, at bigint", "id bigint, at int"])
-def test_a_drop_that_takes_long_is_given_up(heap: Heap, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_a_drop_that_takes_long_is_given_up(table: SqlTable, columns: str) -> None:
     """Postgres looks through a table that refers to this one while it keeps everybody out."""
-    with heap.database.connect() as connection:
+    with table.database.connect() as connection:
         connection.execute(f"CREATE TABLE child ({columns}, FOREIGN KEY (id, at) REFERENCES ev)".encode())
         connection.execute("INSERT INTO child SELECT 3, 250 FROM generate_series(1, 1000)")
-        heap.pass_by("ev0", 100)
-        heap.prove()
-        where = {"table_id": heap.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0", "detach": False}
-        monkeypatch.setattr(source, "DROP_TIMEOUT", "1ms")
-        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where))
-        monkeypatch.undo()
+        table.pass_by("ev0", 100)
+        table.prove()
+        where = {"table_id": table.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0", "detach": False}
+        assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where, drop_timeout="1ms"))
         assert source.attempt(connection, "drop", where) is None
         assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
 
-def _waits_briefly(heap: Heap, act: Callable[[psycopg.Connection[Any]], str | None]) -> None:
+def _waits_briefly(table: SqlTable, act: Callable[[psycopg.Connection[Any]], str | None]) -> None:
     """Who holds a lock that `act` needs second keeps everybody locked out for much less than he would alone."""
-    with heap.database.connect(autocommit=False) as reader, heap.database.connect() as connection:
-        reader.execute("SELECT FROM evd")
+    with table.database.connect(autocommit=False) as reader, table.database.connect() as connection:
+        reader.execute("SELECT FROM ev_default")
         began = time.monotonic()
         assert "other sessions held the locks" in str(act(connection))
         assert time.monotonic() - began < 30
 
 
-def test_nobody_waits_for_long_once_the_table_is_locked(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_long_once_the_table_is_locked(table: SqlTable) -> None:
     """For the first lock everybody queues behind us; while we wait for another one, they do as well."""
-    monkeypatch.setattr(source, "LOCK_TIMEOUT", "60s")
-    monkeypatch.setattr(source, "DROP_TIMEOUT", "60s")
-    heap.pass_by("ev0", 100)
-    heap.prove()
-    where = {"table_id": heap.table_id, "partition_id": "ev0", "detach": False}
-    table, name = TableName("public", "ev"), TableName("public", "ev3")
-    make = partial(source.make_partition, table=table, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
-    _waits_briefly(heap, lambda connection: source.attempt(connection, "drop", where))
-    _waits_briefly(heap, make)
-    with heap.database.connect() as connection:
-        monkeypatch.setattr(source, "MAKE_TIMEOUT", "1ms")
-        assert "takes longer than 1ms" in str(make(connection))
-        monkeypatch.undo()
+    table.pass_by("ev0", 100)
+    table.prove()
+    where = {"table_id": table.table_id, "partition_id": "ev0", "detach": False}
+    parent, name = TableName("public", "ev"), TableName("public", "ev3")
+    make = partial(source.make_partition, table=parent, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
+    patient = {"lock_timeout": "60s", "drop_timeout": "60s"}
+    _waits_briefly(table, lambda connection: source.attempt(connection, "drop", where, **patient))
+    _waits_briefly(table, partial(make, lock_timeout="60s"))
+    with table.database.connect() as connection:
+        assert "takes longer than 1ms" in str(make(connection, make_timeout="1ms"))
         assert make(connection) is None
         assert source.attempt(connection, "drop", where) is None
 
 
-def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.database.execute("ALTER TABLE ev0 DISABLE TRIGGER ALL")
-    assert "proven again" in str(heap.drop("ev0"))
-    assert heap.database.rows("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == [("tiering",)]
-    heap.database.execute("UPDATE ev SET n = 1 WHERE id = 1")
-    assert heap.delta().keys() == {"1 50"}, "it is on again"
+def test_a_trigger_that_was_switched_off_means_another_proof(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.database.execute("ALTER TABLE ev0 DISABLE TRIGGER ALL")
+    assert "proven again" in str(table.drop("ev0"))
+    assert table.database.rows("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == [("tiering",)]
+    table.database.execute("UPDATE ev SET n = 1 WHERE id = 1")
+    assert table.delta().keys() == {"1 50"}, "it is on again"
 
 
 @pytest.mark.parametrize(
@@ -148,48 +137,50 @@ def test_a_trigger_that_was_switched_off_means_another_proof(heap: Heap) -> None
     ids=["the partition", "the table"],
 )
 def test_a_partition_that_was_away_since_its_proof_is_proven_again(
-    heap: Heap, away: LiteralString, back: LiteralString
+    table: SqlTable, away: LiteralString, back: LiteralString
 ) -> None:
-    heap.database.execute(
+    table.database.execute(
         "CREATE TABLE above (v text, n int NOT NULL, at bigint NOT NULL, id int NOT NULL,"
         " doubled int GENERATED ALWAYS AS (n * 2) STORED) PARTITION BY RANGE (at)"
     )
-    heap.pass_by("ev0", 100)
-    heap.prove()
-    with heap.database.connect(autocommit=False) as owner:
+    table.pass_by("ev0", 100)
+    table.prove()
+    with table.database.connect(autocommit=False) as owner:
         owner.execute(away)
         owner.execute("UPDATE ev0 SET v = 'mended'")
         owner.execute(back)
-    assert heap.delta() == {}, "no trigger saw it"
-    assert "proven again" in str(heap.drop("ev0"))
-    assert heap.database.rows("SELECT state, v FROM modak.partitions, ev0 WHERE partition_id = 'ev0'") == [
+    assert table.delta() == {}, "no trigger saw it"
+    assert "proven again" in str(table.drop("ev0"))
+    assert table.database.rows("SELECT state, v FROM modak.partitions, ev0 WHERE partition_id = 'ev0'") == [
         ("tiering", "mended")
     ]
-    assert heap.drop("ev0") is None
+    assert table.drop("ev0") is None
 
 
 @pytest.mark.parametrize(
     "rewritten", ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0"], ids=["another type", "vacuum"]
 )
-def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(heap: Heap, rewritten: LiteralString) -> None:
+def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(
+    table: SqlTable, rewritten: LiteralString
+) -> None:
     """No trigger sees what USING makes of its rows, and the lake's rows below the cut-line stay as they are. Whether
     anything has changed only another proof can tell."""
-    heap.database.execute("ALTER TABLE ev DROP COLUMN doubled")
-    heap.pass_by("ev0", 100)
-    heap.prove()
-    heap.database.execute(rewritten)
-    assert heap.delta() == {}
-    with heap.database.connect() as connection:
+    table.database.execute("ALTER TABLE ev DROP COLUMN doubled")
+    table.pass_by("ev0", 100)
+    table.prove()
+    table.database.execute(rewritten)
+    assert table.delta() == {}
+    with table.database.connect() as connection:
         refused = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, 'ev0')").fetchone()
     assert refused == (
         "it was altered since it was proven, or its trigger zz_modak_row switched off: it is proven again",
     )
-    assert heap.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "tiering"
+    assert table.value("SELECT state FROM modak.partitions WHERE partition_id = 'ev0'") == "tiering"
 
 
-def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
-    heap.pass_by("ev0", 100)
-    heap.prove()
+def test_housekeeping_means_no_other_proof(table: SqlTable) -> None:
+    table.pass_by("ev0", 100)
+    table.prove()
     for statement in (
         "CREATE TABLE ev3 PARTITION OF ev FOR VALUES FROM (300) TO (400)",
         "DROP TABLE ev3",
@@ -201,9 +192,9 @@ def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
         "VACUUM FREEZE pg_class, pg_inherits, pg_trigger",
         "VACUUM FULL pg_class, pg_inherits, pg_trigger",
     ):
-        with heap.database.connect() as connection:
+        with table.database.connect() as connection:
             connection.execute(statement.encode())
-    assert heap.drop("ev0") is None
+    assert table.drop("ev0") is None
 
 
 @pytest.mark.parametrize(
@@ -234,23 +225,23 @@ def test_housekeeping_means_no_other_proof(heap: Heap) -> None:
     ids=["trigger off and on", "another table of its name"],
 )
 def test_what_is_dropped_is_what_was_proven(
-    heap: Heap, meanwhile: tuple[LiteralString, ...], message: str, kept: str
+    table: SqlTable, meanwhile: tuple[LiteralString, ...], message: str, kept: str
 ) -> None:
     """Changes of a partition between the look at it and its lock."""
-    heap.pass_by("ev0", 100)
-    heap.prove()
+    table.pass_by("ev0", 100)
+    table.prove()
     found: list[str | None] = []
-    with heap.database.connect(autocommit=False) as reader:
+    with table.database.connect(autocommit=False) as reader:
         # A pin in the making, for which the drop waits in between.
         reader.execute("LOCK TABLE modak.read_pins IN ROW EXCLUSIVE MODE")
-        with in_thread(lambda _: found.append(heap.drop("ev0", "20s")), "drop"):
-            heap.await_blocked_by(reader)
-            with heap.database.connect(autocommit=False) as owner:
+        with in_thread(lambda _: found.append(table.drop("ev0", "20s")), "drop"):
+            table.await_blocked_by(reader)
+            with table.database.connect(autocommit=False) as owner:
                 for statement in meanwhile:
                     owner.execute(statement)
             reader.commit()
     assert message in str(found[0])
-    assert heap.database.rows("SELECT v FROM ev0") == [(kept,)]
+    assert table.database.rows("SELECT v FROM ev0") == [(kept,)]
 
 
 @pytest.mark.parametrize(
@@ -260,14 +251,15 @@ def test_what_is_dropped_is_what_was_proven(
         "SELECT tier_key_hi, lake_snapshot_id FROM modak.pin_tables(ARRAY['ev'::regclass::oid::bigint], '1 min')",
     ],
 )
-def test_a_pin_that_waits_while_t_moves_is_of_the_new_t(heap: Heap, pin: LiteralString) -> None:
-    """Its lock comes before it reads T and S: else it would pin what T has left behind, unseen by who moves T."""
+def test_a_pin_that_waits_while_the_cutline_moves_is_of_the_new_cutline(table: SqlTable, pin: LiteralString) -> None:
+    """It takes its lock before it reads the cut-line and the published snapshot: else it would pin what the cut-line
+    has left behind, and the advance would not see the pin."""
     found: list[list[tuple[int, int]]] = []
-    with heap.database.connect(autocommit=False) as publish:
+    with table.database.connect(autocommit=False) as publish:
         publish.execute("LOCK TABLE modak.read_pins IN SHARE MODE")
         publish.execute("UPDATE modak.cutline SET tier_key_hi = 100, lake_snapshot_id = 6")
-        with in_thread(lambda _: found.append(heap.database.rows(pin)), "pin"):
-            heap.await_blocked_by(publish)
+        with in_thread(lambda _: found.append(table.database.rows(pin)), "pin"):
+            table.await_blocked_by(publish)
             publish.commit()
     assert found == [[(100, 6)]]
-    assert heap.database.rows("SELECT pinned_tier_key_hi, pinned_lake_snapshot_id FROM modak.read_pins") == [(100, 6)]
+    assert table.database.rows("SELECT pinned_tier_key_hi, pinned_lake_snapshot_id FROM modak.read_pins") == [(100, 6)]

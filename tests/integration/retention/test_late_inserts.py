@@ -3,24 +3,24 @@ there is nothing to delete, so no snapshot ever has an equality delete, and ever
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, LiteralString
 
 import pytest
 
 from mirror_pump.engine.index_keys import read_keys
-from mirror_pump.lake.format.metadata import read_metadata
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.retention import fold
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cutline_tables import ManualRetention
+from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
 from tests.support.key_index_checks import check_indexes
 from tests.support.maintenance import Maintained
 from tests.support.pipeline import writing
-from tests.support.retention import delete, run, upsert
+from tests.support.retention_table import run
 from tests.support.seam_scene import by_pyiceberg
 
 EVENTS = "public.events"
@@ -49,22 +49,22 @@ class Folds:
         if step is not Step.FOLDED:
             return
         metadata = read_metadata(self.mirror.location(EVENTS), StorageOptions())
-        unread = [snapshot for snapshot in metadata["snapshots"] if int(snapshot["summary"]["total-equality-deletes"])]
+        unread = [snapshot for snapshot in metadata.snapshots if snapshot.summary.total(Total.EQUALITY_DELETES)]
         (phase,) = self.mirror.database.rows("SELECT key_index ->> 'phase' FROM modak.mirror_tables")[0]
         self.seen.append((len(unread), str(phase)))
 
-    def await_told(self) -> None:
+    def await_seen(self) -> None:
         """Every correction is in the lake, and every fold was seen."""
         database = self.mirror.database
         unfolded = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
         await_true(lambda: database.rows(unfolded) == [(0,)], 120, "every correction folded")
-        # Each is told of after it was published.
+        # The observer sees each after its publish.
         folds = database.rows("SELECT count(*) FROM modak.op_log WHERE details ->> 'kind' = 'fold'")[0][0]
-        await_true(lambda: len(self.seen) >= folds, 60, "every fold is told of")
+        await_true(lambda: len(self.seen) >= folds, 60, "the observer saw every fold")
 
     def await_folded(self) -> None:
-        """The same, and nobody was ever kept from reading a snapshot."""
-        self.await_told()
+        """The same, and every snapshot could be read."""
+        self.await_seen()
         assert {unread for unread, _ in self.seen} == {0}, "a snapshot has equality deletes"
         assert {phase for _, phase in self.seen} == {"ready"}
 
@@ -79,12 +79,12 @@ def _insert_late(connection: Any, first: int, count: int) -> None:
         )
 
 
-def _assert_read_by_all(divided: ManualRetention) -> None:
+def _assert_read_by_all(events: EventsTable) -> None:
     """The published snapshot is every row below the cut-line, and main the whole table, by DuckDB and pyiceberg."""
-    divided.assert_exact()
-    database = divided.mirror.database
+    events.assert_exact()
+    database = events.mirror.database
     (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0]
-    for where, read in ((f"WHERE at < {divided.cut}", location), ("", divided.mirror.location(EVENTS))):
+    for where, read in ((f"WHERE at < {events.cut}", location), ("", events.mirror.location(EVENTS))):
         with database.connect() as connection:
             wanted = normalised(run(connection, f"SELECT at, id, n, v, big FROM model {where}").fetchall())
         assert_same(wanted, lake_rows(read), f"{read} by DuckDB")
@@ -93,19 +93,19 @@ def _assert_read_by_all(divided: ManualRetention) -> None:
         assert_same(wanted, by_arrow, f"{read} by pyiceberg")
 
 
-def test_a_thousand_late_inserts_leave_no_equality_delete(database: Database, tmp_path: Path) -> None:
+def test_a_thousand_late_inserts_leave_no_equality_delete(
+    retention_tables: RetentionTables, database: Database
+) -> None:
     """From the first one on: the fold waits for the index, which the table has not needed before. And again with a pump
     that has just been started."""
-    mirror = Mirror.create(
-        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, fold_rows=100, resolve_age=3600
-    )
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=0.05, fold_rows=100, resolve_age=3600)
+    mirror = events.mirror
     folds = Folds(mirror)
     for turn in range(2):
         with mirror.pumping(Steps(on=folds)) as running:
             if not turn:
                 mirror.await_live(EVENTS)
-                divided.advance(running)
+                events.advance(running)
             for batch in range(5):
                 with database.connect(autocommit=False) as connection:
                     _insert_late(connection, turn * 500 + batch * 100, 100)
@@ -113,20 +113,22 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(database: Database, tm
                     upsert(connection, 4, 2, f"changed {turn} {batch}")
                     delete(connection, 10 + 2 * batch, turn)
                 folds.await_folded()
-            _assert_read_by_all(divided)
-            assert running.steps.count(Step.RESOLVED) == 0, "there was nothing to convert"
+            _assert_read_by_all(events)
+            assert running.steps.count(Step.CONVERTED) == 0, "there was nothing to convert"
             assert check_indexes(running.pump, mirror.runner, database) == 1
     assert len(folds.seen) >= 10
 
 
-def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Database, tmp_path: Path) -> None:
+def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
+    retention_tables: RetentionTables, database: Database
+) -> None:
     """Deletes are written by key then, but for keys that have no row."""
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=3600)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=0.05, resolve_age=3600)
+    mirror = events.mirror
     folds = Folds(mirror)
     with mirror.pumping(Steps(on=folds)) as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             _insert_late(connection, 0, 10)
         folds.await_folded()
@@ -135,47 +137,47 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(database: Databa
             _insert_late(connection, 10, 10)
             delete(connection, 3, 70_000)
         folds.await_folded()
-        _assert_read_by_all(divided)
+        _assert_read_by_all(events)
         with database.connect(autocommit=False) as connection:
             _insert_late(connection, 20, 10)
             upsert(connection, 4, 2, "changed")
-        folds.await_told()
+        folds.await_seen()
         assert folds.seen[-1][0] > 0, "the key that has a row is deleted, by key"
-        divided.assert_exact()
+        events.assert_exact()
         metadata = read_metadata(mirror.location(EVENTS), StorageOptions())
-        assert max(int(snapshot["summary"]["total-equality-deletes"]) for snapshot in metadata["snapshots"]) == 1
+        assert max(snapshot.summary.total(Total.EQUALITY_DELETES) or 0 for snapshot in metadata.snapshots) == 1
         _announced(database, going_on=False)
-        divided.assert_exact()
+        events.assert_exact()
 
 
 @pytest.mark.parametrize("index_memory", [0, 1])
-def test_without_room_for_an_index_folds_do_not_wait(database: Database, tmp_path: Path, index_memory: int) -> None:
-    mirror = Mirror.create(
-        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=0.2, index_memory=index_memory
-    )
-    divided = ManualRetention.create(mirror, partitions=2)
+def test_without_room_for_an_index_folds_do_not_wait(
+    retention_tables: RetentionTables, database: Database, index_memory: int
+) -> None:
+    events = retention_tables.manual(partitions=2, fold_age=0.05, resolve_age=0.2, index_memory=index_memory)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         with database.connect(autocommit=False) as connection:
             _insert_late(connection, 0, 10)
             delete(connection, 3, 70_000)
         await_true(lambda: running.steps.count(Step.FOLDED), 20, "a fold")
-        divided.assert_exact()
+        events.assert_exact()
 
 
 @pytest.mark.parametrize("wanted_by", ["the fold", "the stream"])
 def test_a_fold_waits_for_its_index_only_so_long(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted_by: str
+    retention_tables: RetentionTables, database: Database, wanted_by: str
 ) -> None:
-    """Whoever made the index be built. Then it deletes by key, as without one."""
-    monkeypatch.setattr(fold, "_INDEX_PATIENCE", 0.5)
+    """Whether the fold or the stream needed the index. Then it deletes by key, as without an index."""
+    limits = InternalLimits(index_patience=0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
-    mirror = Mirror.create(database, tmp_path.as_uri(), gate, fold_age=0.05, resolve_age=3600)
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(runner=gate, fold_age=0.05, resolve_age=3600, limits=limits)
+    mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
+        events.advance(running)
         gate.hold()
         try:
             if wanted_by == "the stream":
@@ -193,7 +195,7 @@ def test_a_fold_waits_for_its_index_only_so_long(
         finally:
             gate.let_go()
         await_true(lambda: running.steps.count(Step.INDEX_READY), 30, "the index is ready")
-        divided.assert_exact()
+        events.assert_exact()
 
 
 def run_both(database: Database, statement: str) -> None:
@@ -205,20 +207,18 @@ def run_both(database: Database, statement: str) -> None:
 
 @pytest.mark.soak  # Its rewrites are Spark's.
 def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
-    database: Database, tmp_path: Path, spark: Any
+    retention_tables: RetentionTables, database: Database, spark: Any
 ) -> None:
     """Random corrections of present and absent keys; pumps that end; merges of the pump's, rewrites of Spark's."""
-    mirror = Mirror.create(
-        database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, fold_rows=25, resolve_age=0.3
-    )
-    divided = ManualRetention.create(mirror)
+    events = retention_tables.manual(fold_age=0.05, fold_rows=25, resolve_age=0.3)
+    mirror = events.mirror
     maintained = Maintained(mirror, spark)
     maintained.policy(EVENTS, snapshot_retention_hours=0, snapshot_min_retained=1)
     folds = 0
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
-        divided.advance(running)
-    with writing(database, divided.write, 17) as written:
+        events.advance(running)
+    with writing(database, events.write, 17) as written:
         for turn in range(3):
             with mirror.pumping() as running:
                 before = written()
@@ -227,7 +227,7 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
                     _insert_late(connection, turn * 100, 100)
                 if turn:
                     assert not maintained.maintain(EVENTS).errors
-                divided.assert_exact()
+                events.assert_exact()
                 folds += running.steps.count(Step.FOLDED)
     with mirror.pumping() as running:
         await_true(
@@ -237,7 +237,11 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
         # made anew then.
         pointer: LiteralString = "SELECT lake_props ->> 'metadata_location' FROM modak.cutline"
         await_true(lambda: by_pyiceberg(mirror.location(EVENTS)) is not None, 60, "no equality deletes in main")
-        await_true(lambda: by_pyiceberg(database.rows(pointer)[0][0]) is not None, 60, "no equality deletes in S")
-        _assert_read_by_all(divided)
+        await_true(
+            lambda: by_pyiceberg(database.rows(pointer)[0][0]) is not None,
+            60,
+            "no equality deletes in the published snapshot",
+        )
+        _assert_read_by_all(events)
         check_indexes(running.pump, mirror.runner, database)
     assert folds >= 3

@@ -17,50 +17,53 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.mirror import RunningPump, Steps, await_true
 from mirror_pump.testing.verification import assert_verified
+from tests.support.events_table import EventsTable, RetentionTables
 from tests.support.pipeline import writing
-from tests.support.retention import ServiceRetention, at_once
+from tests.support.retention_table import at_once
 
 
-def test_old_partitions_leave_under_writers_and_every_read_is_exact(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror)
+def test_old_partitions_leave_under_writers_and_every_read_is_exact(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic()
+    mirror = events.mirror
     with duckdb_connection() as duckdb:
-        with mirror.pumping(), writing(mirror.database, shedding.write, random.getrandbits(32)) as written:
+        with mirror.pumping(), writing(mirror.database, events.write, random.getrandbits(32)) as written:
             mirror.await_live("public.events")
 
             def gone() -> bool:
-                shedding.assert_exact(duckdb)
-                return shedding.states()["p1"] == "dropped"
+                events.assert_exact(duckdb)
+                return events.states()["p1"] == "dropped"
 
-            await_true(gone, 60, f"p1 dropped: {shedding.explained()}")
+            await_true(gone, 60, f"p1 dropped: {events.explained()}")
             assert written() > 0
-        shedding.assert_exact(duckdb)
-    assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
-    assert shedding.cut == 200
+        events.assert_exact(duckdb)
+    assert events.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
+    assert events.cut == 200
     journal = mirror.database.rows("SELECT details ->> 'kind' FROM modak.op_log WHERE op_kind = 'retention'")
     assert sorted(kind for (kind,) in journal) == sorted(["seal", "advance", "prove", "drop"] * 2)
 
 
 @pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
-def test_stored_generated_columns_are_kept_below_the_line(database: Database, warehouse: str) -> None:
-    """In what is shed, in corrections whichever way they come, and in what is folded of them."""
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), retention_interval=0.1, fold_age=0.05)
-    shedding = ServiceRetention.create(mirror, computed="at * 1000 + coalesce(n, 0) + length(v)")
+def test_stored_generated_columns_are_kept_below_the_cutline(
+    retention_tables: RetentionTables, database: Database
+) -> None:
+    """In rows that have left the heap, in corrections by every path, and in folded corrections."""
+    events = retention_tables.automatic(computed="at * 1000 + coalesce(n, 0) + length(v)", fold_age=0.05)
+    mirror = events.mirror
     unfolded: LiteralString = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
     with mirror.pumping(), duckdb_connection() as duckdb:
-        with writing(database, shedding.write, random.getrandbits(32)) as written:
+        with writing(database, events.write, random.getrandbits(32)) as written:
             mirror.await_live("public.events")
-            shedding.await_state(p0="dropped", p1="dropped")
-            shedding.assert_exact(duckdb)
+            events.await_state(p0="dropped", p1="dropped")
+            events.assert_exact(duckdb)
             count = written()
             await_true(lambda: written() > count + 20, 20, "corrections")
-            shedding.assert_exact(duckdb)
+            events.assert_exact(duckdb)
         with pytest.raises(psycopg.errors.UndefinedColumn, match="generated"):
             database.execute("""SELECT modak.upsert('events', '{"at": 5, "id": 5, "g": 1}')""")
         await_true(lambda: database.rows(unfolded) == [(0,)], 20, "all is folded")
-        shedding.assert_exact(duckdb)
+        events.assert_exact(duckdb)
         mirror.await_frontier()
         assert_verified(database)
         # The values of new columns would be missing from the rows that only the lake has.
@@ -73,13 +76,16 @@ class _Killed(BaseException):
     """Nothing in the product catches it."""
 
 
-def _ended(running: RunningPump, shedding: ServiceRetention) -> bool:
-    return not running.thread.is_alive() or shedding.states()["p1"] == "dropped"
+def _ended(running: RunningPump, events: EventsTable) -> bool:
+    return not running.thread.is_alive() or events.states()["p1"] == "dropped"
 
 
-def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_step_it_goes_on_where_it_was(
+    retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread dies between any two of its changes of the database, until it needs no more."""
-    shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
+    events = retention_tables.automatic(partitions=4, rows=10, lag="1000")
+    mirror = events.mirror
     mirror.catch_up()
     change_retention(mirror.settings, "events", "heap_retention", "100")
     left, before = 1 << 30, False
@@ -112,7 +118,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
             left, before = (1, False) if number % 2 else (2, True)
             running = mirror.start()
             try:
-                await_true(partial(_ended, running, shedding), 30, "death or the end")
+                await_true(partial(_ended, running, events), 30, "death or the end")
                 if running.thread.is_alive():
                     left = 1 << 30
                     try:
@@ -127,41 +133,43 @@ def test_killed_at_every_step_it_goes_on_where_it_was(mirror: Mirror, monkeypatc
             finally:
                 running.pump.request_stop()
             with mirror.database.connect(autocommit=False) as connection:
-                shedding.write(connection, random.Random(number))
-            shedding.assert_exact(duckdb)
+                events.write(connection, random.Random(number))
+            events.assert_exact(duckdb)
         else:
-            pytest.fail(f"it never got there: {shedding.explained()}")
-        shedding.assert_exact(duckdb)
+            pytest.fail(f"it never got there: {events.explained()}")
+        events.assert_exact(duckdb)
     # Some are left out or put together when others are slow; none follows another without a death.
     assert {"seal", "sealed", "proven", "drop"} <= set(changes)
     assert deaths >= len(changes) - 1
-    assert shedding.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
+    assert events.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
 
 
-def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=5, rows=10)
+def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=5, rows=10)
+    mirror = events.mirror
     pin = mirror.database.rows("SELECT pin_id, t, metadata_location FROM modak.pin('events', in_one_snapshot => true)")[
         0
     ]
     mirror.catch_up()
     wanted = mirror.database.rows("SELECT at, id, n, v FROM model ORDER BY 1, 2")
     with mirror.pumping():
-        shedding.await_state(p0="tiered", p1="tiered", p2="tiered")
-        await_true(lambda: ") lasts until" in shedding.reason("p0"), 20, "the reason is told")
-        assert shedding.cut == 300
+        events.await_state(p0="tiered", p1="tiered", p2="tiered")
+        await_true(lambda: ") lasts until" in events.reason("p0"), 20, "the reason is in the catalog")
+        assert events.cut == 300
         mirror.await_frontier()
-        shedding.assert_exact()
+        events.assert_exact()
         assert mirror.database.rows("SELECT at, id, n, v FROM events ORDER BY 1, 2") == wanted, (
             "the cut-line of the pin is -2^63"
         )
         mirror.database.rows("SELECT modak.release(%s)", (pin[0],))
         resume(mirror.settings, ())
-        shedding.await_state(p0="dropped", p1="dropped", p2="dropped")
-        shedding.assert_exact()
+        events.await_state(p0="dropped", p1="dropped", p2="dropped")
+        events.assert_exact()
 
 
-def test_expired_pins_are_swept_and_counted(mirror: Mirror) -> None:
-    ServiceRetention.create(mirror, partitions=2, rows=2)
+def test_expired_pins_are_swept_and_counted(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=2, rows=2)
+    mirror = events.mirror
     mirror.database.rows("SELECT pin_id FROM modak.pin('events', interval '-2 hours')")
     mirror.database.rows("SELECT pin_id FROM modak.pin('events', interval '-1 minute')")
     swept: LiteralString = "SELECT details -> 'pins' FROM modak.op_log WHERE details ->> 'kind' = 'pins expired'"
@@ -170,25 +178,26 @@ def test_expired_pins_are_swept_and_counted(mirror: Mirror) -> None:
     assert mirror.database.rows(swept) == [(1,)]
 
 
-def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) -> None:
+def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: RetentionTables) -> None:
     """A view on p0, a long reader of the whole table, a writer in p1 that does not end."""
-    shedding = ServiceRetention.create(mirror, partitions=5, rows=10, lag="1000")
+    events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
+    mirror = events.mirror
     mirror.database.execute("CREATE VIEW dependent AS SELECT * FROM p0")
     mirror.catch_up()
     with mirror.pumping():
         with mirror.database.connect(autocommit=False) as writer:
             writer.execute("UPDATE events SET n = n + 1 WHERE at = 110")
             change_retention(mirror.settings, "events", "heap_retention", "100")
-            shedding.await_state(p0="tiered", p1="hot", p2="sealing")
-            await_true(lambda: "held the locks" in shedding.reason("p1"), 20, "p1 cannot be sealed")
-            assert shedding.cut == 100
+            events.await_state(p0="tiered", p1="hot", p2="sealing")
+            await_true(lambda: "held the locks" in events.reason("p1"), 20, "p1 cannot be sealed")
+            assert events.cut == 100
             writer.rollback()
         resume(mirror.settings, ())
-        await_true(lambda: "depend" in shedding.reason("p0"), 20, "p0 cannot be dropped")
+        await_true(lambda: "depend" in events.reason("p0"), 20, "p0 cannot be dropped")
         with mirror.database.connect(autocommit=False) as reader:
             reader.execute("SELECT count(*) FROM events")
-            shedding.await_state(p1="tiered", p2="tiered")
-            await_true(lambda: "held the locks" in shedding.reason("p1"), 20, "p1 cannot be dropped")
+            events.await_state(p1="tiered", p2="tiered")
+            await_true(lambda: "held the locks" in events.reason("p1"), 20, "p1 cannot be dropped")
             # A statement of others waits behind ours no longer than we wait.
             with mirror.database.connect() as other:
                 other.execute("SET lock_timeout = '2s'")
@@ -196,16 +205,17 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(mirror: Mirror) ->
                     other.execute("UPDATE events SET n = n WHERE at = 410")
             reader.rollback()
         resume(mirror.settings, ())
-        shedding.await_state(p1="dropped", p2="dropped")
+        events.await_state(p1="dropped", p2="dropped")
         mirror.database.execute("DROP VIEW dependent")
         resume(mirror.settings, ())
-        shedding.await_state(p0="dropped")
-        shedding.assert_exact()
+        events.await_state(p0="dropped")
+        events.assert_exact()
 
 
-def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> None:
+def test_a_locked_table_holds_up_no_other(retention_tables: RetentionTables) -> None:
     """Its newest partition is locked by a transaction that sits idle: neither bounds nor newest key can be read."""
-    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag="1000", premake=1)
+    events = retention_tables.automatic(partitions=3, rows=10, lag="1000", premake=1)
+    mirror = events.mirror
     mirror.database.execute(
         "CREATE TABLE other (at bigint PRIMARY KEY) PARTITION BY RANGE (at)",
         "CREATE TABLE other0 PARTITION OF other FOR VALUES FROM (0) TO (10)",
@@ -223,29 +233,30 @@ def test_a_table_that_somebody_has_locked_holds_up_no_other(mirror: Mirror) -> N
 
     with mirror.pumping():
         mirror.await_live("public.events", "public.other")
-        shedding.await_state(p0="hot", p1="hot", p2="hot")
+        events.await_state(p0="hot", p1="hot", p2="hot")
         with mirror.database.connect(autocommit=False) as owner:
             owner.execute("LOCK TABLE p2 IN ACCESS EXCLUSIVE MODE")
             change_retention(mirror.settings, "events", "heap_retention", "100")
             change_retention(mirror.settings, "other", "heap_retention", "4")
             await_true(lambda: "other sessions held the locks" in not_made(), 30, "status tells of it")
             await_true(lambda: mirror.database.rows("SELECT to_regclass('other0')") == [(None,)], 30, "others go on")
-            (events, other) = look(mirror.settings, ())
-            assert "other sessions held the locks" in str(events.not_made)
+            (first, other) = look(mirror.settings, ())
+            assert "other sessions held the locks" in str(first.not_made)
             assert other.not_made is None
             owner.rollback()
         resume(mirror.settings, ())
-        shedding.await_state(p0="dropped")
+        events.await_state(p0="dropped")
         assert not_made() == "None"
 
 
-def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=4, rows=10)
+def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=4, rows=10)
+    mirror = events.mirror
     pin = mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     mirror.catch_up()
     steps = Steps()
     with mirror.pumping(steps):
-        shedding.await_state(p0="tiered", p1="tiered")
+        events.await_state(p0="tiered", p1="tiered")
         # Changes that no trigger sees, behind the service's back.
         with mirror.database.connect() as connection:
             connection.execute("ALTER TABLE p0 DISABLE TRIGGER ALL")
@@ -254,7 +265,7 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) ->
             connection.execute("INSERT INTO p0 VALUES (11, 1, 1, 'unseen')")
         mirror.database.rows("SELECT modak.release(%s)", (pin,))
         await_true(lambda: steps.count(Step.RETENTION_STOPPED), 30, "it stops")
-        shedding.await_state(p0="tiering")
+        events.await_state(p0="tiering")
         (report,) = look(mirror.settings, ())
         assert report.stopped is not None
         for part in ("0, 0: other values", "10, 1: not in the heap", "11, 1: not in the lake"):
@@ -267,16 +278,19 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(mirror: Mirror) ->
             "DELETE FROM p0 WHERE at = 11",
         )
         resume(mirror.settings, ["events"])
-        shedding.await_state(p0="dropped", p1="dropped")
-        shedding.assert_exact()
+        events.await_state(p0="dropped", p1="dropped")
+        events.assert_exact()
 
 
-def test_t_passes_a_partition_that_never_rests(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each seal more changes are captured than the cut-line should wait for; it is sealed anew, but not for
-    ever."""
-    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag="1000")
+def test_the_cutline_passes_a_partition_that_is_always_written_to(
+    retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each seal more changes are captured than the cut-line should wait for; it is sealed again, but not
+    forever."""
+    events = retention_tables.automatic(partitions=3, rows=10, lag="1000")
+    mirror = events.mirror
     with mirror.pumping():
-        shedding.await_state(p0="hot")
+        events.await_state(p0="hot")
     mirror.database.execute("UPDATE modak.partitions SET capture_limit = 2")
     change_retention(mirror.settings, "events", "heap_retention", "100")
     run, seals = source.run, 0
@@ -292,15 +306,16 @@ def test_t_passes_a_partition_that_never_rests(mirror: Mirror, monkeypatch: pyte
 
     monkeypatch.setattr(source, "run", sealing)
     with mirror.pumping():
-        shedding.await_state(p0="dropped")
+        events.await_state(p0="dropped")
     assert seals == 3, "up to 2, 4 and 8 changes"
-    shedding.assert_exact()
+    events.assert_exact()
 
 
 def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ServiceRetention.create(mirror, partitions=3, rows=10)
+    events = retention_tables.automatic(partitions=3, rows=10)
+    mirror = events.mirror
     mirror.catch_up()
     run, altered = source.run, False
 
@@ -323,28 +338,29 @@ def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
     assert mirror.database.rows("SELECT v FROM p0 WHERE at = 0") == [("unseen",)]
 
 
-def test_truncates_concern_what_is_above_t(mirror: Mirror) -> None:
+def test_truncates_concern_rows_above_the_cutline(retention_tables: RetentionTables) -> None:
     """TRUNCATE of the table and of single partitions, in every state of a partition."""
-    shedding = ServiceRetention.create(mirror, partitions=4, rows=10)
+    events = retention_tables.automatic(partitions=4, rows=10)
+    mirror = events.mirror
     mirror.database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
     mirror.catch_up()
     with mirror.pumping():
-        shedding.await_state(p0="tiered", p1="tiered")
+        events.await_state(p0="tiered", p1="tiered")
         mirror.database.execute("TRUNCATE p0", "INSERT INTO events VALUES (5, 99, 1, 'after')")
         mirror.database.execute("INSERT INTO model VALUES (5, 99, 1, 'after')")
-        shedding.assert_exact()
+        events.assert_exact()
         mirror.database.execute("TRUNCATE p2", "DELETE FROM model WHERE at >= 200 AND at < 300")
         mirror.await_frontier()
         mirror.await_live("public.events")
-        shedding.assert_exact()
+        events.assert_exact()
         with mirror.database.connect(autocommit=False) as connection:
             connection.execute("TRUNCATE events")
             connection.execute("DELETE FROM model WHERE at >= 200")
             connection.execute("INSERT INTO events VALUES (310, 1, 1, 'new')")
             connection.execute("INSERT INTO model VALUES (310, 1, 1, 'new')")
         mirror.await_frontier()
-        shedding.assert_exact()
+        events.assert_exact()
         mirror.database.execute("DELETE FROM modak.read_pins")
         resume(mirror.settings, ())
-        shedding.await_state(p0="dropped", p1="dropped")
-        shedding.assert_exact()
+        events.await_state(p0="dropped", p1="dropped")
+        events.assert_exact()

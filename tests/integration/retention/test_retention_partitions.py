@@ -11,46 +11,47 @@ import pytest
 
 from mirror_pump.config import Settings
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableId
 from mirror_pump.ops.retain.retention import change_retention, look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
-from mirror_pump.pipeline.flow import backoff
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.retention import partition_shedding as retention
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from mirror_pump.testing.mirror import Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import WIDTH, ServiceRetention
-from tests.support.retention_heap import Heap
+from tests.support.events_table import RetentionTables
+from tests.support.retention_sql import SqlTable
+from tests.support.retention_table import WIDTH
 
 
-def test_what_owners_do_with_partitions(mirror: Mirror) -> None:
+def test_what_owners_do_with_partitions(retention_tables: RetentionTables) -> None:
     """One is dropped, one detached, one attached below the cut-line, one made late: no row of the lake is taken for
     deleted."""
-    shedding = ServiceRetention.create(mirror, partitions=6, rows=10, lag="200")
+    events = retention_tables.automatic(partitions=6, rows=10, lag="200")
+    mirror = events.mirror
     mirror.catch_up()
     steps = Steps()
     with mirror.pumping(steps):
-        shedding.await_state(p0="dropped", p1="dropped", p2="dropped")
+        events.await_state(p0="dropped", p1="dropped", p2="dropped")
         mirror.database.execute("DROP TABLE p3", "ALTER TABLE events DETACH PARTITION p4")
-        await_true(lambda: shedding.cut == 500, 30, f"the cut-line passes both: {shedding.explained()}")
-        shedding.assert_exact()
-        assert shedding.states()["p3"] == shedding.states()["p4"] == "dropped"
+        await_true(lambda: events.cut == 500, 30, f"the cut-line passes both: {events.explained()}")
+        events.assert_exact()
+        assert events.states()["p3"] == events.states()["p4"] == "dropped"
         mirror.database.execute("ALTER TABLE events ATTACH PARTITION p4 FOR VALUES FROM (400) TO (500)")
-        await_true(lambda: "attached below the cut-line" in str(shedding.explained()), 30, "it is noticed")
+        await_true(lambda: "attached below the cut-line" in str(events.explained()), 30, "it is noticed")
         with mirror.database.connect() as connection:
-            shedding.make_partition(connection, 6)
-        shedding.await_state(p6="hot")
+            events.make_partition(connection, 6)
+        events.await_state(p6="hot")
         assert mirror.database.rows("SELECT retention_stopped FROM modak.status") == [(None,)]
     assert steps.count(Step.TABLE_FAILED) == 0
 
 
-def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
+def test_a_partition_attached_below_the_cutline_is_compared_once_a_day(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not once a minute, nor by every session: that reads all of it, and its part of the lake."""
@@ -72,14 +73,15 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
         await_true(lambda: looks >= wanted, 60, "it looks again")
 
     def later(interval: str) -> None:
-        heap.database.rows(
+        table.database.rows(
             "UPDATE modak.partitions SET disproved_at = disproved_at - %s::interval RETURNING 1", (interval,)
         )
 
     @contextmanager
     def session() -> Iterator[PartitionShedding]:
         inbox = SimpleQueue[Any]()
-        settings = Settings(dsn=database.dsn, slot="s", retention_interval=0.05)
+        limits = InternalLimits(retry_pause_max=0)
+        settings = Settings(dsn=database.dsn, slot="s", retention_interval=0.05, limits=limits)
         retention = PartitionShedding(SessionContext(settings, StorageOptions(), ThreadTaskRunner(1), Steps(), inbox))
         retention.start()
         try:
@@ -90,11 +92,10 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
 
     monkeypatch.setattr(source, "retained_tables", looking)
     monkeypatch.setattr(Prover, "prove", proving)
-    monkeypatch.setattr(backoff, "LONGEST_PAUSE", 0.0)
-    heap = Heap(database)
-    heap.pass_by("ev0", 100)
-    assert heap.drop("ev0") is None
-    heap.database.execute(
+    table = SqlTable(database)
+    table.pass_by("ev0", 100)
+    assert table.drop("ev0") is None
+    table.database.execute(
         "UPDATE modak.tables SET heap_retention_lag = 1000000",
         "CREATE TABLE late (LIKE ev INCLUDING ALL)",
         "INSERT INTO late (id, at) VALUES (1, 50)",
@@ -113,34 +114,36 @@ def test_a_partition_that_was_attached_below_t_is_compared_once_a_day(
         await_true(lambda: proofs == 2, 60, "a day later")
         wait_for_looks()
         assert proofs == 2
-        with heap.database.connect() as connection:
-            source.run(connection, "resume", {"table_ids": [heap.value("SELECT 'ev'::regclass::oid::bigint")]})
+        with table.database.connect() as connection:
+            source.run(connection, "resume", {"table_ids": [table.value("SELECT 'ev'::regclass::oid::bigint")]})
         retention.wake()
         await_true(lambda: proofs == 3, 20, "somebody asks")
-    assert "1, 50: not in the lake" in heap.value("SELECT reason FROM modak.partitions WHERE state = 'tiering'")
+    assert "1, 50: not in the lake" in table.value("SELECT reason FROM modak.partitions WHERE state = 'tiering'")
 
 
-def test_partitions_are_made_ahead(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+def test_partitions_are_made_ahead(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2)
+    mirror = events.mirror
     with mirror.pumping():
         mirror.await_live("public.events")
-        await_true(lambda: len(shedding.states()) == 4, 30, "two more partitions")
+        await_true(lambda: len(events.states()) == 4, 30, "two more partitions")
         assert mirror.database.rows("SELECT to_regclass('events_p300')::text") == [("events_p300",)]
         mirror.database.execute("INSERT INTO events VALUES (399, 1, 1, 'x')")
-        await_true(lambda: len(shedding.states()) == 6, 90, "two more above the newest")
+        await_true(lambda: len(events.states()) == 6, 90, "two more above the newest")
         mirror.await_frontier()
     mirror.assert_equal("public.events")
 
 
-def test_a_partition_that_cannot_be_made_ahead_is_told_of(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=2, rows=10, lag="1000", premake=2)
+def test_a_partition_that_cannot_be_made_ahead_is_reported(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2)
+    mirror = events.mirror
     mirror.database.execute("CREATE TABLE events_p300 ()")
     steps = Steps()
     with mirror.pumping(steps):
         await_true(lambda: steps.count(Step.RETENTION_REFUSED), 30, "it cannot be made")
-        told = next(details for step, details in steps.seen if step is Step.RETENTION_REFUSED)
-        assert (told["table"], told["partition"]) == ("public.events", "public.events_p300")
-        assert "already exists" in str(told["reason"])
+        refusal = next(details for step, details in steps.seen if step is Step.RETENTION_REFUSED)
+        assert (refusal["table"], refusal["partition"]) == ("public.events", "public.events_p300")
+        assert "already exists" in str(refusal["reason"])
         assert "public.events_p300 was not made" in str(look(mirror.settings, ["events"])[0].not_made)
         with StatusReader(mirror.settings) as reader:
             (retention,) = (table.retention for table in reader.read().tables if table.table == "public.events")
@@ -148,14 +151,15 @@ def test_a_partition_that_cannot_be_made_ahead_is_told_of(mirror: Mirror) -> Non
         assert "public.events_p300 was not made" in str(retention.not_made)
         mirror.database.execute("DROP TABLE events_p300")
         resume(mirror.settings, [])
-        await_true(lambda: len(shedding.states()) == 4, 30, "both are made")
+        await_true(lambda: len(events.states()) == 4, 30, "both are made")
         await_true(lambda: look(mirror.settings, ["events"])[0].not_made is None, 30, "all is well")
 
 
-def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> None:
+def test_the_newest_key_of_an_idle_table_is_not_looked_up(retention_tables: RetentionTables) -> None:
     """Without an index that begins with it the look-up reads the whole partition that everybody writes to."""
     # What is due is decided by rows of p2, which also holds the newest.
-    ServiceRetention.create(mirror, partitions=3, rows=10, lag="95", premake=1)
+    events = retention_tables.automatic(partitions=3, rows=10, lag="95", premake=1)
+    mirror = events.mirror
 
     def scans() -> tuple[int, int]:
         """Of p2, and of a table that every look reads."""
@@ -180,41 +184,41 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(mirror: Mirror) -> Non
         await_true(idle, 60, "thirty looks, and none at p2")
 
 
-def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(retention_tables: RetentionTables) -> None:
     """It is not made to wait for the cut-line with its triggers on; and what was written meanwhile is in the mirror."""
-    monkeypatch.setattr(retention, "_UNSEAL_AFTER", 0.0)
-    shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
+    limits = InternalLimits(unseal_after=0)
+    events = retention_tables.automatic(partitions=4, rows=10, lag="1000", limits=limits)
+    mirror = events.mirror
     mirror.catch_up()
     with mirror.pumping():
         with mirror.database.connect(autocommit=False) as writer:
             # The cut-line has to pass p0 first.
             writer.execute("UPDATE events SET n = n + 1 WHERE at = 10")
             change_retention(mirror.settings, "events", "heap_retention", "100")
-            shedding.await_state(p0="hot", p1="sealing")
+            events.await_state(p0="hot", p1="sealing")
             mirror.database.execute("UPDATE events SET n = 5 WHERE at = 110", "UPDATE model SET n = 5 WHERE at = 110")
             change_retention(mirror.settings, "events", "heap_retention", "1000")
-            shedding.await_state(p0="hot", p1="hot")
+            events.await_state(p0="hot", p1="hot")
             writer.rollback()
         mirror.database.execute("UPDATE events SET n = 6 WHERE at = 120", "UPDATE model SET n = 6 WHERE at = 120")
         assert mirror.database.rows("SELECT count(*) FROM modak.mirror_captured") == [(0,)]
         mirror.await_frontier()
         mirror.assert_equal("public.events")
         change_retention(mirror.settings, "events", "heap_retention", "100")
-        shedding.await_state(p0="dropped", p1="dropped")
-        shedding.assert_exact()
+        events.await_state(p0="dropped", p1="dropped")
+        events.assert_exact()
 
 
-def test_a_partition_that_is_dropped_while_partitions_are_looked_at(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=3, rows=10, lag="1000")
+def test_a_partition_that_is_dropped_while_partitions_are_looked_at(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=3, rows=10, lag="1000")
+    mirror = events.mirror
     with mirror.database.connect() as connection:
         table = load_table(connection, TableId(mirror.database.rows("SELECT 'events'::regclass::oid::bigint")[0][0]))
         assert table is not None
         assert table.tier is not None
         attached = source.read_attached(connection, table.table_id)
         newest = source.newest_key(connection, table.tier, attached)
-        connection.execute(f"DROP TABLE p{shedding.partitions - 1}".encode())
+        connection.execute(f"DROP TABLE p{events.partitions - 1}".encode())
         found = source.newest_key(connection, table.tier, attached)
     assert newest is not None
     assert found is not None

@@ -9,14 +9,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ByteSize
 
 from mirror_pump.engine.row_hashes import HashSecret, _values, mixed, row_hashes
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER
-from mirror_pump.pipeline.retention import drop_proof as proving
+from mirror_pump.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.retention import at_once
+from tests.support.retention_table import at_once
 
 # What the lake holds as itself, as text, as a list, and beside its column.
 COLUMNS = {
@@ -82,12 +83,11 @@ def test_every_type_is_proven(database: Database, warehouse: str) -> None:
     assert proven == [(9,)]
 
 
-def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(
-    database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(database: Database, warehouse: str) -> None:
     """Its pin is short and renewed with every task: what a killed pump leaves behind delays drops for two minutes."""
-    monkeypatch.setattr(proving, "_TASK_BYTES", 8192)
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2))
+    # Half of no time has always passed; expired pins hold nothing up that is not looked at meanwhile.
+    limits = InternalLimits(proof_task_bytes=ByteSize(8192), proof_pin_seconds=0)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), limits=limits)
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (at int PRIMARY KEY, v text) PARTITION BY RANGE (at)")
         connection.execute("CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (0) TO (1000)")
@@ -104,8 +104,6 @@ def test_a_proof_keeps_s_for_as_long_as_it_takes_and_little_longer(
             "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON modak.read_pins"
             " FOR EACH ROW EXECUTE FUNCTION note()"
         )
-        # Half of no time has always passed; expired pins hold nothing up that is not looked at meanwhile.
-        monkeypatch.setattr(proving, "_PIN_SECONDS", 0.0)
         connection.execute("UPDATE modak.tables SET heap_retention_lag = 900")
         with mirror.pumping():
             await_true(

@@ -10,11 +10,13 @@ import pytest
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
 from mirror_pump.testing.mirror import Mirror, await_true
-from tests.support.retention import ServiceRetention, at_once
+from tests.support.events_table import RetentionTables
+from tests.support.retention_table import at_once
 
 
-def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=4, rows=10, lag="1000")
+def test_the_lag_may_change_and_be_taken_away(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=4, rows=10, lag="1000")
+    mirror = events.mirror
     mirror.catch_up()
     assert {choice.key: choice.shown for choice in show_retention(mirror.settings, "events")} == {
         "heap_retention": "1000",
@@ -25,13 +27,13 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
     }
     with mirror.pumping():
         change_retention(mirror.settings, "events", "heap_retention", "200")
-        shedding.await_state(p0="dropped", p1="hot")
+        events.await_state(p0="dropped", p1="hot")
         change_retention(mirror.settings, "events", "heap_retention", None)
         outlook = look(mirror.settings, ["events"])[0]
         assert outlook.partitions[0].outlook == "stays: heap_retention is not set"
         assert mirror.database.rows("SELECT heap_retention_lag IS NOT NULL FROM modak.tables") == [(True,)]
         change_retention(mirror.settings, "events", "heap_retention", "100")
-        shedding.await_state(p1="dropped")
+        events.await_state(p1="dropped")
         with pytest.raises(UsageError, match="whole number"):
             change_retention(mirror.settings, "events", "heap_retention", "1 day")
 
@@ -45,7 +47,7 @@ def test_the_lag_may_change_and_be_taken_away(mirror: Mirror) -> None:
         ("CREATE TABLE t (id text PRIMARY KEY) PARTITION BY RANGE (id)", "neither an integer nor a time"),
     ],
 )
-def test_tables_that_cannot_shed_partitions_are_refused(mirror: Mirror, made: LiteralString, message: str) -> None:
+def test_tables_that_cannot_have_heap_retention_are_refused(mirror: Mirror, made: LiteralString, message: str) -> None:
     mirror.database.execute(made)
     with pytest.raises(TableError, match=message):
         mirror.register("t", retention=at_once("5"))
@@ -66,10 +68,11 @@ def test_partitions_of_partitions_and_filled_defaults_are_refused(mirror: Mirror
         mirror.register("t", retention=at_once("5 days"))
 
 
-def test_leaving_the_mirror_says_what_becomes_of_old_rows(mirror: Mirror) -> None:
-    shedding = ServiceRetention.create(mirror, partitions=3, rows=10)
+def test_leaving_the_mirror_says_what_becomes_of_old_rows(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=3, rows=10)
+    mirror = events.mirror
     with mirror.pumping():
-        shedding.await_state(p0="dropped")
+        events.await_state(p0="dropped")
     with pytest.raises(TableError, match="only copy"):
         mirror.unregister("events")
     mirror.unregister("events", keep_lake=True)
@@ -82,7 +85,7 @@ def test_leaving_the_mirror_says_what_becomes_of_old_rows(mirror: Mirror) -> Non
         mirror.register("events")
 
 
-def test_timestamps_and_dates_shed_too(mirror: Mirror) -> None:
+def test_retention_by_timestamps_and_dates(mirror: Mirror) -> None:
     mirror.database.execute(
         "CREATE TABLE t (id int, at timestamptz, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
         "CREATE TABLE d (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",

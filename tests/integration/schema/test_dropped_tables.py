@@ -14,7 +14,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import Run
-from tests.support.retention import ServiceRetention
+from tests.support.events_table import RetentionTables
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_without_event_triggers_a_drop_is_found_as_well(mirror: Mirror) -> None:
         assert pump.steps.count(Step.TABLE_FAILED) == 0
 
 
-def test_a_table_of_a_dropped_ones_name_is_registered(
+def test_a_table_with_the_name_of_a_dropped_table_is_registered(
     mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the pump has seen the drop (a), or not (b), or the table was never copied whole (p)."""
@@ -156,16 +156,16 @@ def test_a_table_of_a_dropped_ones_name_is_registered(
     mirror.assert_sound()
 
 
-def test_rows_that_were_shed_before_the_drop_stay_readable(
-    database: Database, warehouse: str, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_rows_only_in_the_lake_stay_readable_after_the_drop(
+    retention_tables: RetentionTables, database: Database, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a correction that no pump has folded; and registering over them takes a decision."""
     threads = ThreadTaskRunner()
-    mirror = Mirror.create(database, warehouse, threads, fold_age=3600, fold_rows=1_000_000)
+    events = retention_tables.automatic(partitions=3, rows=10, runner=threads, fold_age=3600, fold_rows=1_000_000)
+    mirror = events.mirror
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
-    shedding = ServiceRetention.create(mirror, partitions=3, rows=10)
     with mirror.pumping():
-        shedding.await_state(p0="dropped")
+        events.await_state(p0="dropped")
         for table in ("events", "model"):
             database.execute(
                 f"INSERT INTO {table} VALUES (5, 77, 7, 'late'), (6, 78, 8, NULL)",

@@ -141,7 +141,7 @@ def test_what_a_pump_was_about_to_write_goes_too(mirror: Mirror) -> None:
     mirror.assert_equal("public.b")
 
 
-def test_nothing_that_somebody_uses_is_removed(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_files_in_use_are_not_removed(mirror: Mirror, run: Run, tmp_path: Path) -> None:
     database, place = mirror.database, _place(mirror, "a")
     mirror.unregister("a")
     pointer = mirror.location("public.a")

@@ -18,7 +18,7 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_t
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.cli import Run
-from tests.support.retention import at_once
+from tests.support.retention_table import at_once
 
 pytestmark = pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
 
@@ -81,7 +81,7 @@ def test_stored_generated_columns_are_copied_and_streamed(database: Database, wa
     mirror.assert_sound()
 
 
-def test_one_may_be_excluded_and_stays_so(database: Database, warehouse: str) -> None:
+def test_a_generated_column_can_be_excluded_for_good(database: Database, warehouse: str) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, a int,"
         " h int GENERATED ALWAYS AS (id + 2) STORED)",
@@ -113,8 +113,8 @@ def _copied_more_often(pump: RunningPump, table: str, times: int) -> bool:
     return _copied_again(pump, table) > times
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["event triggers", "none"])
-def test_what_is_computed_anew_is_copied_again(database: Database, warehouse: str, told: bool) -> None:
+@pytest.mark.parametrize("event_triggers", [True, False], ids=["event triggers", "none"])
+def test_recomputed_columns_are_copied_again(database: Database, warehouse: str, event_triggers: bool) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, a int, g int GENERATED ALWAYS AS (a * 2) STORED)",
         "INSERT INTO t (id, a) SELECT i, i FROM generate_series(1, 50) i",
@@ -123,7 +123,7 @@ def test_what_is_computed_anew_is_copied_again(database: Database, warehouse: st
         "INSERT INTO p (id, a) SELECT i, i FROM generate_series(1, 50) i",
     )
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
-    if not told:
+    if not event_triggers:
         database.execute(
             "DROP EVENT TRIGGER mirror_pump_ddl",
             "DROP EVENT TRIGGER mirror_pump_drop",
@@ -183,7 +183,7 @@ def test_tables_from_before_the_publication_had_them_get_them_at_init(database: 
     mirror.assert_sound()
 
 
-def test_a_table_that_sheds_rows_keeps_the_publication_as_it_is(database: Database, warehouse: str) -> None:
+def test_a_table_with_heap_retention_keeps_the_publication_as_it_is(database: Database, warehouse: str) -> None:
     database.execute(
         "CREATE TABLE ev (at bigint, id int, g int GENERATED ALWAYS AS (id + 1) STORED, PRIMARY KEY (at, id))"
         " PARTITION BY RANGE (at)",

@@ -115,7 +115,7 @@ def test_a_table_that_was_not_published_for_a_while_is_copied_again(two: Mirror,
     ],
     ids=["taken out", "row filter", "column list"],
 )
-def test_a_table_that_is_not_published_whole_waits_at_its_last_f(two: Mirror, change: str) -> None:
+def test_a_table_that_is_not_published_whole_waits_at_its_last_frontier(two: Mirror, change: str) -> None:
     before, heap = two.database.lsn(), two.heap("t")
     with two.pumping() as pump:
         _alter(two, change)

@@ -14,7 +14,7 @@ from mirror_pump.source.relations.change_notes import note_changes
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.copied_tables import PARTITIONED, TABLES
+from tests.support.changed_tables import PARTITIONED, TABLES
 
 _UNTOLD = (
     "ALTER TABLE t RENAME COLUMN v TO w",
@@ -106,8 +106,8 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
         await_true(lambda: steps.count(Step.TABLE_FILLING) == 1, 20, "other, for its default")
         mirror.await_live("public.other")
         database.execute("VACUUM FULL other", "ALTER TABLE t ADD COLUMN y int")
-        told = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
-        await_true(lambda: database.rows(told) == [(2,)], 20, "looked at")
+        described = "SELECT count(*) FROM modak.mirror_shapes s WHERE s.shape = modak.mirror_shape(s.table_id::oid)"
+        await_true(lambda: database.rows(described) == [(2,)], 20, "looked at")
         database.execute("INSERT INTO t (id, y) VALUES (1000, 1)", "UPDATE other SET v = 'u'")
         mirror.await_frontier()
         assert steps.count(Step.TABLE_COPIED_AGAIN) == 2, steps.details(Step.TABLE_COPIED_AGAIN, "reason")
@@ -118,7 +118,7 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
 @pytest.mark.parametrize(
     ("part", "untold"), [("p1", "SET event_triggers = off"), ("s", "DROP EVENT TRIGGER mirror_pump_ddl")]
 )
-def test_a_partition_that_was_detached_for_a_moment_untold_is_known_by_what_that_leaves(
+def test_an_unannounced_detach_and_attach_is_found_by_its_traces(
     database: Database, warehouse: str, part: str, untold: str
 ) -> None:
     database.execute(
@@ -194,9 +194,7 @@ def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse
     assert database.rows(triggers) == []
 
 
-def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
-    database: Database, warehouse: str
-) -> None:
+def test_an_unannounced_truncate_of_a_partition_has_the_table_copied_again(database: Database, warehouse: str) -> None:
     """Its trigger is gone for a moment, untold: then its file is compared."""
     database.execute(*PARTITIONED)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
@@ -217,7 +215,7 @@ def test_a_partition_that_was_truncated_while_nobody_watched_is_copied_again(
     mirror.assert_sound()
 
 
-def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database, warehouse: str) -> None:
+def test_a_role_that_may_not_create_event_triggers_gets_a_warning(database: Database, warehouse: str) -> None:
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:
         connection.execute(f"CREATE ROLE \"{role}\" LOGIN REPLICATION PASSWORD 'x'".encode())
@@ -234,7 +232,7 @@ def test_a_role_that_may_not_create_event_triggers_is_told_so(database: Database
             connection.execute(f'DROP ROLE "{role}"'.encode())
 
 
-def test_a_table_that_another_role_owns_now_is_set_aside_alone(database: Database, warehouse: str) -> None:
+def test_a_table_that_changes_its_owner_fails_alone(database: Database, warehouse: str) -> None:
     """Nor can the pump lock it then."""
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:

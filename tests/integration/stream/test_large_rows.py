@@ -9,9 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import ByteSize
 
 from benchmarks.sampling import Sampler, parent_of
 from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.stream import toast_completion as completing
 from mirror_pump.pipeline.stream.toast_lookup import Completed, complete_rows
@@ -23,9 +25,7 @@ from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 
-def test_a_row_beyond_the_limit_sets_its_table_aside(
-    database: Database, warehouse: str, tasks: ThreadTaskRunner
-) -> None:
+def test_a_row_beyond_the_limit_fails_its_table(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     database.execute(
         "CREATE TABLE a (id int PRIMARY KEY, v text, w bytea)",
         "CREATE TABLE b (id int PRIMARY KEY, v text)",
@@ -105,14 +105,14 @@ def test_one_update_that_concerns_every_large_value(
         sizes.append(sum(rows.nbytes for rows in completed.rows.values()))
         return completed
 
-    monkeypatch.setattr(completing, "PART_BYTES", 4_000_000)
     monkeypatch.setattr(completing, "complete_rows", complete)
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
         "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         "INSERT INTO t SELECT g, 0, repeat(g::text, 100000) FROM generate_series(100, 219) g",
     )
-    mirror = Mirror.create(database, warehouse, tasks)
+    limits = InternalLimits(completion_part_bytes=ByteSize(4_000_000))
+    mirror = Mirror.create(database, warehouse, tasks, limits=limits)
     with mirror.pumping():
         mirror.register("t")
         mirror.await_live("public.t")

@@ -72,7 +72,7 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
         )
         found = maintained.session.sql(f"SELECT id FROM lake.{table} WHERE u = '{value}'").collect()
         assert [row[0] for row in found] == [key], "a uuid of either half"
-    assert maintained.lake_table(table).metadata["properties"].items() >= properties.items()
+    assert maintained.lake_table(table).metadata.properties.items() >= properties.items()
     database.execute("UPDATE every_type SET t = t || '!' WHERE id % 3 = 0", "DELETE FROM every_type WHERE id % 7 = 0")
     mirror.catch_up()
     place = 9

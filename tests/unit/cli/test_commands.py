@@ -104,7 +104,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
         (["unset", "t", "no_such_key"], "no_such_key is not a key"),
     ],
 )
-def test_a_wrong_policy_is_refused_before_the_database_is_asked(arguments: list[str], message: str) -> None:
+def test_a_wrong_policy_is_refused_before_the_database_is_queried(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["policy", "--dsn", "host=127.0.0.1 port=1", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr

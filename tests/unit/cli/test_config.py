@@ -6,9 +6,11 @@ import pickle
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
 
 from mirror_pump.config import Settings, load_settings
 from mirror_pump.errors import UsageError
+from mirror_pump.limits import InternalLimits
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +126,50 @@ def test_missing_dsn_says_where_to_give_it() -> None:
     assert "MIRROR_PUMP_DSN" in caught.value.remedy
 
 
-def test_settings_travel_to_other_processes() -> None:
-    settings = load_settings({"dsn": "postgresql:///db", "storage_secret_key": "secret"})
+def test_settings_travel_to_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIRROR_PUMP_LIMITS__PROOF_TASK_BYTES", "8KiB")
+    settings = load_settings({"dsn": "postgresql:///db", "storage_secret_key": "secret", "storage_fsync": False})
     assert pickle.loads(pickle.dumps(settings)) == settings
+    monkeypatch.delenv("MIRROR_PUMP_LIMITS__PROOF_TASK_BYTES")
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
+
+
+def test_the_environment_has_only_the_settings_that_were_named() -> None:
+    settings = load_settings({"slot": "s", "storage_secret_key": "secret"})
+    named = settings.environment(settings.model_fields_set)
+    assert named == {"MIRROR_PUMP_SLOT": "s", "MIRROR_PUMP_STORAGE_SECRET_KEY": "secret"}
+
+
+def test_internal_limits_come_from_the_environment_and_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIRROR_PUMP_LIMITS__UNSEAL_AFTER", "0.5")
+    monkeypatch.setenv("MIRROR_PUMP_LIMITS__PROOF_TASK_BYTES", "8KiB")
+    expected = InternalLimits(unseal_after=0.5, proof_task_bytes=ByteSize(8192))
+    assert load_settings().limits == Settings().limits == expected
+    assert Settings(limits=InternalLimits(index_patience=1)).limits.index_patience == 1
+
+
+def test_internal_limits_are_no_keys_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mirror-pump.toml").write_text("[limits]\nunseal_after = 1")
+    with pytest.raises(UsageError, match="unknown key limits") as caught:
+        load_settings()
+    assert "limits" not in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("LIMITS__UNSEAL_AFTER", "hunter2", "MIRROR_PUMP_LIMITS__UNSEAL_AFTER: "),
+        ("LIMITS__NO_SUCH", "hunter2", "MIRROR_PUMP_LIMITS__NO_SUCH: "),
+        ("LIMITS", "hunter2", "MIRROR_PUMP_LIMITS is not valid JSON"),
+    ],
+)
+def test_wrong_internal_limits_are_reported_by_their_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(f"MIRROR_PUMP_{variable}", value)
+    with pytest.raises(UsageError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(message)
+    assert "hunter2" not in str(caught.value)

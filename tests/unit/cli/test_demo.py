@@ -21,7 +21,7 @@ def test_an_earlier_demo_is_cleared_away(tmp_path: Path) -> None:
     assert [entry.name for entry in directory.iterdir()] == [MARKER]
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(DemoFailed, match="--work-dir"):
         prepare_directory(tmp_path)

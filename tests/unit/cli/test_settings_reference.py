@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from mirror_pump import settings_reference
 from mirror_pump.cli.main import app
-from mirror_pump.config import Settings, Unit, load_settings
+from mirror_pump.config import USER_SETTINGS, Settings, load_settings
+from mirror_pump.limits import InternalLimits
+from mirror_pump.units import Unit
 
 _DOCUMENT = Path(__file__).parents[3] / "docs" / "settings.md"
 
@@ -54,10 +56,11 @@ def test_the_example_parses_as_it_is_and_with_everything_uncommented(tmp_path: P
     assert tomllib.loads(text) == {}
 
     keys = re.findall(r"^# ([a-z_]+) = ", text, re.MULTILINE)
-    assert sorted(keys) == sorted(Settings.model_fields)
+    assert sorted(keys) == sorted(USER_SETTINGS)
     (tmp_path / "mirror-pump.toml").write_text(re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE))
     settings = load_settings()
-    for name, field in Settings.model_fields.items():
+    for name in USER_SETTINGS:
+        field = Settings.model_fields[name]
         default = field.get_default(call_default_factory=True, validated_data={})
         if default not in (None, ""):
             assert getattr(settings, name) == default, name
@@ -65,7 +68,7 @@ def test_the_example_parses_as_it_is_and_with_everything_uncommented(tmp_path: P
             assert getattr(settings, name) == field.examples[0] if field.examples else False, name
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@pytest.mark.parametrize("name", USER_SETTINGS)
 def test_every_key_is_commented_with_value_default_and_meaning(name: str) -> None:
     above = settings_reference.example().partition(f"\n# {name} = ")[0].rpartition("\n\n")[2].splitlines()
     meaning, value = above
@@ -95,7 +98,8 @@ def test_help_of_an_option_stands_alone() -> None:
 
 
 def test_every_field_says_what_its_value_is() -> None:
-    for name, field in Settings.model_fields.items():
+    fields = [(name, Settings.model_fields[name]) for name in USER_SETTINGS]
+    for name, field in (*fields, *InternalLimits.model_fields.items()):
         assert [entry for entry in field.metadata if isinstance(entry, Unit)], name
 
 

@@ -50,8 +50,8 @@ def test_a_relation_of_pg_catalog_comes_without_its_schema() -> None:
 
 def test_truncate() -> None:
     assert m.parse_truncate(TRUNCATE) == m.Truncate((16_384, 4_000_000_000), cascade=True, restart_identity=True)
-    one = b"T" + struct.pack(">IBI", 1, 2, 7)
-    assert m.parse_truncate(one) == m.Truncate((7,), cascade=False, restart_identity=True)
+    message = b"T" + struct.pack(">IBI", 1, 2, 7)
+    assert m.parse_truncate(message) == m.Truncate((7,), cascade=False, restart_identity=True)
 
 
 def test_logical_message() -> None:

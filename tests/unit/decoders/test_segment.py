@@ -36,7 +36,7 @@ def decode(messages: list[bytes], *shapes: RelationShape) -> list[TableChanges]:
     return decode_segment(*segment(messages), {relation.relation_id: relation for relation in shapes or (shape(),)})
 
 
-def one(messages: list[bytes], *shapes: RelationShape) -> TableChanges:
+def decode_table(messages: list[bytes], *shapes: RelationShape) -> TableChanges:
     (result,) = decode(messages, *shapes)
     assert result.error is None
     return result
@@ -52,7 +52,7 @@ def test_nothing_and_only_other_messages() -> None:
 
 
 def test_last_image_wins_and_only_keys_from_before_delete() -> None:
-    result = one([
+    result = decode_table([
         BEGIN,
         insert(1, ["5", "a", None]),
         update(1, ["5", "b", ""]),
@@ -70,35 +70,37 @@ def test_last_image_wins_and_only_keys_from_before_delete() -> None:
 
 
 def test_a_table_that_is_copied_deletes_every_key() -> None:
-    result = one([insert(1, ["5", "a", "b"]), insert(1, ["6", "a", "b"])], shape(copying=True))
+    result = decode_table([insert(1, ["5", "a", "b"]), insert(1, ["6", "a", "b"])], shape(copying=True))
     assert rows(result.deleted_keys) == [(5,), (6,)]
 
 
 def test_delete_and_reinsert_keeps_the_delete() -> None:
-    result = one([delete(1, ["5", None, None]), insert(1, ["5", "a", "b"])])
+    result = decode_table([delete(1, ["5", None, None]), insert(1, ["5", "a", "b"])])
     assert rows(result.rows) == [(5, "a", "b")]
     assert rows(result.deleted_keys) == [(5,)]
 
 
 def test_a_changed_key_goes_and_comes() -> None:
-    result = one([update(1, ["6", "a", "b"], ["5", None, None]), update(1, ["7", "a", "b"], ["6", None, None])])
+    result = decode_table(
+        [update(1, ["6", "a", "b"], ["5", None, None]), update(1, ["7", "a", "b"], ["6", None, None])]
+    )
     assert rows(result.rows) == [(7, "a", "b")]
     assert rows(result.deleted_keys) == [(5,)]
 
 
 def test_an_old_key_that_did_not_change_is_no_key_change() -> None:
-    result = one([update(1, ["5", "a", "b"], ["5", None, None])])
+    result = decode_table([update(1, ["5", "a", "b"], ["5", None, None])])
     assert rows(result.rows) == [(5, "a", "b")]
     assert rows(result.deleted_keys) == [(5,)]
 
 
 def test_unchanged_value_from_the_full_old_row() -> None:
-    result = one([update(1, ["5", "new", UNCHANGED], ["5", "old", BIG], full=True)])
+    result = decode_table([update(1, ["5", "new", UNCHANGED], ["5", "old", BIG], full=True)])
     assert rows(result.rows) == [(5, "new", BIG)]
 
 
 def test_unchanged_value_is_not_taken_from_an_old_key() -> None:
-    result = one([update(1, ["6", "new", UNCHANGED], ["5", None, None])])
+    result = decode_table([update(1, ["6", "new", UNCHANGED], ["5", None, None])])
     assert result.incomplete is not None
     assert rows(result.rows) == []
     assert rows(result.incomplete.rows) == [(6, "new", None)]
@@ -108,13 +110,13 @@ def test_unchanged_value_is_not_taken_from_an_old_key() -> None:
 
 def test_unchanged_value_of_the_key_itself() -> None:
     text_key = shape(1, "string", "string")
-    result = one([update(1, [UNCHANGED, "new"], [BIG, None]), delete(1, [BIG + "!", None])], text_key)
+    result = decode_table([update(1, [UNCHANGED, "new"], [BIG, None]), delete(1, [BIG + "!", None])], text_key)
     assert rows(result.rows) == [(BIG, "new")]
     assert rows(result.deleted_keys) == [(BIG,), (BIG + "!",)]
 
 
 def test_unchanged_value_through_a_key_change_while_its_old_key_is_reused() -> None:
-    result = one([
+    result = decode_table([
         update(1, ["5", "a", BIG]),
         update(1, ["6", "b", UNCHANGED], ["5", None, None]),
         insert(1, ["5", "c", "other"]),
@@ -131,13 +133,13 @@ def test_unchanged_value_through_a_key_change_while_its_old_key_is_reused() -> N
 
 def test_a_hot_row_updated_many_times() -> None:
     count = 3000
-    result = one([update(1, ["5", str(turn), UNCHANGED if turn else BIG]) for turn in range(count)])
+    result = decode_table([update(1, ["5", str(turn), UNCHANGED if turn else BIG]) for turn in range(count)])
     assert rows(result.rows) == [(5, str(count - 1), BIG)]
 
 
 def test_integer_keys_too_far_apart_to_pack() -> None:
     low, high = str(-(2**63)), str(2**63 - 1)
-    result = one([insert(1, [high, "a", None]), update(1, [low, "b", None]), update(1, [low, "c", None])])
+    result = decode_table([insert(1, [high, "a", None]), update(1, [low, "b", None]), update(1, [low, "c", None])])
     assert rows(result.rows) == [(2**63 - 1, "a", None), (-(2**63), "c", None)]
     assert rows(result.deleted_keys) == [(-(2**63),)]
 
@@ -145,7 +147,7 @@ def test_integer_keys_too_far_apart_to_pack() -> None:
 def test_wide_composite_integer_keys() -> None:
     low, high = str(-(2**63)), str(2**63 - 1)
     keys = [(a, b) for a in (low, "0", high) for b in (low, "0", high)]
-    result = one(
+    result = decode_table(
         [insert(1, [a, b, "x"]) for a, b in keys] + [update(1, [a, b, "y"]) for a, b in keys],
         shape(1, "long", "long", "string", key=(0, 1)),
     )
@@ -155,22 +157,22 @@ def test_wide_composite_integer_keys() -> None:
 
 def test_composite_text_keys_that_join_to_the_same_text() -> None:
     keys = [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("a\x1f", "b"), ("a", "\x1fb")]
-    result = one([insert(1, [a, b, "x"]) for a, b in keys], shape(1, "string", "string", "string", key=(0, 1)))
+    result = decode_table([insert(1, [a, b, "x"]) for a, b in keys], shape(1, "string", "string", "string", key=(0, 1)))
     assert rows(result.rows) == [(a, b, "x") for a, b in keys]
 
 
 def test_key_columns_need_not_come_first() -> None:
-    result = one([delete(1, [None, "k", None])], shape(1, "long", "string", "string", key=(1,)))
+    result = decode_table([delete(1, [None, "k", None])], shape(1, "long", "string", "string", key=(1,)))
     assert result.deleted_keys.schema == pa.schema([("note", pa.string())])
     assert rows(result.deleted_keys) == [("k",)]
 
 
 def test_typed_keys_in_deletes() -> None:
-    result = one([delete(1, ["12.50", None])], shape(1, "decimal(6,2)", "string"))
+    result = decode_table([delete(1, ["12.50", None])], shape(1, "decimal(6,2)", "string"))
     assert rows(result.deleted_keys) == [(Decimal("12.50"),)]
 
 
-def test_relations_apart_and_the_good_one_beside_the_bad() -> None:
+def test_good_and_bad_relations_are_described_separately() -> None:
     bad, good, other = decode(
         [
             insert(3, ["1", "a", "b"]),
@@ -219,7 +221,7 @@ def test_malformed_messages_are_errors_of_their_relation(message: bytes, text: s
     assert result.rows.column_names == ["id", "note", "doc"]
 
 
-def test_values_that_cannot_be_held_come_beside_the_rows() -> None:
+def test_values_that_cannot_be_held_come_as_raw_text() -> None:
     changes = [insert(1, ["1", "NaN"]), insert(1, ["2", "1.00"]), insert(1, ["3", None]), update(1, ["4", UNCHANGED])]
     (result,) = decode(changes, shape(1, "long", "decimal(6,2)"))
     assert result.error is None
@@ -238,7 +240,7 @@ def test_a_key_that_cannot_be_held_is_an_error_with_a_remedy() -> None:
 
 
 def test_a_value_that_did_not_survive_is_not_even_parsed() -> None:
-    result = one([insert(1, ["1", "NaN"]), update(1, ["1", "1.00"])], shape(1, "long", "decimal(6,2)"))
+    result = decode_table([insert(1, ["1", "NaN"]), update(1, ["1", "1.00"])], shape(1, "long", "decimal(6,2)"))
     assert rows(result.rows) == [(1, Decimal("1.00"))]
 
 
@@ -247,7 +249,7 @@ def test_null_where_the_lake_requires_a_value() -> None:
     (result,) = decode([insert(1, ["1", None])], strict)
     assert result.error is not None
     assert result.error.startswith("column note")
-    assert one([update(1, ["1", UNCHANGED])], strict).incomplete is not None
+    assert decode_table([update(1, ["1", UNCHANGED])], strict).incomplete is not None
 
 
 def test_lengths_that_do_not_fit_the_data() -> None:
@@ -263,17 +265,16 @@ def test_messages_without_header() -> None:
 
 
 def test_results_and_shapes_travel_between_processes() -> None:
-    result = one([update(1, ["6", "new", UNCHANGED])])
+    result = decode_table([update(1, ["6", "new", UNCHANGED])])
     assert pickle.loads(pickle.dumps(result)) == result
     assert pickle.loads(pickle.dumps(shape())) == shape()
 
 
 def test_text_beyond_the_first_view_buffer_and_the_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     # The real limits are 1 GiB and 512 MiB: the same code with small ones.
-    monkeypatch.setattr(tuples, "_MAX_STRING_BYTES", 100)
     real = tuples.RawBuffer
-    monkeypatch.setattr(segment_module, "RawBuffer", lambda data: real(data, block_bits=8))
+    monkeypatch.setattr(segment_module, "RawBuffer", lambda data: real(data, block_bits=8, string_bytes=100))
     expected = [(key, f"{key}:" + "x" * (key % 40), None if key % 3 else "ä" * key) for key in range(60)]
-    result = one([insert(1, [str(key), note, doc]) for key, note, doc in expected])
+    result = decode_table([insert(1, [str(key), note, doc]) for key, note, doc in expected])
     assert result.rows["note"].num_chunks > 3
     assert rows(result.rows) == expected

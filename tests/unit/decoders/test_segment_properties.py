@@ -246,7 +246,7 @@ def check(table: Table, result: TableChanges | None, stream: Stream, low: int, h
     assert lake == after
 
     image = what_a_slice_says(table, changes)
-    lacking = {key: told for key, told in image.items() if UNCHANGED in told[1]}
+    lacking = {key: row for key, row in image.items() if UNCHANGED in row[1]}
     assert {table.key_of(row) for row in rows} == image.keys() - lacking.keys()
     found = {}
     if result.incomplete is not None:

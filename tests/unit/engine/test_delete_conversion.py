@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine import delete_conversion as resolving
-from mirror_pump.engine.delete_conversion import ConversionTask, OrderedFile, convert_deletes
+from mirror_pump.engine.delete_conversion import KEYS_AT_ONCE, ConversionTask, OrderedFile, convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import write_equality_deletes
 from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes
@@ -50,7 +49,11 @@ def deletes(location: str, ids: list[int]) -> str:
 
 
 def run(
-    location: str, data: list[tuple[str, int]], removed: list[tuple[str, int]], positions: tuple[str, ...] = ()
+    location: str,
+    data: list[tuple[str, int]],
+    removed: list[tuple[str, int]],
+    positions: tuple[str, ...] = (),
+    at_once: int = KEYS_AT_ONCE,
 ) -> tuple[dict[str, list[int]], int]:
     result = convert_deletes(
         ConversionTask(
@@ -60,6 +63,7 @@ def run(
             SCHEMA,
             location,
             STORAGE,
+            at_once,
         )
     )
     if result.file is None:
@@ -70,22 +74,19 @@ def run(
     return {path: rows.tolist() for path, rows in found.items()}, result.rows_read
 
 
-@pytest.mark.parametrize("at_once", [resolving.KEYS_AT_ONCE, 1])
-def test_positions_count_from_the_beginning_of_the_file(
-    location: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resolving, "KEYS_AT_ONCE", at_once)
+@pytest.mark.parametrize("at_once", [KEYS_AT_ONCE, 1])
+def test_positions_count_from_the_beginning_of_the_file(location: str, at_once: int) -> None:
     sorted_file = foreign_file(location, "sorted", "id", pa.array(range(100), pa.int64()))
     shuffled = foreign_file(location, "shuffled", "former_name", pa.array([7, 99, 3] * 11, pa.int32()))
     first, second = deletes(location, [3, 55, 56]), deletes(location, [99, 3, 12345])
-    found, rows_read = run(location, [(sorted_file, 4), (shuffled, 5)], [(first, 5), (second, 6)])
+    found, rows_read = run(location, [(sorted_file, 4), (shuffled, 5)], [(first, 5), (second, 6)], at_once=at_once)
     assert found == {
         sorted_file: [3, 55, 56, 99],
         shuffled: [place for place in range(33) if place % 3],
     }
     if at_once > 1:
         assert rows_read == 3 * 10 + 33, "row groups of the sorted file without a key are not read"
-    found, _ = run(location, [(sorted_file, 5), (shuffled, 6)], [(first, 5), (second, 6)])
+    found, _ = run(location, [(sorted_file, 5), (shuffled, 6)], [(first, 5), (second, 6)], at_once=at_once)
     assert found == {sorted_file: [3, 99]}, "deletes reach lower numbers only"
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine import deleted_keys as module
-from mirror_pump.engine.deleted_keys import deleted_keys
+from mirror_pump.engine.deleted_keys import SPAN_LIMIT, deleted_keys
 
 _TEXT = st.one_of(
     st.sampled_from(["", "a", "b", "ab", "A", "ü", "\x00", "12345678", "123456789", "x" * 8, "x" * 9]),
@@ -54,30 +53,28 @@ def _table(kinds: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
     return pa.table(arrays, names=[str(index) for index in range(len(kinds))])
 
 
-@pytest.mark.parametrize("span_limit", [module._SPAN_LIMIT, 3])
+@pytest.mark.parametrize("span_limit", [SPAN_LIMIT, 3])
 @settings(max_examples=400)
 @given(case=cases())
 def test_rows_are_found_by_their_whole_key(
     span_limit: int, case: tuple[list[str], list[tuple[list[tuple[Any, ...]], int]], list[tuple[Any, ...]]]
 ) -> None:
     kinds, deletes, rows = case
-    with pytest.MonkeyPatch.context() as patch:
-        # So low a limit makes every composite key be numbered anew in between, which else takes 2^62 combinations.
-        patch.setattr(module, "_SPAN_LIMIT", span_limit)
-        newest: dict[tuple[Any, ...], int] = {}
-        for keys, number in deletes:
-            for key in _table(kinds, keys).to_pylist():
-                identity = tuple(key.values())
-                newest[identity] = max(number, newest.get(identity, 0))
-        searched = _table(kinds, rows)
-        expected = [
-            (place, newest[identity])
-            for place, identity in enumerate(tuple(row.values()) for row in searched.to_pylist())
-            if identity in newest
-        ]
-        searching = deleted_keys([(_table(kinds, part), number) for part, number in deletes])
-        found, numbers = searching.find([pa.concat_arrays(column.chunks) for column in searched.columns])
-        assert list(zip(found.tolist(), numbers.tolist(), strict=True)) == expected
+    # So low a limit makes every composite key be numbered anew in between, which else takes 2^62 combinations.
+    newest: dict[tuple[Any, ...], int] = {}
+    for keys, number in deletes:
+        for key in _table(kinds, keys).to_pylist():
+            identity = tuple(key.values())
+            newest[identity] = max(number, newest.get(identity, 0))
+    searched = _table(kinds, rows)
+    expected = [
+        (place, newest[identity])
+        for place, identity in enumerate(tuple(row.values()) for row in searched.to_pylist())
+        if identity in newest
+    ]
+    searching = deleted_keys([(_table(kinds, part), number) for part, number in deletes], span_limit)
+    found, numbers = searching.find([pa.concat_arrays(column.chunks) for column in searched.columns])
+    assert list(zip(found.tolist(), numbers.tolist(), strict=True)) == expected
 
 
 def test_row_groups_are_skipped_by_the_first_column() -> None:

@@ -9,11 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine import row_batches
 from mirror_pump.engine.delete_conversion import OrderedFile
 from mirror_pump.engine.file_merge import MergeTask, merge_files
 from mirror_pump.engine.row_batches import read_batches
-from mirror_pump.lake.format import data_files as files
 from mirror_pump.lake.format.data_files import DataFileWriter, write_data_file
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
@@ -36,11 +34,9 @@ def rows(first: int, count: int, size: int) -> pa.Table:
 
 
 @pytest.fixture
-def large_rows(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """400 rows of 20 kB in row groups of 1 MiB, that are read by 256 kiB."""
-    monkeypatch.setattr(files, "_ROW_GROUP_BYTES", GROUP)
-    monkeypatch.setattr(row_batches, "_BATCH_BYTES", BATCH)
-    with DataFileWriter(SCHEMA, f"{warehouse}/t", STORAGE) as writer:
+def large_rows(warehouse: str) -> str:
+    """400 rows of 20 kB in row groups of 1 MiB."""
+    with DataFileWriter(SCHEMA, f"{warehouse}/t", STORAGE, row_group_bytes=GROUP) as writer:
         for first in range(0, 400, 10):
             writer.write(rows(first, 10, 20_000))
     assert len(writer.written.split_offsets) > 5
@@ -58,7 +54,8 @@ def test_a_merge_holds_some_large_rows_at_a_time(
         write(writer, table)
 
     monkeypatch.setattr(DataFileWriter, "write", watched)
-    merged = merge_files(MergeTask((OrderedFile(large_rows, 1),), (), SCHEMA, f"{warehouse}/t", STORAGE))
+    task = MergeTask((OrderedFile(large_rows, 1),), (), SCHEMA, f"{warehouse}/t", STORAGE, batch_bytes=BATCH)
+    merged = merge_files(task)
     assert merged.file is not None
     assert merged.file.record_count == 400
     assert max(sizes) < 2 * BATCH
@@ -68,10 +65,10 @@ def test_every_row_is_read_once_and_in_order(large_rows: str, warehouse: str) ->
     small = write_data_file(rows(0, 5000, 10), SCHEMA, f"{warehouse}/t", STORAGE).path
     empty = write_data_file(rows(0, 0, 1), SCHEMA, f"{warehouse}/t", STORAGE).path
     for path, most, expected in ((large_rows, 1000, 400), (small, 1000, 5000), (empty, 1000, 0), (large_rows, 1, 400)):
-        found = list(read_batches(_open(path), most))
+        found = list(read_batches(_open(path), most, BATCH))
         assert [value for batch in found for value in batch.column(0).to_pylist()] == list(range(expected))
         assert all(batch.num_rows <= most for batch in found)
-    assert len(list(read_batches(_open(small), 1000))) == 5, "small rows are not read in smaller pieces"
+    assert len(list(read_batches(_open(small), 1000, BATCH))) == 5, "small rows are not read in smaller pieces"
 
 
 def _open(path: str) -> pq.ParquetFile:

@@ -39,7 +39,7 @@ def test_a_file_that_alone_is_missing_is_its_tables_trouble(tmp_path: Path) -> N
     require_any(tmp_path.as_uri(), (gone, other), _STORAGE)
 
 
-def test_a_file_that_is_there_again_sets_nothing_aside(tmp_path: Path) -> None:
+def test_a_file_that_is_there_again_fails_no_table(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="for a moment"):
         require(stored(1, tmp_path), stored(2, tmp_path))
 

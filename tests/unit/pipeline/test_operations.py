@@ -27,7 +27,7 @@ from mirror_pump.pipeline.operations.operation import Operation, Recording, Tabl
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.requests import TableDelta
+from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
@@ -67,7 +67,7 @@ EACH: dict[type[Operation], Operation] = {
 
 def plan(registration: Registration, *operations: Operation) -> TablePlan:
     table = replace(TABLE, tier=registration.tier)
-    return planned(TableDelta(table, cast("tuple[TableOperation, ...]", operations)), registration)
+    return planned(TableRequest(table, cast("tuple[TableOperation, ...]", operations)), registration)
 
 
 def recorded(operation: Operation, registration: Registration, archive: StagedArchive | None = None) -> RecordingCursor:
@@ -106,21 +106,21 @@ def test_a_pair_comes_together_if_and_only_if_the_table_says_so(
 ) -> None:
     operations = cast("tuple[TableOperation, ...]", (EACH[second], EACH[first]))
     if frozenset({first, second}) in COMBINATIONS:
-        assert TableDelta(TABLE, operations).operations == (EACH[first], EACH[second])
+        assert TableRequest(TABLE, operations).operations == (EACH[first], EACH[second])
     else:
         with pytest.raises(ValueError, match="may not come to one table"):
-            TableDelta(TABLE, operations)
+            TableRequest(TABLE, operations)
 
 
 @pytest.mark.parametrize("kind", ORDER, ids=lambda kind: kind.__name__)
 def test_no_operation_comes_twice(kind: type[Operation]) -> None:
     with pytest.raises(ValueError, match="may not come to one table"):
-        TableDelta(TABLE, cast("tuple[TableOperation, ...]", (EACH[kind], EACH[kind])))
+        TableRequest(TABLE, cast("tuple[TableOperation, ...]", (EACH[kind], EACH[kind])))
 
 
 def test_nothing_else_is_an_operation() -> None:
     with pytest.raises(ValueError, match="no operation"):
-        TableDelta(TABLE, cast("Any", (Operation(),)))
+        TableRequest(TABLE, cast("Any", (Operation(),)))
 
 
 def test_every_operation_names_the_files_that_were_written_for_it() -> None:
@@ -137,19 +137,19 @@ def test_every_operation_names_the_files_that_were_written_for_it() -> None:
 
 
 def test_what_was_read_before_a_truncate_is_left_out_with_it() -> None:
-    delta = TableDelta(TABLE, (AddChunks((CHUNK,)), Truncate()))
-    assert fitted(delta, COPYING) == (TableDelta(TABLE, (Truncate(),)), [])
-    assert fitted(TableDelta(TABLE, (AddChunks((CHUNK,)),)), COPYING)[0].operations == (AddChunks((CHUNK,)),)
+    table_request = TableRequest(TABLE, (AddChunks((CHUNK,)), Truncate()))
+    assert fitted(table_request, COPYING) == (TableRequest(TABLE, (Truncate(),)), [])
+    assert fitted(TableRequest(TABLE, (AddChunks((CHUNK,)),)), COPYING)[0].operations == (AddChunks((CHUNK,)),)
 
 
 @pytest.mark.parametrize("operation", [RewriteFiles(REWRITE), FOLD], ids=lambda operation: type(operation).__name__)
-def test_whoever_waits_for_an_operation_is_told_that_it_is_left_out(operation: TableOperation) -> None:
-    assert fitted(TableDelta(TABLE, (operation,)), COPYING) == (TableDelta(TABLE), [TABLE.table_id])
+def test_a_caller_that_waits_for_an_operation_learns_that_it_is_left_out(operation: TableOperation) -> None:
+    assert fitted(TableRequest(TABLE, (operation,)), COPYING) == (TableRequest(TABLE), [TABLE.table_id])
 
 
 def test_a_stale_restart_is_left_out_silently() -> None:
     began_again = replace(COPYING, generation=TABLE.generation + 1)
-    assert fitted(TableDelta(TABLE, (RestartCopy(),)), began_again) == (TableDelta(TABLE), [])
+    assert fitted(TableRequest(TABLE, (RestartCopy(),)), began_again) == (TableRequest(TABLE), [])
 
 
 # The stream, TRUNCATE and copies
@@ -196,7 +196,7 @@ def test_rows_below_the_cut_line_stay(operation: Operation) -> None:
 
 
 def test_chunks_take_their_place_at_the_start_snapshot() -> None:
-    operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, file=None, sidecars=frozenset())))
+    operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, file=None, raw_text_columns=frozenset())))
     staged = plan(COPYING, operation)
     assert CHUNK.file is not None
     assert staged.backdated == (BackdatedFile(CHUNK.file, COPYING.data_sequence_number),)
@@ -331,13 +331,13 @@ def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, ("a reader has pinned it",)])
-def test_what_stands_in_the_cut_lines_way_is_said(answer: tuple[Any, ...] | None) -> None:
+def test_the_reason_why_the_cutline_does_not_move_is_returned(answer: tuple[Any, ...] | None) -> None:
     recording = Recording(TABLE, DIVIDED, TableState.LIVE, "mirror", Lsn(1000), 30, None)
     with pytest.raises(AdvanceRefused, match=r"pinned|not registered"):
         AdvanceCutline("p0", 200).lock(RecordingCursor(answer).as_cursor, recording)
 
 
-def test_a_fold_is_a_segment_and_makes_the_archive_branch_anew() -> None:
+def test_a_fold_is_a_segment_and_rebuilds_the_archive_branch() -> None:
     staged = plan(DIVIDED, FOLD)
     assert staged.segments == (FOLD.segment,)
     assert staged.archive_due
@@ -356,7 +356,7 @@ def test_a_fold_waits_for_readers_and_for_its_cut_line() -> None:
     assert FOLD.reports_refusal
 
 
-def test_the_archive_branch_is_made_anew_without_a_snapshot_of_main() -> None:
+def test_the_archive_branch_is_rebuilt_without_a_snapshot_of_main() -> None:
     staged = plan(DIVIDED, RefreshArchive())
     assert (staged.archive_due, staged.cut, staged.writes_snapshot) == (True, None, False)
 

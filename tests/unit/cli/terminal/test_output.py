@@ -109,7 +109,7 @@ def test_human_log_lines_have_no_colours_off_a_terminal(capsys: pytest.CaptureFi
         ("public.big.v is in the way", "public.big: public.big.v is in the way"),
     ],
 )
-def test_a_name_is_said_once(text: str, expected: str) -> None:
+def test_a_name_is_printed_once(text: str, expected: str) -> None:
     assert about("public.big", text) == expected
     assert about("public.big", about("public.big", text)) == expected
 

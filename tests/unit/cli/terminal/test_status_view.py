@@ -119,9 +119,9 @@ def test_internals_go_first_where_there_is_no_room(width: int, shown: set[str], 
     columns = {column.strip() for column in heading.split("  ") if column.strip()}
     assert shown <= columns
     assert not hidden & columns
-    told = " ".join(lines).partition("not enough room for:")[2]
-    assert all(column in told for column in hidden)
-    assert bool(told) == bool(hidden)
+    left_out = " ".join(lines).partition("not enough room for:")[2]
+    assert all(column in left_out for column in hidden)
+    assert bool(left_out) == bool(hidden)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -24,8 +24,8 @@ def test_the_same_refusal_is_a_warning_once_an_hour(
     now += REPEAT_INTERVAL + 1
     log(Step.RETENTION_REFUSED, table="public.t", partition="p0", reason="pin 99 of a reader lasts")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    told = [(line["table"], line["reason"], line.get("times_since_last_told")) for line in lines]
-    assert told == [
+    reported = [(line["table"], line["reason"], line.get("times_since_last_told")) for line in lines]
+    assert reported == [
         ("public.t", "pin 0 of a reader lasts", None),
         ("public.t", "another one", None),
         ("public.u", "pin 1 of a reader lasts", None),

@@ -11,8 +11,8 @@ import pytest
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file, write_equality_deletes
-from mirror_pump.lake.format.metadata import HistoryRetention
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention
 from mirror_pump.lake.storage import StorageOptions
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
@@ -39,16 +39,16 @@ def commit(table: LakeTable, number: int, rewrite_since: int | None = None) -> L
 def test_no_snapshot_since_its_beginning_is_thinned_while_a_rewrite_runs(table: LakeTable) -> None:
     for number in range(1, 10):
         table = commit(table, number)
-    assert len(table.metadata["snapshots"]) == 5
+    assert len(table.metadata.snapshots) == 5
     begun = table.sequence_number
     for number in range(10, 40):
         table = commit(table, number, rewrite_since=begun)
-    numbers = [snapshot["sequence-number"] for snapshot in table.metadata["snapshots"]]
+    numbers = [snapshot.sequence_number for snapshot in table.metadata.snapshots]
     assert numbers == list(range(begun, table.sequence_number + 1))
-    parents = [snapshot.get("parent-snapshot-id") for snapshot in table.metadata["snapshots"]]
-    assert parents[1:] == [snapshot["snapshot-id"] for snapshot in table.metadata["snapshots"][:-1]], "no gap"
+    parents = [snapshot.parent_id for snapshot in table.metadata.snapshots]
+    assert parents[1:] == [snapshot.snapshot_id for snapshot in table.metadata.snapshots[:-1]], "no gap"
     table = commit(table, 40)
-    assert len(table.metadata["snapshots"]) == 5
+    assert len(table.metadata.snapshots) == 5
 
 
 def test_manifests_from_before_a_rewrite_are_not_merged_while_it_runs(table: LakeTable) -> None:

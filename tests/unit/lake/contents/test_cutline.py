@@ -32,7 +32,7 @@ _NOON_US = (20_455 * 24 + 12) * 3_600_000_000 + 1
         (Kind.DATE, [datetime.date.min, datetime.date.max], 2**63 - 1, [True, True]),
     ],
 )
-def test_values_below_t(kind: Kind, values: list[object], cut: int, below: list[bool]) -> None:
+def test_values_below_the_cutline(kind: Kind, values: list[object], cut: int, below: list[bool]) -> None:
     line = CutLine("at", 1, ColumnType(kind), cut)
     column = pa.chunked_array([pa.array(values, line.type.arrow)])
     assert line.below(column).to_pylist() == below

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.lake.format import data_files as files
 from mirror_pump.lake.format.data_files import (
     DataFileWriter,
     FileContent,
@@ -76,9 +75,8 @@ def test_a_delete_file_holds_the_key_alone(location: str) -> None:
     assert file.equality_ids == (1,)
 
 
-def test_batches_are_gathered_into_row_groups(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_ROW_GROUP_ROWS", 100)
-    with DataFileWriter(SCHEMA, location, STORAGE) as writer:
+def test_batches_are_gathered_into_row_groups(location: str) -> None:
+    with DataFileWriter(SCHEMA, location, STORAGE, row_group_rows=100) as writer:
         for start in range(0, 250, 10):
             for batch in _rows(10, start).to_batches():
                 writer.write(batch)
@@ -90,13 +88,9 @@ def test_batches_are_gathered_into_row_groups(location: str, monkeypatch: pytest
     assert file.upper_bounds[1] == (249).to_bytes(8, "little")
 
 
-def test_a_chunk_of_nulls_takes_no_bound_away_but_an_unknown_one_does(
-    location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_ROW_GROUP_ROWS", 1)
-
+def test_a_chunk_of_nulls_takes_no_bound_away_but_an_unknown_one_does(location: str) -> None:
     def bounds_of(*notes: str | None) -> bytes | None:
-        with DataFileWriter(SCHEMA, location, STORAGE) as writer:
+        with DataFileWriter(SCHEMA, location, STORAGE, row_group_rows=1) as writer:
             for note in notes:
                 writer.write(pa.table({"id": [1], "note": [note], "tags": [None]}, schema=SCHEMA.arrow))
         return writer.written.upper_bounds.get(2)
@@ -142,14 +136,13 @@ def test_repeating_columns_get_a_dictionary_and_unique_ones_do_not(location: str
     assert [group.column(index).has_dictionary_page for index in range(3)] == [False, False, True]
 
 
-def test_no_footer_says_how_uuids_order(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_footer_says_how_uuids_order(location: str) -> None:
     """Iceberg's Java code compares them signed, and would skip row groups that hold a value of both halves."""
-    monkeypatch.setattr(files, "_ROW_GROUP_ROWS", 2)
     kinds = ColumnType(Kind.UUID), ColumnType(Kind.LIST, element=ColumnType(Kind.UUID))
     fields = [LakeField(1, "id", kinds[0], required=True), LakeField(2, "u", kinds[0], required=False)]
     schema = LakeSchema(0, (*fields, LakeField(3, "us", kinds[1], required=False)), (1,))
     low, high = bytes(16), b"\xff" * 16
-    with DataFileWriter(schema, location, STORAGE) as writer:
+    with DataFileWriter(schema, location, STORAGE, row_group_rows=2) as writer:
         for other in (None, high):
             rows = {"id": [low, high], "u": [low, other], "us": [[low, high], [other]]}
             writer.write(pa.table(rows, schema=schema.arrow))

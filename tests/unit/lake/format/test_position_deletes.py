@@ -9,15 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.lake.format import position_deletes
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.manifest_entries import file_values
 from mirror_pump.lake.format.position_deletes import (
     PATH_ID,
     POSITION_ID,
     read_position_deletes,
     write_position_deletes,
 )
+from mirror_pump.lake.metadata.manifest_entries import file_values
 from mirror_pump.lake.storage import StorageOptions, local_path
 
 STORAGE = StorageOptions(fsync=False)
@@ -49,10 +48,9 @@ def test_a_file_about_one_data_file_says_so(warehouse: str) -> None:
     ]
 
 
-def test_rows_are_sorted_across_row_groups(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(position_deletes, "_ROW_GROUP_ROWS", 4)
+def test_rows_are_sorted_across_row_groups(warehouse: str) -> None:
     positions = {f"file:///{name}": np.arange(count) * 3 for name, count in [("c", 1), ("a", 9), ("b", 2), ("none", 0)]}
-    written = write_position_deletes(positions, f"{warehouse}/t", STORAGE)
+    written = write_position_deletes(positions, f"{warehouse}/t", STORAGE, row_group_rows=4)
     table = pq.read_table(local_path(written.path))
     rows = list(zip(table["file_path"].to_pylist(), table["pos"].to_pylist(), strict=True))
     assert rows == sorted(rows)

@@ -29,8 +29,8 @@ def schema(**columns: str) -> LakeSchema:
     return LakeSchema(0, fields, (1,))
 
 
-def names(one: LakeSchema) -> dict[int, str]:
-    return {field.field_id: field.name for field in one.fields if field.field_id >= SIDECAR_IDS_FROM}
+def names(schema: LakeSchema) -> dict[int, str]:
+    return {field.field_id: field.name for field in schema.fields if field.field_id >= SIDECAR_IDS_FROM}
 
 
 def test_only_columns_that_may_lack_values_have_one() -> None:
@@ -68,7 +68,7 @@ def test_there_and_back(columns: set[int]) -> None:
 @pytest.mark.parametrize(
     "raw", [{}, {"m": ["NaN", None]}, {"m": [None, None]}, {"m": ["NaN", "NaN"], "d": ["infinity", None]}]
 )
-def test_a_file_has_the_sidecars_that_hold_something(raw: dict[str, list[str | None]]) -> None:
+def test_a_file_has_the_raw_text_columns_that_hold_something(raw: dict[str, list[str | None]]) -> None:
     own = schema(id="long", m="decimal(9,2)", d="date")
     rows = pa.table(
         [pa.array([1, 2]), pa.nulls(2, pa.decimal128(9, 2)), pa.nulls(2, pa.date32())], names=["id", "m", "d"]

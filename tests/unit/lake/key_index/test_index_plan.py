@@ -49,7 +49,7 @@ def test_random_commits(seed: int) -> None:
             segments.append(KeyedSegment(files, SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
         plan = plan_commit(index, numbers, segments)
         found = [(path, int(row)) for path, rows in plan.positions.items() for row in rows]
-        assert found == sorted(found, key=lambda one: (numbers.number(one[0]), one[1]))
+        assert found == sorted(found, key=lambda place: (numbers.number(place[0]), place[1]))
         assert set(found) == hidden
         assert len(found) == len(hidden)
         assert [places.tolist() for places in plan.unknown] == unknown

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.key_index import key_index
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes_of, unique_last
 
@@ -28,8 +27,8 @@ COLUMNS: dict[str, tuple[ColumnType, st.SearchStrategy[Any]]] = {
     "int": (INT, st.integers(-(2**31), 2**31 - 1)),
     "text": (TEXT, st.text(max_size=12)),
     "bytes": (ColumnType(Kind.BINARY), st.binary(max_size=12)),
-    "uuid": (UUID, st.uuids().map(lambda one: one.bytes)),
-    "decimal": (DECIMAL, st.integers(-(10**20), 10**20).map(lambda one: Decimal(one).scaleb(-2))),
+    "uuid": (UUID, st.uuids().map(lambda value: value.bytes)),
+    "decimal": (DECIMAL, st.integers(-(10**20), 10**20).map(lambda value: Decimal(value).scaleb(-2))),
     "boolean": (ColumnType(Kind.BOOLEAN), st.booleans()),
     "date": (ColumnType(Kind.DATE), st.dates()),
     "timestamp": (ColumnType(Kind.TIMESTAMP), st.datetimes()),
@@ -87,12 +86,11 @@ def test_null_is_no_key() -> None:
 
 @pytest.mark.parametrize("two_words", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_index_is_a_dict(monkeypatch: pytest.MonkeyPatch, two_words: bool, seed: int) -> None:
+def test_the_index_is_a_dict(two_words: bool, seed: int) -> None:
     """Small leaves and runs, so that each is split and merged many times; keys that share their first words too."""
-    monkeypatch.setattr(key_index, "_LEAF", 40)
-    monkeypatch.setattr(key_index, "_RECENT", 25)
     chance = random.Random(seed)
-    index, model = KeyIndex(2 if two_words else 1), dict[tuple[int, ...], int]()
+    index = KeyIndex(2 if two_words else 1, leaf_entries=40, recent_entries=25)
+    model = dict[tuple[int, ...], int]()
     universe: list[tuple[int, ...]] = [(number,) for number in range(700)]
     if two_words:
         universe = sorted({(chance.randrange(120), chance.randrange(4)) for _ in range(700)})
@@ -135,11 +133,9 @@ def test_the_index_is_a_dict(monkeypatch: pytest.MonkeyPatch, two_words: bool, s
 
 
 @pytest.mark.parametrize("every", [0, 20], ids=["all go", "some stay"])
-def test_memory_follows_the_keys_that_are_there(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+def test_memory_follows_the_keys_that_are_there(every: int) -> None:
     """Of a key that counts upward under a window of rows, new keys never come into the leaves where old ones go."""
-    monkeypatch.setattr(key_index, "_LEAF", 40)
-    monkeypatch.setattr(key_index, "_RECENT", 25)
-    index, window = KeyIndex(1), 200
+    index, window = KeyIndex(1, leaf_entries=40, recent_entries=25), 200
 
     def put(numbers: Sequence[int], place: int) -> None:
         index.put(PackedKeys(np.array(numbers, np.int64), None), np.full(len(numbers), place, np.int64))

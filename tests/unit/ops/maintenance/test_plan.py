@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.ops.maintenance.plan import (
     Past,
     expiry_of,
@@ -42,11 +43,12 @@ def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebi
     assert class_bounds(MIB) == (768 * 1024,)
 
 
-def test_little_debt_is_left_alone_unless_somebody_asks() -> None:
+def test_a_small_backlog_is_left_alone_without_a_request() -> None:
     assert rewrite_of(CALM, POLICY, ("id",), asked=False) is None
-    asked = rewrite_of(CALM, POLICY, ("id",), asked=True)
-    assert asked is not None
-    assert (asked.rewrite.small_below, asked.rewrite.min_input_files, asked.rewrite.deletes) == (96 * MIB, 2, True)
+    requested = rewrite_of(CALM, POLICY, ("id",), asked=True)
+    assert requested is not None
+    rewrite = requested.rewrite
+    assert (rewrite.small_below, rewrite.min_input_files, rewrite.deletes) == (96 * MIB, 2, True)
     empty = TableStats(data_files=1, records=10, small_by_class=(0, 0, 0))
     assert rewrite_of(empty, POLICY, (), asked=True) is None
 
@@ -149,7 +151,7 @@ def test_position_deletes_and_manifests_are_due_by_number() -> None:
     assert manifests_of(CALM, policy_of({"manifest_rewrite_enabled": False}), asked=True) is None
 
 
-def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> dict[str, Any]:
+def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> TableMetadata:
     """So many snapshots, one every so many milliseconds, whose IDs go down as sequence numbers go up."""
     snapshots = [
         {"snapshot-id": 1000 - number, "sequence-number": number, "timestamp-ms": number * every_ms}
@@ -157,7 +159,7 @@ def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> d
     ]
     current = snapshots[-1]["snapshot-id"]
     named = {"main": {"type": "branch", "snapshot-id": current}, **(refs or {})}
-    return {"snapshots": snapshots, "current-snapshot-id": current, "refs": named, "properties": {}}
+    return TableMetadata({"snapshots": snapshots, "current-snapshot-id": current, "refs": named, "properties": {}})
 
 
 HOUR = 3_600_000
@@ -199,4 +201,5 @@ def test_warnings_name_what_does_not_keep_up() -> None:
     bad = replace(
         CALM, equality_delete_rows=10**6, small_files=600, manifests=300, snapshots=5000, metadata_bytes=8 * MIB
     )
-    assert len(warnings_of({**readers_see_commits, "properties": {"gc.enabled": "false"}}, bad, POLICY)) == 7
+    never_deleting = TableMetadata({**readers_see_commits.document, "properties": {"gc.enabled": "false"}})
+    assert len(warnings_of(never_deleting, bad, POLICY)) == 7

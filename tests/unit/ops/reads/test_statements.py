@@ -25,5 +25,5 @@ from mirror_pump.ops.reads.statements import split
         ("-- nothing", [], ""),
     ],
 )
-def test_semicolons_that_end_nothing_are_told_apart(text: str, complete: list[str], rest: str) -> None:
+def test_semicolons_inside_literals_and_comments_end_no_statement(text: str, complete: list[str], rest: str) -> None:
     assert split(text) == (complete, rest)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.metadata import COLD_CUT
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.ops.reads.time_travel import When, history, parse_when, snapshots_at
 
@@ -16,10 +17,10 @@ A = TableName("public", "a")
 
 def document(
     *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
-) -> dict[str, Any]:
+) -> TableMetadata:
     """Metadata with snapshots (ID, the frontier, parent); the time of each is its ID in seconds. `copying`: IDs of
     those that a copy made before it was complete."""
-    snapshots = [
+    snapshots: list[dict[str, Any]] = [
         {
             "snapshot-id": number,
             "sequence-number": number,
@@ -34,22 +35,24 @@ def document(
         for number, frontier, parent in steps
     ]
     if cold is not None:
-        snapshots.append({"snapshot-id": 99, "sequence-number": cold, "timestamp-ms": 0, "summary": {COLD_CUT: "5"}})
-    return {"snapshots": snapshots}
+        snapshots.append(
+            {"snapshot-id": 99, "sequence-number": cold, "timestamp-ms": 0, "summary": {ARCHIVE_CUT_LINE: "5"}}
+        )
+    return TableMetadata({"snapshots": snapshots})
 
 
 NOW_MS = 9_000_000
 
 
-def at(frontier: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+def at(frontier: int, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     return chosen(When(Lsn(frontier), None), **documents)
 
 
-def at_time(moment_ms: int, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+def at_time(moment_ms: int, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     return chosen(When(None, moment_ms), **documents)
 
 
-def chosen(when: When, **documents: dict[str, Any]) -> tuple[int, dict[str, int]]:
+def chosen(when: When, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     histories = {TableName("public", name): history(document, Lsn(0)) for name, document in documents.items()}
     frontier, snapshots = snapshots_at(when, histories, Lsn(1000), NOW_MS)
     return frontier, {name.name: snapshot for name, snapshot in snapshots.items()}
@@ -73,7 +76,7 @@ def test_a_snapshot_that_is_gone_may_have_changed_the_table() -> None:
     assert at(100, a=a, b=thinned) == (100, {"a": 1, "b": 1})
 
 
-def test_rewrites_have_the_f_of_what_they_rewrote_and_cold_snapshots_are_none_of_mains() -> None:
+def test_rewrites_keep_their_frontier_and_archive_snapshots_are_not_mains() -> None:
     a = document((1, 100, None), (2, None, 1), (3, 300, 2), cold=2)
     assert at(200, a=a) == (100, {"a": 2})
 
@@ -103,7 +106,7 @@ def test_before_a_table_was_live_is_refused_with_since_when_it_is() -> None:
         at(249, b=b)
 
 
-def test_before_a_table_was_copied_again_is_refused() -> None:
+def test_moments_before_a_repeated_copy_are_refused() -> None:
     again = document((1, None, None), (2, 100, 1), (3, 200, 2), (4, None, 3), (5, None, 4), (6, 400, 5), copying=(4, 5))
     assert at(400, a=again) == (400, {"a": 6})
     for frontier in (100, 200, 399):
@@ -116,7 +119,7 @@ def test_before_a_table_was_copied_again_is_refused() -> None:
         snapshots_at(When(Lsn(200), None), histories, Lsn(1000), NOW_MS)
 
 
-def test_before_the_history_and_beyond_f_is_refused() -> None:
+def test_moments_before_the_history_and_beyond_the_frontier_are_refused() -> None:
     a = document((3, 300, 2))
     with pytest.raises(TableError, match="does not go back that far"):
         at(200, a=a)

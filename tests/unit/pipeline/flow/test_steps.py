@@ -17,7 +17,7 @@ _NEWS = {
 }
 
 
-def test_what_somebody_has_to_know_is_no_debug_line() -> None:
+def test_what_an_operator_has_to_know_is_no_debug_line() -> None:
     assert {name: Step(name).level.value for name in _NEWS} == _NEWS
 
 

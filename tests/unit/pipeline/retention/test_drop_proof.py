@@ -10,7 +10,6 @@ import pytest
 from mirror_pump.engine.partition_digests import Digest, DigestedRows
 from mirror_pump.engine.row_hashes import BUCKETS
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
-from mirror_pump.pipeline.retention import drop_proof as proving
 from mirror_pump.pipeline.retention.drop_proof import compare_sides
 
 Row = tuple[int, int]
@@ -56,10 +55,9 @@ def test_of_a_truncated_partition_the_heaps_rows_are_found_in_the_lake() -> None
     assert cold.given == [20]
 
 
-def test_of_a_truncated_partition_few_rows_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proving, "_ROWS_AT_ONCE", 9)
+def test_of_a_truncated_partition_few_rows_are_looked_at_at_once() -> None:
     heap, cold = Rows(LAKE[:20]), Rows(LAKE)
-    assert compare_sides(heap, cold, truncated=True) == (20, [])
+    assert compare_sides(heap, cold, truncated=True, rows_at_once=9) == (20, [])
     assert heap.given == cold.given == [9, 9, 2]
 
 

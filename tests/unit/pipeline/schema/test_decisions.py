@@ -79,7 +79,7 @@ TABLE = replace(
 )
 
 
-def _judged(shape: dict[str, Any], table: MirroredTable = TABLE, **note: Any) -> SchemaChangeDecision:
+def _decided(shape: dict[str, Any], table: MirroredTable = TABLE, **note: Any) -> SchemaChangeDecision:
     told = Note(table.table_id, **{"exact": True, **note}, shape=shape)
     return decide(table, told, described(shape, table.table_id, _RESOLVED))
 
@@ -95,29 +95,29 @@ def _adding(**facts: Any) -> dict[str, Any]:
 
 
 def test_the_same_shape_is_nothing() -> None:
-    assert _judged(SHAPE).course is Action.NOTHING
-    assert _judged(SHAPE, exact=False).course is Action.NOTHING
+    assert _decided(SHAPE).action is Action.NOTHING
+    assert _decided(SHAPE, exact=False).action is Action.NOTHING
 
 
 def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> None:
-    verdict = _judged({**SHAPE, "columns": [_column(1, "key", (23, -1), not_null=True), *_adding()["columns"][2:]],
+    decision = _decided({**SHAPE, "columns": [_column(1, "key", (23, -1), not_null=True), *_adding()["columns"][2:]],
                        "identity": {**_IDENTITY, "key": ["key"]}})  # fmt: skip
-    assert verdict.course is Action.FOLLOW
-    assert [(column.name, column.field_id) for column in verdict.table.columns] == [
+    assert decision.action is Action.FOLLOW
+    assert [(column.name, column.field_id) for column in decision.table.columns] == [
         ("key", 1),
         ("n", 3),
         ("net", 4),
         ("z", 9),
     ]
-    assert (verdict.table.key, verdict.table.next_field_id) == (("key",), 10)
+    assert (decision.table.key, decision.table.next_field_id) == (("key",), 10)
     # What was dropped does not lend its ID to a column of its name that comes later.
-    present = json.loads(verdict.table.shape)
-    again = _judged({**present, "columns": [*present["columns"], _column(8, "v", (25, -1))]}, verdict.table)
+    present = json.loads(decision.table.shape)
+    again = _decided({**present, "columns": [*present["columns"], _column(8, "v", (25, -1))]}, decision.table)
     assert [(column.name, column.field_id) for column in again.table.columns][-1] == ("v", 10)
 
 
 @pytest.mark.parametrize(
-    ("shape", "note", "course"),
+    ("shape", "note", "action"),
     [
         (_adding(), {}, Action.FOLLOW),
         (_adding(filled=True), {}, Action.COPY_AGAIN),
@@ -144,43 +144,43 @@ def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> No
         (SHAPE, {"stayed": frozenset({20000})}, Action.NOTHING),
         (SHAPE, {"stayed": frozenset()}, Action.COPY_AGAIN),
         (_adding(), {"filled_columns": frozenset({7})}, Action.COPY_AGAIN),
-        ({**SHAPE, "inherits": True}, {}, Action.SET_ASIDE),
-        ({**SHAPE, "persistence": "u"}, {}, Action.SET_ASIDE),
+        ({**SHAPE, "inherits": True}, {}, Action.FAIL),
+        ({**SHAPE, "persistence": "u"}, {}, Action.FAIL),
         ({**SHAPE, "identity": {**_IDENTITY, "key": []}}, {}, Action.WAIT),
         ({**SHAPE, "identity": {**_IDENTITY, "setting": "n"}}, {}, Action.WAIT),
         ({**SHAPE, "identity": {**_IDENTITY, "immediate": False}}, {}, Action.WAIT),
         ({**SHAPE, "identity": {**_IDENTITY, "setting": "f"}}, {}, Action.FOLLOW),
     ],
 )
-def test_the_course(shape: dict[str, Any], note: dict[str, Any], course: Action) -> None:
-    assert _judged(shape, **note).course is course
+def test_the_action(shape: dict[str, Any], note: dict[str, Any], action: Action) -> None:
+    assert _decided(shape, **note).action is action
 
 
-def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_computed_them_anew() -> None:
+def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_recomputed_them() -> None:
     computed = _with(1, computed=True)
     table = replace(TABLE, shape=json.dumps(computed))
-    assert _judged(computed, table, rewritten=8).course is Action.NOTHING
-    assert _judged(computed, table, rewritten=2).course is Action.COPY_AGAIN
-    assert _judged(_with(1, computed=True, name="w"), table, rewritten=2).course is Action.COPY_AGAIN
+    assert _decided(computed, table, rewritten=8).action is Action.NOTHING
+    assert _decided(computed, table, rewritten=2).action is Action.COPY_AGAIN
+    assert _decided(_with(1, computed=True, name="w"), table, rewritten=2).action is Action.COPY_AGAIN
     # DROP EXPRESSION leaves the values that are there; together with SET EXPRESSION they are others.
-    assert _judged(_with(1, computed=False), table).course is Action.FOLLOW
-    assert _judged(_with(1, computed=False), table, rewritten=2).course is Action.COPY_AGAIN
+    assert _decided(_with(1, computed=False), table).action is Action.FOLLOW
+    assert _decided(_with(1, computed=False), table, rewritten=2).action is Action.COPY_AGAIN
     # One that is not mirrored has no values in the lake.
     left_out = _with(4, computed=True)
-    assert _judged(left_out, replace(TABLE, shape=json.dumps(left_out)), rewritten=2).course is Action.NOTHING
+    assert _decided(left_out, replace(TABLE, shape=json.dumps(left_out)), rewritten=2).action is Action.NOTHING
 
 
 def test_another_key_is_copied_again_under_it() -> None:
     shape = _with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["n"]}}
-    verdict = _judged(shape)
-    assert (verdict.course, verdict.table.key) == (Action.COPY_AGAIN, ("n",))
+    decision = _decided(shape)
+    assert (decision.action, decision.table.key) == (Action.COPY_AGAIN, ("n",))
 
 
 def test_a_type_that_does_not_widen_gets_a_new_field_id() -> None:
-    verdict = _judged(_with(2, type=25, modifier=-1, sql="text"), rewritten=4)
-    assert verdict.course is Action.COPY_AGAIN
-    assert [(column.name, column.field_id) for column in verdict.table.columns][2] == ("n", 9)
-    widened = _judged(_with(0, type=20, sql="bigint"), rewritten=4)
+    decision = _decided(_with(2, type=25, modifier=-1, sql="text"), rewritten=4)
+    assert decision.action is Action.COPY_AGAIN
+    assert [(column.name, column.field_id) for column in decision.table.columns][2] == ("n", 9)
+    widened = _decided(_with(0, type=20, sql="bigint"), rewritten=4)
     assert widened.table.columns[0].field_id == 1
 
 
@@ -188,17 +188,17 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
     before = {**SHAPE, "leaves": [_leaf(20000, 1)]}
     table = replace(TABLE, shape=json.dumps(before))
     after = {**SHAPE, "leaves": [_leaf(20000, 2)]}
-    assert _judged(after, table, exact=False).course is Action.COPY_AGAIN
+    assert _decided(after, table, exact=False).action is Action.COPY_AGAIN
     # Once triggers tell why heaps are rewritten, shapes have no files; that alone changes nothing.
-    assert _judged(SHAPE, table, exact=False).course is Action.FOLLOW
-    assert _judged(SHAPE, table, filled=frozenset({20000})).course is Action.COPY_AGAIN, "it was another by then"
+    assert _decided(SHAPE, table, exact=False).action is Action.FOLLOW
+    assert _decided(SHAPE, table, filled=frozenset({20000})).action is Action.COPY_AGAIN, "it was another by then"
     # Where there was no file before, it may have been another until a moment ago.
-    assert _judged(after, exact=False).course is Action.COPY_AGAIN
-    assert _judged(after).course is Action.COPY_AGAIN
+    assert _decided(after, exact=False).action is Action.COPY_AGAIN
+    assert _decided(after).action is Action.COPY_AGAIN
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "note", "course"),
+    ("before", "after", "note", "action"),
     [
         ((["700", None], False), (["701", None], False), {}, Action.COPY_AGAIN),
         ((["700", None], False), (["701", None], False), {"exact": True}, Action.FOLLOW),
@@ -208,16 +208,16 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
     ],
     ids=["a rewrite", "told", "a GRANT", "its default is gone", "its missing value is gone"],
 )
-def test_a_column_that_was_written_anew_untold_means_that_values_may_be_others(
-    before: tuple[Any, bool], after: tuple[Any, bool], note: dict[str, Any], course: Action
+def test_an_unannounced_rewrite_of_a_column_means_that_values_may_differ(
+    before: tuple[Any, bool], after: tuple[Any, bool], note: dict[str, Any], action: Action
 ) -> None:
     former, present = (_with(2, altered=altered, filled=filled) for altered, filled in (before, after))
     table = replace(TABLE, shape=json.dumps(former))
-    assert _judged(present, table, **{"exact": False, **note}).course is course
+    assert _decided(present, table, **{"exact": False, **note}).action is action
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "course"),
+    ("before", "after", "action"),
     [
         ({"1": {"7": "ok"}}, {"1": {"7": "ok", "8": "new"}}, Action.FOLLOW),
         ({"1": {"7": "ok"}}, {"1": {"7": "fine"}}, Action.COPY_AGAIN),
@@ -227,32 +227,32 @@ def test_a_column_that_was_written_anew_untold_means_that_values_may_be_others(
         ({"1": {"1": 23, "2": 23}}, {"1": {"1": 23}}, Action.COPY_AGAIN),
     ],
 )
-def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str, Any], course: Action) -> None:
+def test_what_is_part_of_the_text_counts(before: dict[str, Any], after: dict[str, Any], action: Action) -> None:
     table = replace(TABLE, shape=json.dumps({**SHAPE, "types": before}))
-    assert _judged({**SHAPE, "types": after}, table, settled=True).course is course
-    waits = Action.WAIT if course is Action.COPY_AGAIN else course
-    assert _judged({**SHAPE, "types": after}, table).course is waits, "what was written before is to come"
+    assert _decided({**SHAPE, "types": after}, table, settled=True).action is action
+    waits = Action.WAIT if action is Action.COPY_AGAIN else action
+    assert _decided({**SHAPE, "types": after}, table).action is waits, "what was written before is to come"
 
 
 def test_a_dropped_table_is_no_failed_one() -> None:
-    verdict = decide(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
-    assert verdict.course is Action.DROPPED
-    assert "readable as of its last frontier" in verdict.reason
+    decision = decide(TABLE, Note(TABLE.table_id, exact=True, gone=True), None)
+    assert decision.action is Action.DROPPED
+    assert "readable as of its last frontier" in decision.reason
 
 
-def test_a_rewrite_of_which_nothing_more_is_told_has_to_wait() -> None:
-    assert decide(TABLE, Note(TABLE.table_id, rewritten=4), None).course is Action.WAIT
+def test_an_unexplained_rewrite_has_to_wait() -> None:
+    assert decide(TABLE, Note(TABLE.table_id, rewritten=4), None).action is Action.WAIT
 
 
 def test_with_heap_retention_a_partition_that_goes_takes_no_rows_along() -> None:
     table = replace(TABLE, tier=Tier("id", TierKind.BIGINT))
     renamed = {**SHAPE, "leaves": [], "columns": [{**SHAPE["columns"][0], "name": "at"}, *SHAPE["columns"][1:]]}
     renamed["identity"] = {**_IDENTITY, "key": ["at"]}
-    verdict = decide(
+    decision = decide(
         table, Note(TABLE.table_id, exact=True, shape=renamed), described(renamed, TABLE.table_id, _RESOLVED)
     )
-    assert verdict.course is Action.FOLLOW
-    assert verdict.table.tier == Tier("at", TierKind.BIGINT), "the tier key under its new name"
+    assert decision.action is Action.FOLLOW
+    assert decision.table.tier == Tier("at", TierKind.BIGINT), "the tier key under its new name"
 
 
 DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
@@ -260,61 +260,61 @@ DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
 
 
 @pytest.mark.parametrize(
-    ("shape", "note", "course"),
+    ("shape", "note", "action"),
     [
         (_adding(), {}, Action.FOLLOW),
-        (_adding(filled=True), {}, Action.SET_ASIDE),
-        (_adding(), {"rewritten": 2}, Action.SET_ASIDE),
+        (_adding(filled=True), {}, Action.FAIL),
+        (_adding(), {"rewritten": 2}, Action.FAIL),
         # A heap that was rewritten may have been filled, where no event trigger says why.
         (_adding(), {"exact": False}, Action.COPY_AGAIN),
-        ({**_adding(), "leaves": [_leaf(20000, file=8)]}, {"exact": False}, Action.SET_ASIDE),
-        (_with(4, generated=False), {}, Action.SET_ASIDE),
+        ({**_adding(), "leaves": [_leaf(20000, file=8)]}, {"exact": False}, Action.FAIL),
+        (_with(4, generated=False), {}, Action.FAIL),
         # As a USING, a new expression has no effect on what the heap does not hold.
         (_with(1, computed=True), {"rewritten": 2}, Action.COPY_AGAIN),
-        (_with(1, type=23, modifier=-1, sql="integer"), {"rewritten": 4}, Action.SET_ASIDE),
+        (_with(1, type=23, modifier=-1, sql="integer"), {"rewritten": 4}, Action.FAIL),
         (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Action.COPY_AGAIN),
-        (_with(0, type=20, modifier=-1, sql="bigint"), {"rewritten": 4}, Action.SET_ASIDE),
-        (_with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["id", "n"]}}, {}, Action.SET_ASIDE),
+        (_with(0, type=20, modifier=-1, sql="bigint"), {"rewritten": 4}, Action.FAIL),
+        (_with(2, not_null=True) | {"identity": {**_IDENTITY, "key": ["id", "n"]}}, {}, Action.FAIL),
         ({**SHAPE, "leaves": []}, {}, Action.FOLLOW),
         (SHAPE, {"stayed": frozenset(), "filled": frozenset({20000})}, Action.COPY_AGAIN),
         ({**SHAPE, "leaves": [_leaf(20000), _leaf(20001)]}, {"filled": frozenset({20001})}, Action.COPY_AGAIN),
     ],
 )
-def test_what_old_rows_cannot_follow_sets_a_divided_table_aside(
-    shape: dict[str, Any], note: dict[str, Any], course: Action
+def test_what_old_rows_cannot_follow_fails_a_table_with_a_cutline(
+    shape: dict[str, Any], note: dict[str, Any], action: Action
 ) -> None:
     table = DIVIDED
     if note.get("exact") is False:
         table = replace(table, shape=json.dumps({**SHAPE, "leaves": [_leaf(20000, file=7)]}))
         shape = {**shape, "leaves": [_leaf(20000, file=7)]} if shape["leaves"] == SHAPE["leaves"] else shape
-    verdict = _judged(shape, table, **note)
-    assert verdict.course is course, verdict.reason
+    decision = _decided(shape, table, **note)
+    assert decision.action is action, decision.reason
     # Before the cut-line has moved, every row is in the heap, and can be read again.
     unmoved = replace(table, tier=Tier("id", TierKind.BIGINT, lag=5))
-    assert _judged(shape, unmoved, **note).course is (Action.COPY_AGAIN if course is Action.SET_ASIDE else course)
+    assert _decided(shape, unmoved, **note).action is (Action.COPY_AGAIN if action is Action.FAIL else action)
 
 
 @pytest.mark.parametrize(
-    ("note", "state", "course", "initial"),
+    ("note", "state", "action", "initial"),
     [
         ({"missing": {7: "x"}}, TableState.LIVE, Action.FILL, "x"),
         ({"missing": {7: "x"}}, TableState.FILLING, Action.FILL, "x"),
         # Filled behind the copy, which does not bring rows below the cut-line.
         ({"missing": {7: "x"}}, TableState.COPYING, Action.FILL, "x"),
         ({"missing": {7: "x"}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, "x"),
-        ({"missing": {7: "x"}, "exact": False}, TableState.LIVE, Action.SET_ASIDE, None),
+        ({"missing": {7: "x"}, "exact": False}, TableState.LIVE, Action.FAIL, None),
         # A default that came after the column is no value of rows from before.
         ({"missing": {7: None}}, TableState.LIVE, Action.FOLLOW, None),
         ({"missing": {7: None}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, None),
     ],
 )
-def test_a_new_column_whose_value_was_told_does_not_set_a_divided_table_aside(
-    note: dict[str, Any], state: TableState, course: Action, initial: str | None
+def test_a_new_column_with_an_announced_value_does_not_fail_a_table_with_a_cutline(
+    note: dict[str, Any], state: TableState, action: Action, initial: str | None
 ) -> None:
-    verdict = _judged(_adding(filled=True), replace(DIVIDED, state=state), **note)
-    assert verdict.course is course, verdict.reason
-    if course is not Action.SET_ASIDE:
-        assert verdict.table.columns[-1].initial == initial
+    decision = _decided(_adding(filled=True), replace(DIVIDED, state=state), **note)
+    assert decision.action is action, decision.reason
+    if action is not Action.FAIL:
+        assert decision.table.columns[-1].initial == initial
         # A later copy of the rows from the cut-line on leaves files below the cut-line, which may not be filled yet.
-        again = _judged(_adding(filled=True), verdict.table, filled=frozenset({20000}), stayed=frozenset())
-        assert (again.course, again.table.columns[-1].initial) == (Action.COPY_AGAIN, initial)
+        again = _decided(_adding(filled=True), decision.table, filled=frozenset({20000}), stayed=frozenset())
+        assert (again.action, again.table.columns[-1].initial) == (Action.COPY_AGAIN, initial)

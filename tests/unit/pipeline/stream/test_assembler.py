@@ -31,22 +31,22 @@ class Fed:
         self.registered = {int(table.table_id): table for table in tables}
         self.segments: list[Segment] = []
         self.judged: list[Note] = []
-        self.verdicts: list[SchemaChangeDecision] = []
+        self.decisions: list[SchemaChangeDecision] = []
         self.wanted: list[Lsn] = []
         self.assembler = Assembler(
             Limits(segment, batch, row),
             Lsn(applied),
             self.registered.get,
             self.segments.append,
-            judge=self._judge,
+            decide=self._decide,
             isolated_transaction=None if isolated_transaction is None else Lsn(isolated_transaction),
             wanted=self.wanted.append,
             read_note=lambda content, _: parse_note(content),
         )
 
-    def _judge(self, _table: MirroredTable, note: Note) -> SchemaChangeDecision:
+    def _decide(self, _table: MirroredTable, note: Note) -> SchemaChangeDecision:
         self.judged.append(note)
-        return self.verdicts.pop(0)
+        return self.decisions.pop(0)
 
     def feed(self, *messages: bytes) -> int:
         return self.assembler.feed(messages)
@@ -152,7 +152,7 @@ def test_an_unregistered_table_is_ignored_and_the_others_go_on() -> None:
     assert fed.segments[-1].tables == (two,)
 
 
-def test_a_changed_column_that_no_note_tells_of_makes_the_table_wait_to_be_copied_again() -> None:
+def test_an_unannounced_column_change_makes_the_table_wait_to_be_copied_again() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
@@ -229,7 +229,7 @@ def test_rows_after_a_change_that_is_followed_belong_to_the_table_as_it_is_then(
     table = pg.mirrored(7)
     renamed = replace(table, columns=(table.columns[0], replace(table.columns[1], name="w")))
     fed = Fed(table)
-    fed.verdicts = [SchemaChangeDecision(Action.FOLLOW, renamed)]
+    fed.decisions = [SchemaChangeDecision(Action.FOLLOW, renamed)]
     changes = [pg.relation(table), pg.insert(7, "1", "a"), pg.note(7), pg.relation(renamed), pg.insert(7, "2", "b")]
     fed.feed(*transaction(100, *changes))
     fed.feed(*transaction(200, pg.relation(renamed), pg.insert(7, "3", "c")))
@@ -239,10 +239,10 @@ def test_rows_after_a_change_that_is_followed_belong_to_the_table_as_it_is_then(
     assert (change.table, change.before, change.copy_again) == (renamed, 1, False)
 
 
-def test_a_table_that_is_copied_again_has_a_new_l0_and_later_rows_count_for_the_copy() -> None:
+def test_a_table_that_is_copied_again_has_a_new_start_and_later_rows_count_for_the_copy() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.verdicts = [SchemaChangeDecision(Action.COPY_AGAIN, table, "why")]
+    fed.decisions = [SchemaChangeDecision(Action.COPY_AGAIN, table, "why")]
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a"), pg.note(7), pg.relation(table)))
     fed.feed(*transaction(200, pg.insert(7, "3", "c")))
     end = fed.assembler.close()
@@ -260,7 +260,7 @@ def test_a_table_that_is_copied_again_has_a_new_l0_and_later_rows_count_for_the_
 def test_a_table_that_was_copied_again_is_live_also_if_the_server_describes_it_later(described: bool) -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.verdicts = [SchemaChangeDecision(Action.COPY_AGAIN, table, "why")]
+    fed.decisions = [SchemaChangeDecision(Action.COPY_AGAIN, table, "why")]
     fed.feed(*transaction(100, *([pg.relation(table)] if described else []), pg.note(7)))
     (change,) = fed.assembler.close().changed_tables
     live = replace(change.table, state=TableState.LIVE, live_after_lsn=Lsn(150))
@@ -271,15 +271,15 @@ def test_a_table_that_was_copied_again_is_live_also_if_the_server_describes_it_l
     assert fed.segments[-1].tables == (live,), "its inserts need no deletes"
 
 
-def test_two_copies_of_one_transaction_are_told_apart() -> None:
+def test_two_copies_of_one_transaction_are_distinguished() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.verdicts = [
+    fed.decisions = [
         SchemaChangeDecision(Action.COPY_AGAIN, table, "one"),
         SchemaChangeDecision(Action.COPY_AGAIN, table, "two"),
     ]
     first, second = [pg.note(7), pg.relation(table)], [pg.note(7), pg.relation(table)]
-    fed.verdicts[1] = SchemaChangeDecision(Action.COPY_AGAIN, replace(table, start_lsn=Lsn(92)), "two")
+    fed.decisions[1] = SchemaChangeDecision(Action.COPY_AGAIN, replace(table, start_lsn=Lsn(92)), "two")
     fed.feed(*transaction(100, *first, pg.insert(7, "1", "a"), *second, pg.insert(7, "2", "b")))
     end = fed.assembler.close()
     assert [(table.former_lsn, table.table.start_lsn) for table in end.changed_tables] == [(0, 92), (92, 93)]
@@ -288,7 +288,7 @@ def test_two_copies_of_one_transaction_are_told_apart() -> None:
 def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.verdicts = [SchemaChangeDecision(Action.NOTHING, table)]
+    fed.decisions = [SchemaChangeDecision(Action.NOTHING, table)]
     # A partition went and came back, one came with rows, one was unlogged, and a column had a default for a moment.
     first = {"leaves": [{"id": 8}, {"id": 11, "persistence": "u"}], "columns": [{"attnum": 5, "filled": True}]}
     last = {
@@ -311,12 +311,12 @@ def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
     assert fed.assembler.empty
 
 
-def test_a_stalled_table_is_not_applied_before_a_note_describes_it() -> None:
+def test_a_table_that_awaits_its_description_is_not_applied_before_a_note_describes_it() -> None:
     table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
     assert fed.assembler.empty
-    fed.verdicts = [SchemaChangeDecision(Action.FOLLOW, table), SchemaChangeDecision(Action.FOLLOW, table)]
+    fed.decisions = [SchemaChangeDecision(Action.FOLLOW, table), SchemaChangeDecision(Action.FOLLOW, table)]
     fed.feed(*transaction(200, pg.note(7), pg.relation(table), pg.insert(7, "2", "b")))
     assert fed.assembler.empty, "rows from before may still come"
     fed.feed(*transaction(300, pg.note(7, shape={}, settled=True), pg.relation(table), pg.insert(7, "3", "c")))
@@ -329,7 +329,7 @@ def test_a_table_that_waited_is_applied_although_the_server_does_not_describe_it
     table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table)
     fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a")))
-    fed.verdicts = [SchemaChangeDecision(Action.NOTHING, table)]
+    fed.decisions = [SchemaChangeDecision(Action.NOTHING, table)]
     fed.feed(*transaction(200, pg.note(7, shape={}, settled=True)), *transaction(300, pg.insert(7, "2", "b")))
     end = fed.assembler.close()
     assert (end.changes, [table.copy_again for table in end.changed_tables]) == (1, [True])
@@ -379,14 +379,14 @@ def test_what_a_transaction_that_is_passed_over_did_to_its_tables_does_not_count
 def test_a_table_that_waited_waits_on_behind_a_transaction_that_is_passed_over() -> None:
     table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table, isolated_transaction=192)
-    fed.verdicts = [SchemaChangeDecision(Action.FOLLOW, table)]
+    fed.decisions = [SchemaChangeDecision(Action.FOLLOW, table)]
     fed.feed(pg.begin(192), pg.note(7), pg.relation(table), pg.insert(7, "1", "a"))
     assert fed.assembler.skip_transaction([TableId(7)], "why").changed_tables == ()
     fed.feed(*transaction(300, pg.insert(7, "2", "b")))
     assert fed.assembler.empty, "the note that described it does not count"
 
 
-def test_a_transaction_that_was_not_kept_apart_cannot_be_passed_over() -> None:
+def test_a_transaction_that_was_not_isolated_cannot_be_skipped() -> None:
     fed = Fed(pg.mirrored(7), isolated_transaction=92)
     fed.feed(pg.begin(192))
     with pytest.raises(AssertionError, match="batch of its own"):
@@ -394,7 +394,7 @@ def test_a_transaction_that_was_not_kept_apart_cannot_be_passed_over() -> None:
 
 
 @pytest.mark.parametrize("segment", [100, 10_000])
-def test_a_row_beyond_the_limit_sets_its_table_aside_and_no_other(segment: int) -> None:
+def test_a_row_beyond_the_limit_fails_its_table_and_no_other(segment: int) -> None:
     one, two = pg.mirrored(7), pg.mirrored(8)
     fed = Fed(one, two, segment=segment, row=500)
     fed.feed(
@@ -413,10 +413,10 @@ def test_a_row_beyond_the_limit_sets_its_table_aside_and_no_other(segment: int) 
     assert sum(value[HEADER + 4] == 8 for value in {value for _, value in applied}) == 2
 
 
-def test_a_table_that_is_set_aside_is_not_taken_up_again_before_the_catalog_says_so() -> None:
+def test_a_failed_table_is_not_resumed_before_the_catalog_says_so() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
-    fed.verdicts = [SchemaChangeDecision(Action.DROPPED, table, "it was dropped")]
+    fed.decisions = [SchemaChangeDecision(Action.DROPPED, table, "it was dropped")]
     fed.feed(*transaction(100, pg.note(7, shape=None)))
     fed.feed(*transaction(200, pg.relation(table), pg.insert(7, "1", "a")))
     end = fed.assembler.close()
@@ -451,7 +451,7 @@ def test_messages_of_others_under_our_prefix_are_ignored(content: bytes) -> None
     assert fed.assembler.empty
 
 
-def test_who_waits_for_f_is_heard_wherever_the_stream_is() -> None:
+def test_a_wait_for_the_frontier_is_served_wherever_the_stream_is() -> None:
     fed = Fed(pg.mirrored(7), applied=1000)
 
     def wait(digits: bytes, reached: int) -> bytes:

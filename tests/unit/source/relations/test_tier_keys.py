@@ -61,7 +61,7 @@ def test_tier_values_in_sql_and_for_people() -> None:
     assert name_token(TierKind.BIGINT, -5) == "n5"
 
 
-def test_t_begins_where_every_client_can_write_it() -> None:
+def test_the_first_cutline_is_a_value_that_every_client_can_write() -> None:
     year_one = -62_135_596_800 * SECOND
     assert first_cut(TierKind.TIMESTAMPTZ, 0) == year_one
     assert literal(TierKind.TIMESTAMPTZ, year_one) == "timestamptz '0001-01-01 00:00:00+00'"

@@ -29,7 +29,7 @@ def at(text: str, kind: TierKind = STAMP) -> int:
 @pytest.mark.parametrize(
     ("text", "months"), [("1mon", 1), ("1 month", 1), ("3 months", 3), ("1y", 12), ("2 years", 24), ("12mon", 12)]
 )
-def test_months_and_years_are_read_and_said(text: str, months: int) -> None:
+def test_months_and_years_are_parsed_and_printed(text: str, months: int) -> None:
     width = parse_width(STAMP, text, "--width", "UTC")
     assert width == Width(months=months)
     assert parse_width(STAMP, width.text(STAMP), "--width", "UTC") == width

@@ -1,0 +1,195 @@
+"""The next table metadata document: after a commit, a change of schema, or on top of what other engines did.
+
+Every function returns a new document and leaves the one that it is given as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.snapshot import Snapshot, sequence_number_of
+from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention, thin_history
+from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, MAIN, TableMetadata
+
+_PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
+_PREVIOUS_VERSIONS_DEFAULT = 100
+_STATISTICS = ("statistics", "partition-statistics")
+_CONTENT = ("schemas", "current-schema-id", "current-snapshot-id", "snapshot-log", "metadata-log")
+"""Keys that describe the table's content and its history."""
+_GROWING = ("last-sequence-number", "last-updated-ms", "last-column-id")
+
+
+def with_snapshot(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    old_location: str | None,
+    keep: Collection[int],
+    retention: HistoryRetention,
+) -> TableMetadata:
+    """The document with `snapshot` as the head of `main`. `old_location` is where `metadata` is stored, if it is.
+
+    Snapshots that `retention` does not keep are removed together with their statistics. Those in `keep` and those that
+    branches and tags name always stay.
+    """
+    result = _grown(metadata, snapshot, MAIN, old_location, keep, retention)
+    result["current-snapshot-id"] = snapshot.snapshot_id
+    log = [*metadata.document.get("snapshot-log", ()), _log_entry(snapshot)]
+    result["snapshot-log"] = _unbroken(log, _ids(result["snapshots"]))
+    return TableMetadata(result)
+
+
+def with_archive_snapshot(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    old_location: str,
+    keep: Collection[int],
+    retention: HistoryRetention,
+) -> TableMetadata:
+    """The document with `snapshot` as the head of the archive branch; the current snapshot stays the same."""
+    result = _grown(metadata, snapshot, ARCHIVE_BRANCH, old_location, keep, retention)
+    result["snapshot-log"] = _unbroken(metadata.document.get("snapshot-log", ()), _ids(result["snapshots"]))
+    return TableMetadata(result)
+
+
+def with_branch(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMetadata:
+    """The document with a branch that points to one of its snapshots."""
+    refs = {**metadata.document.get("refs", {}), name: {"type": "branch", "snapshot-id": snapshot_id}}
+    return TableMetadata({**metadata.document, "refs": refs})
+
+
+def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
+    """A document of the same table in which `snapshot` is the current and only snapshot."""
+    return TableMetadata(
+        {
+            **metadata.document,
+            "current-snapshot-id": snapshot.snapshot_id,
+            "refs": {MAIN: {"type": "branch", "snapshot-id": snapshot.snapshot_id}},
+            "snapshots": [snapshot.document],
+            "snapshot-log": [_log_entry(snapshot)],
+            "metadata-log": [],
+            "statistics": [],
+            "partition-statistics": [],
+        }
+    )
+
+
+def with_schema(
+    metadata: TableMetadata, schema: LakeSchema, known_id: int | None, current: LakeSchema | None
+) -> TableMetadata:
+    """The document with `schema` as the current schema instead of `current` (None for one that the mirror cannot read).
+
+    `known_id` is the ID under which the table has the schema already; None adds it under a new one. Whether the change
+    is allowed is for mirror_pump.lake.commit.schema_evolution.
+    """
+    document = metadata.document
+    result = {
+        **document,
+        "last-column-id": max(int(document["last-column-id"]), schema.last_column_id),
+        "properties": _properties_after(metadata.properties, current, schema),
+    }
+    if known_id is None:
+        known_id = max(int(former["schema-id"]) for former in document["schemas"]) + 1
+        result["schemas"] = [*document["schemas"], replace(schema, schema_id=known_id).to_iceberg_json()]
+    result["current-schema-id"] = known_id
+    return TableMetadata(result)
+
+
+def with_content_of(present: TableMetadata, staged: TableMetadata, kept: Iterable[Snapshot]) -> TableMetadata:
+    """The present document with the schemas, the history and the head of `main` of `staged`, another document of the
+    same table, and with `kept`, those of its own snapshots that are to stay.
+
+    Branches, tags, properties, sort orders and statistics stay as they are, except for properties that name columns.
+    """
+    old, new = present.document, staged.document
+    refs = old.get("refs", {})
+    snapshots = [*new["snapshots"], *(snapshot.document for snapshot in kept)]
+    try:
+        current = present.current_schema
+    except LakeError:
+        current = None
+    result = {
+        **old,
+        **{key: new[key] for key in _CONTENT if key in new},
+        **{key: max(int(new[key]), int(old[key])) for key in _GROWING},
+        "properties": _properties_after(present.properties, current, staged.current_schema),
+        "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": new["current-snapshot-id"]}},
+        "snapshots": sorted(snapshots, key=sequence_number_of),
+    }
+    retained = _ids(snapshots)
+    for name in _STATISTICS:
+        if name in old:
+            result[name] = [entry for entry in old[name] if entry["snapshot-id"] in retained]
+    return TableMetadata(result)
+
+
+def with_log_after(metadata: TableMetadata, predecessor: TableMetadata, location: str) -> TableMetadata:
+    """The document as the successor of `predecessor`, which is stored at `location`, in the metadata log."""
+    return TableMetadata({**metadata.document, "metadata-log": _log_after(predecessor, location)})
+
+
+def _grown(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    branch: str,
+    old_location: str | None,
+    keep: Collection[int],
+    retention: HistoryRetention,
+) -> dict[str, Any]:
+    """The document with one more snapshot, as the head of a branch, and the history thinned out."""
+    document = metadata.document
+    refs = dict(document.get("refs", {}))
+    refs[branch] = {**refs.get(branch, {"type": "branch"}), "snapshot-id": snapshot.snapshot_id}
+    held = {ref["snapshot-id"] for ref in refs.values()} | set(keep)
+    snapshots = thin_history([*document["snapshots"], snapshot.document], held, snapshot.timestamp_ms, retention)
+    result = {
+        **document,
+        "last-sequence-number": snapshot.sequence_number,
+        "last-updated-ms": snapshot.timestamp_ms,
+        "refs": refs,
+        "snapshots": snapshots,
+    }
+    if len(snapshots) <= len(document["snapshots"]):
+        retained = _ids(snapshots)
+        for name in _STATISTICS:
+            if document.get(name):
+                result[name] = [entry for entry in document[name] if entry["snapshot-id"] in retained]
+    if old_location is not None:
+        result["metadata-log"] = _log_after(metadata, old_location)
+    return result
+
+
+def _log_after(metadata: TableMetadata, location: str) -> list[Mapping[str, Any]]:
+    entry = {"timestamp-ms": metadata.last_updated_ms, "metadata-file": location}
+    limit = int(metadata.properties.get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
+    return [*metadata.document.get("metadata-log", ()), entry][-max(limit, 1) :]
+
+
+def _properties_after(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
+    """The table's properties after `schema` replaced `current` (None for a schema that the mirror cannot read).
+
+    Properties that name columns follow the new names: Iceberg rejects any change of properties if one names a missing
+    column.
+    """
+    former = {} if current is None else current.engine_properties
+    return {key: value for key, value in properties.items() if key not in former} | schema.engine_properties
+
+
+def _ids(snapshots: Iterable[Mapping[str, Any]]) -> set[int]:
+    return {snapshot["snapshot-id"] for snapshot in snapshots}
+
+
+def _log_entry(snapshot: Snapshot) -> dict[str, Any]:
+    return {"timestamp-ms": snapshot.timestamp_ms, "snapshot-id": snapshot.snapshot_id}
+
+
+def _unbroken(log: Sequence[Mapping[str, Any]], retained: Collection[int]) -> list[Mapping[str, Any]]:
+    """The end of the snapshot log after its last expired snapshot (Iceberg spec, snapshot-log). With earlier entries,
+    a time could be answered with a snapshot older than the one that was current then."""
+    for index in range(len(log) - 1, -1, -1):
+        if log[index]["snapshot-id"] not in retained:
+            return list(log[index + 1 :])
+    return list(log)

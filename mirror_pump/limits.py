@@ -1,0 +1,95 @@
+"""Internal limits: intervals, patience and sizes of the running service that no user needs to change, but tests do.
+
+A limit is a field of `Settings.limits`. Tests pass `limits=InternalLimits(...)`, and set `MIRROR_PUMP_LIMITS__NAME` for
+a pump that runs as a process of its own. There are no options and no keys of the configuration file for them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+from mirror_pump.units import ROWS, Seconds, Size, Unit
+
+_MIB = 1024 * 1024
+
+
+class InternalLimits(BaseModel):
+    """The internal limits of one process. Frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
+
+    recovered_after: Seconds = Field(
+        default=10.0,
+        description="A session that has caught up counts as recovered after this many seconds, even without a publish",
+    )
+    # Failed work of one table is retried without ending the session: folds, upkeep jobs, steps of retention.
+    retry_pause_max: Seconds = Field(
+        default=60.0, description="Longest pause in seconds before failed background work on a table is tried again"
+    )
+
+    completion_part_bytes: Size = Field(
+        default=ByteSize(64 * _MIB),
+        description="Rows whose large values the stream left out are completed about this many bytes at a time",
+    )
+    # Looking for a local file takes microseconds; looking for an object takes a request.
+    lake_watch_interval: Seconds = Field(
+        default=5.0, description="Seconds between checks whether the lake's files are there, on a local disk"
+    )
+    lake_watch_interval_remote: Seconds = Field(
+        default=60.0, description="Seconds between checks whether the lake's files are there, in an object store"
+    )
+
+    # Without an index a fold deletes by key, and engines that cannot read equality deletes cannot use the newest
+    # snapshot until these deletes are converted.
+    index_patience: Seconds = Field(
+        default=60.0, description="Seconds that a fold waits for the table's key index to be built"
+    )
+    archive_check_interval: Seconds = Field(
+        default=30.0,
+        description="Seconds between checks whether a published snapshot refers to files that main no longer has",
+    )
+    # Each refresh costs a manifest list.
+    archive_refresh_age: Seconds = Field(
+        default=60.0, description="Age in seconds from which a published snapshot is refreshed for such files alone"
+    )
+
+    # The newest row may be deleted and come back.
+    unseal_after: Seconds = Field(
+        default=60.0,
+        description="Capture of a sealed partition's changes ends when it was not due for this many seconds",
+    )
+    # A pump that is killed during the comparison leaves the pin behind, and drops wait for it.
+    proof_pin_seconds: Seconds = Field(
+        default=120.0, description="Lifetime in seconds of the pin of a drop proof; renewed after half of it"
+    )
+    proof_task_bytes: Size = Field(
+        default=ByteSize(64 * _MIB),
+        description="Bytes of heap blocks, or of data files, that one task of a drop proof reads",
+    )
+
+    verify_pause: Seconds = Field(
+        default=0.25, description="Seconds before `verify` compares a table again that changed meanwhile; doubles"
+    )
+    verify_shown_rows: Annotated[int, Field(ge=0), ROWS] = Field(
+        default=20, description="Differing rows that a report of `verify` shows; it counts all"
+    )
+    # Spark takes some ten seconds to start, and about as long as DuckDB to compare so much.
+    verify_small_bytes: Size = Field(
+        default=ByteSize(64 * _MIB),
+        description="`verify` compares a table in its own process if heap with TOAST, and lake, are not larger",
+    )
+    # A file of one repeated value may hold any number of rows.
+    verify_small_rows: Annotated[int, Field(ge=0), ROWS] = Field(
+        default=2_000_000,
+        description="`verify` compares a table in its own process if the lake has no more rows and deleted rows",
+    )
+    # Beyond it DuckDB spills to disk. What cannot be spilled is compared by Spark.
+    verify_memory: Size = Field(
+        default=ByteSize(1024 * _MIB), description="Memory that DuckDB may use for a comparison by `verify`"
+    )
+
+    spark_partition_blocks: Annotated[int, Field(ge=1), Unit("BLOCKS", "blocks")] = Field(
+        default=1024, description="Least number of heap blocks (8 KiB) that a Spark partition of a heap read takes"
+    )

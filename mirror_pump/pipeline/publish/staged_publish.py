@@ -1,0 +1,89 @@
+"""What staging has prepared for a publish: the next state of each table, and the tables that are left out or fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName
+from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
+from mirror_pump.pipeline.operations.operation import Recording, TablePlan
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.requests import TableRequest
+from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.pipeline.publish.swap_in import Swap
+
+
+@dataclass(frozen=True)
+class StagedTable:
+    """One table's part of a publish under way."""
+
+    request: TableRequest
+    """The operations that are published."""
+    plan: TablePlan
+    """The combined effect of these operations."""
+    registration: Registration
+    """The registration that it was staged on."""
+    base_sequence: int
+    """The lake table's last sequence number before the publish."""
+    encoded: EncodedDeletes | None = None
+    staged: StagedCommit | None = None
+    """None if nothing of main changes."""
+    archive: StagedArchive | None = None
+    """The refreshed published snapshot, on top of `staged`."""
+    data_sequence_number: SequenceNumber | None = None
+    """The data sequence number of files that are copied from here on, if it changes."""
+    goes_live: bool = False
+    """The table goes live with this publish, and `staged` says at which frontier."""
+
+    def recording(self, slot: str, frontier: Lsn) -> Recording:
+        """Returns what its operations need to know in the publish transaction."""
+        return Recording(
+            table=self.request.table,
+            registration=self.registration,
+            state=self.plan.state,
+            slot=slot,
+            frontier=frontier,
+            base_sequence=self.base_sequence,
+            archive=self.archive,
+        )
+
+    @property
+    def table(self) -> LakeTable | None:
+        """The table after the publish; None if nothing of the lake changes."""
+        if self.archive is not None:
+            return self.archive.table
+        return None if self.staged is None else self.staged.table
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that staging wrote."""
+        return (*(self.staged.files if self.staged else ()), *(self.archive.files if self.archive else ()))
+
+
+@dataclass
+class StagedPublish:
+    """The staged publish, table by table."""
+
+    accepted: list[StagedTable] = field(default_factory=list)
+    dropped: list[TableId] = field(default_factory=list)
+    """Tables whose changes were left out: unregistered, registered again, or failed meanwhile."""
+    refused: list[TableId] = field(default_factory=list)
+    """Tables whose file rewrite or fold was left out."""
+    failures: list[Failure] = field(default_factory=list)
+    """Tables that fail: another engine altered the lake table, the lake table cannot take their columns, or the table
+    would lose rows."""
+    swaps: dict[TableId, Swap] = field(default_factory=dict)
+    """The swaps of tables that were copied again and go live."""
+
+    @property
+    def names(self) -> dict[TableId, TableName]:
+        """Returns the new names of tables that may have been renamed."""
+        tables = [accepted.request.table for accepted in self.accepted if accepted.request.change is not None]
+        return {table.table_id: table.name for table in tables}
+
+    @property
+    def going_live(self) -> frozenset[TableId]:
+        """Returns the tables whose staged snapshot says that they go live."""
+        return frozenset(accepted.request.table.table_id for accepted in self.accepted if accepted.goes_live)

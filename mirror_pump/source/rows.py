@@ -1,0 +1,32 @@
+"""Reads the rows of a query by the names of its columns.
+
+A query with three columns or more names all of them. Its rows are frozen dataclasses with a field for each column, so
+that nobody has to count columns, and a column that is added, moved or renamed is an error instead of a wrong value. The
+rows of queries with one or two columns are plain tuples, which callers unpack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import Params
+from psycopg.rows import class_row
+
+_Row = TypeVar("_Row")
+
+
+def fetch_rows(
+    connection: psycopg.Connection[Any], row_class: type[_Row], query: str | bytes, parameters: Params | None = None
+) -> list[_Row]:
+    """All rows of a query. `row_class` takes the query's columns as keyword arguments. Raises psycopg.Error."""
+    with connection.cursor(row_factory=class_row(row_class)) as cursor:
+        return cursor.execute(query, parameters).fetchall()
+
+
+def fetch_row(
+    connection: psycopg.Connection[Any], row_class: type[_Row], query: str | bytes, parameters: Params | None = None
+) -> _Row | None:
+    """The first row of a query; None if it has none. Otherwise like `fetch_rows`."""
+    with connection.cursor(row_factory=class_row(row_class)) as cursor:
+        return cursor.execute(query, parameters).fetchone()

@@ -1,0 +1,79 @@
+-- Descriptions of relations, from PostgreSQL's own catalogs (mirror_pump/source/relations/relations.py).
+
+-- name: named
+-- The relation that a name refers to, as PostgreSQL reads names.
+SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relation_name
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = to_regclass(%(name)s);
+
+-- name: similar
+-- Tables that somebody may have meant by a name without its schema.
+SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE lower(c.relname) = lower(%(name)s) AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3;
+
+-- name: relation
+SELECT n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
+       rn.nspname AS root_schema, r.relname AS root_name,
+       EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+               WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
+                 AND child.relkind IN ('r', 'f')) AS inherits,
+       pg_has_role(c.relowner, 'USAGE') AS owned, row_security_active(c.oid) AS row_security,
+       current_setting('block_size')::int AS block_bytes
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_partition_root(c.oid) END
+  LEFT JOIN pg_namespace rn ON rn.oid = r.relnamespace
+ WHERE c.oid = %(oid)s;
+
+-- name: leaves
+-- What holds the rows. pg_relation_size is 0 for a relation without storage, and NULL for one that was just dropped.
+SELECT c.oid::bigint AS relation_id, n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS kind,
+       c.relpersistence::text AS persistence, coalesce(pg_relation_filenode(c.oid), 0)::bigint AS filenode,
+       coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS blocks,
+       greatest(c.reltuples, 0)::bigint AS estimated_rows, row_security_active(c.oid) AS row_security,
+       has_table_privilege(c.oid, 'SELECT') AS readable
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf)
+    OR (c.oid = %(oid)s AND c.relkind <> 'p')
+ ORDER BY c.oid;
+
+-- name: identities
+-- Follows RelationGetIndexList in the server: under `d` and `f` the mirror's key is the primary key, under `i` the chosen
+-- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not.
+SELECT c.oid::bigint AS relation_id, c.relreplident::text AS setting, coalesce(i.indimmediate, true) AS immediate,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a
+              WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+              ORDER BY a.attnum) AS key
+  FROM pg_class c
+  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid
+       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+ WHERE c.oid = ANY (%(oids)s);
+
+-- name: columns
+SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
+       format_type(a.atttypid, a.atttypmod) AS type_sql, a.attnotnull AS not_null,
+       a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT %(stored)s AS left_out
+  FROM pg_attribute a
+ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum;
+
+-- name: base_types
+-- The modifier of a domain is in the domain (typtypmod), as in getBaseTypeAndTypmod of the server: the attribute has none.
+-- A type is an array only if its element names it as its array type, because name, point and int2vector have a typelem
+-- too. Arrays whose elements are not separated by commas (box) stay text.
+WITH RECURSIVE reduced(start, oid, modifier, depth) AS (
+    SELECT t.oid, t.oid, -1, 0 FROM pg_type t WHERE t.oid = ANY (%(oids)s)
+    UNION ALL
+    SELECT r.start, t.typbasetype, t.typtypmod, r.depth + 1
+      FROM reduced r JOIN pg_type t ON t.oid = r.oid WHERE t.typtype = 'd')
+SELECT DISTINCT ON (r.start)
+       r.start::bigint AS start_oid, t.oid::bigint AS oid, CASE WHEN r.depth > 0 THEN r.modifier END AS domain_modifier,
+       coalesce(e.oid, 0)::bigint AS element_oid, coalesce(x.extname || '.' || t.typname, '') AS extension_type
+  FROM reduced r
+  JOIN pg_type t ON t.oid = r.oid
+  LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+  LEFT JOIN pg_extension x ON x.oid = d.refobjid
+  LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid AND e.typdelim = ','
+ ORDER BY r.start, r.depth DESC;

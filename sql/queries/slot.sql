@@ -1,0 +1,39 @@
+-- The publication and the replication slot (mirror_pump/source/stream/slot.py).
+
+-- name: settings
+-- Whether it publishes all tables, and whether it publishes all changes of the tables that are added to it.
+SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pubtruncate
+  FROM pg_publication WHERE pubname = %(publication)s;
+
+-- name: published_schemas
+-- Whether it publishes whole schemas, which publications can from 15 on.
+SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
+ WHERE p.pubname = %(publication)s LIMIT 1;
+
+-- name: tables
+SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS table_name
+  FROM pg_publication p
+  JOIN pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_class c ON c.oid = r.prrelid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = %(publication)s
+ ORDER BY c.oid;
+
+-- name: slot
+-- Columns that not every version has are looked up by name in the row as a whole. 16 says only that a slot is invalid, not
+-- why. On a standby there is no current position: what it has received stands for it.
+SELECT s.slot_name AS name, s.plugin, s.database, s.temporary, s.two_phase, s.active_pid,
+       (s.restart_lsn - '0/0')::bigint AS restart_lsn, (s.confirmed_flush_lsn - '0/0')::bigint AS confirmed_flush_lsn,
+       s.wal_status, s.safe_wal_size AS safe_wal_bytes,
+       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END
+        - s.restart_lsn)::bigint AS retained_bytes,
+       CASE WHEN current_setting('server_version_num')::int >= 170000 THEN to_jsonb(s) ->> 'invalidation_reason'
+            WHEN (to_jsonb(s) ->> 'conflicting')::boolean THEN 'conflict' END AS invalidation_reason,
+       (to_jsonb(s) ->> 'failover')::boolean AS failover, (to_jsonb(s) ->> 'inactive_since')::timestamptz AS inactive_since
+  FROM pg_replication_slots s WHERE s.slot_name = %(slot)s;
+
+-- name: identity
+-- The database, its cluster, and the file of WAL that is written now, which a standby has not got.
+SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier, current_database() AS database,
+       CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal_file,
+       (SELECT timeline_id FROM pg_control_checkpoint()) AS checkpoint_timeline;

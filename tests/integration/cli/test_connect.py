@@ -1,0 +1,153 @@
+"""The snippets that `connect` prints run as they stand, in a process of their own, against a real table."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import duckdb
+import pytest
+
+from decoders.columns import ColumnType, Kind
+from mirror_pump.engine.java import find_java_home
+from mirror_pump.lake.commit.archive_branch import ArchiveBranch
+from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.lake.commit.replacement import EveryFile
+from mirror_pump.lake.commit.row_delta import RowDelta
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.source.connect import connect
+from mirror_pump.testing.database import Database
+from tests.support.cli import Run
+from tests.support.lake_tables import STORAGE, SmallTable
+from tests.support.readers import Reader, role_of
+
+
+@pytest.fixture
+def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTable:
+    """A mirror with public.t, which holds a row that says so."""
+    result = run("init", "--warehouse", warehouse, "--slot", slot)
+    assert result.exit_code == 0, result.stderr
+    table = SmallTable(f"{warehouse}/public/t", database.dsn)
+    table.commit(RowDelta((table.segment({1: "a part of the copy"}),), summary={COPYING_PROPERTY: "true"}))
+    table.commit(RowDelta((table.segment({1: "read from the lake"}),), replaces=EveryFile(), summary=at("0/A")))
+    return table
+
+
+def at(frontier: str) -> dict[str, str]:
+    """What the summary of a snapshot of a live table says."""
+    return {FRONTIER_PROPERTY: frontier}
+
+
+@pytest.fixture
+def reader(database: Database, mirror: SmallTable, run: Run) -> Iterator[Reader]:
+    """A role that may read the mirror, and no more."""
+    with role_of(database) as role:
+        assert run("reader", role.name).exit_code == 0
+        yield role
+
+
+def pasted(run: Run, engine: str, reader: Reader | None = None) -> str:
+    """What `connect` prints, for the DSN's own user unless another is given."""
+    result = run("connect", "--engine", engine, *(("--user", reader.name) if reader else ()))
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def execute(snippet: str, user: Database | Reader, directory: Path, **environment: str) -> str:
+    """Runs a Python snippet as a user would: pasted into a file, the password in the environment."""
+    password = user.password if isinstance(user, Reader) else user.server.password
+    script = directory / "pasted.py"
+    script.write_text(snippet)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PGPASSWORD": password, **environment},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def duckdb_home(directory: Path) -> str:
+    """A home directory where DuckDB finds its extensions installed, so that INSTALL downloads nothing."""
+    ((platform,),) = duckdb.sql("PRAGMA platform").fetchall()
+    version = f"v{duckdb.__version__}"
+    target = directory / "home" / ".duckdb" / "extensions" / version / platform
+    target.mkdir(parents=True)
+    for name in ("avro", "iceberg"):
+        files = importlib.resources.files(f"duckdb_extension_{name}") / "extensions" / version
+        (target / f"{name}.duckdb_extension").write_bytes((files / f"{name}.duckdb_extension").read_bytes())
+    return str(directory / "home")
+
+
+@pytest.mark.parametrize("engine", ["spark", "duckdb", "pyiceberg", "trino"])
+def test_no_snippet_shows_a_password_or_another_user(
+    run: Run, mirror: SmallTable, reader: Reader, database: Database, engine: str
+) -> None:
+    own = pasted(run, engine)
+    assert "mirror-pump connect --user ROLE" in own
+    text = pasted(run, engine, reader)
+    assert reader.name in text
+    settings = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert not re.search(rf"\b{urlsplit(database.dsn).username}\b", settings)
+    for shown in (own, text):
+        assert database.server.password not in shown
+        assert "PGPASSWORD" in shown
+
+
+def test_spark(run: Run, reader: Reader, tmp_path: Path) -> None:
+    output = execute(pasted(run, "spark", reader), reader, tmp_path, JAVA_HOME=str(find_java_home()))
+    assert "read from the lake" in output
+
+
+def test_duckdb(run: Run, reader: Reader, tmp_path: Path) -> None:
+    assert "read from the lake" in execute(pasted(run, "duckdb", reader), reader, tmp_path, HOME=duckdb_home(tmp_path))
+
+
+def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Database, tmp_path: Path) -> None:
+    # The present snapshot has an equality delete, which pyiceberg refuses; a younger one is a part of the rows only.
+    mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),), summary=at("0/B")))
+    below = CutLine("id", 1, ColumnType(Kind.LONG), 2)
+    mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),), summary=at("0/C")))
+    cold = ArchiveBranch(STORAGE).stage(mirror.table, below, mirror.now_ms + 1000)
+    with connect(database.dsn, autocommit=True) as connection:
+        assert swap_pointer(connection, "public", "t", mirror.table.metadata_location, cold.new_location)
+    output = execute(pasted(run, "pyiceberg", reader) + "\nprint(rows.to_pylist())\n", reader, tmp_path)
+    assert output.startswith("frontier 0/B of 20")
+    assert "read from the lake" in output
+    assert "of the heap" in output
+    assert "not resolved yet" not in output
+
+
+def test_pyiceberg_users_learn_when_it_can_read_nothing(
+    run: Run, slot: str, database: Database, warehouse: str, tmp_path: Path
+) -> None:
+    assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0
+    table = SmallTable(f"{warehouse}/public/t", database.dsn)
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary={COPYING_PROPERTY: "true"}))
+    with pytest.raises(AssertionError, match="the table is still being copied"):
+        execute(pasted(run, "pyiceberg"), database, tmp_path)
+    table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary=at("0/A")))
+    with pytest.raises(AssertionError, match="--index-memory"):
+        execute(pasted(run, "pyiceberg"), database, tmp_path)
+
+
+def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:
+    text = pasted(run, "trino")
+    lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    assert lines["iceberg.jdbc-catalog.catalog-name"] == "lake"
+    assert lines["iceberg.jdbc-catalog.connection-url"].startswith(
+        f"jdbc:postgresql://127.0.0.1:{database.server.port}/"
+    )
+    assert "currentSchema=modak" in lines["iceberg.jdbc-catalog.connection-url"]
+    assert lines["iceberg.jdbc-catalog.connection-password"] == "${ENV:PGPASSWORD}"

@@ -1,0 +1,261 @@
+"""Chunks of a real table, held against what the server prints and against the stream's parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from decoders.text import parse_text
+from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.model import Column
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, RawTextNeeded, plan_chunks, read_chunk
+from mirror_pump.source.relations.relations import describe, resolve_name
+from mirror_pump.testing.database import Database
+
+TYPES_AND_VALUES: dict[str, list[str]] = {
+    "boolean": ["true", "false"],
+    "smallint": ["-32768", "32767"],
+    "int": ["-2147483648", "2147483647"],
+    "bigint": ["-9223372036854775808", "9223372036854775807"],
+    "oid": ["0", "4294967295"],
+    "real": ["NaN", "-Infinity", "-0", "3.4e38", "1e-45", "0.1"],
+    "double precision": ["NaN", "Infinity", "-0", "1.7976931348623157e308", "5e-324", "0.1"],
+    "numeric(14,2)": ["-999999999999.99", "0.00", "0.10", "123"],
+    "numeric(38,38)": ["0.00000000000000000000000000000000000001", "-0.99999999999999999999999999999999999999"],
+    "numeric(38,0)": ["99999999999999999999999999999999999999", "-1"],
+    "numeric(5,-2)": ["123400", "-9999900"],
+    "numeric(2,4)": ["0.0099", "-0.0001"],
+    "numeric": ["NaN", "-Infinity", "1.50", "1e-30", "123456789012345678901234567890.10"],
+    "numeric(60,30)": ["1.5"],
+    "text": ["", "ünïcode ☃", "tab\tnew\nline\\", "NULL"],
+    "varchar(10)": ["x", "y  "],
+    "char(6)": ["ab", ""],
+    '"char"': ["a", ""],
+    "name": ["a_name"],
+    "bytea": ["\\x", "\\x00ff5c27"],
+    "uuid": ["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"],
+    "date": ["4714-11-24 BC", "0001-01-01 BC", "0001-01-01", "1969-12-31", "9999-12-31", "5874897-12-31"],
+    "time": ["00:00:00", "23:59:59.999999", "24:00:00"],
+    "timestamp": ["4714-11-24 00:00:00 BC", "1969-12-31 23:59:59.999999", "294246-12-31 23:59:59.999999"],
+    "timestamptz": ["4714-11-24 00:00:00+00 BC", "2024-02-29 12:00:00.5+05:30", "294246-12-31 23:59:59.999999+00"],
+    "timetz": ["12:00:00+05:30", "24:00:00-15:59"],
+    "interval": ["1 year 2 mons -3 days 04:05:06.7", "0"],
+    "json": ['{"a":  1}'],
+    "jsonb": ['{"b": 2, "a": null}'],
+    "inet": ["1.2.3.4", "1.2.3.4/8", "::1"],
+    "cidr": ["10.0.0.0/8"],
+    "macaddr": ["08:00:2b:01:02:03"],
+    "money": ["-1234.56"],
+    "bit(4)": ["1010"],
+    "varbit": ["", "10101"],
+    "int4range": ["[1,5)", "empty"],
+    "tsvector": ["'a':1 'b':2"],
+    "point": ["(1.5,-2)"],
+    "box": ["(3,4),(1,2)"],
+    "pg_lsn": ["16/B374D848"],
+    "int[]": ["{}", "{1,NULL,3}"],
+    "text[]": ['{"a,b","NULL",NULL,"c\\"d",""}'],
+    "numeric(10,2)[]": ["{1.50,-2}"],
+    "timestamptz[]": ['{"2024-01-01 00:00:00+00"}'],
+    "bytea[]": ['{"\\\\x00ff"}'],
+    "box[]": ["{(3,4),(1,2);(1,1),(0,0)}"],
+    "int2vector": ["1 2"],
+    "mood": ["sad", "so so"],
+    "mood[]": ['{sad,"so so"}'],
+    "pair": ['(1,"a b")', "(,)"],
+    "pair[]": ['{"(1,x)"}'],
+    "cash": ["12.345"],
+    "cash[]": ["{1,2.5}"],
+    "feeling": ["sad"],
+    "deep_feeling": ["so so"],
+    "tags": ["{a,b}"],
+    "couple": ["(1,z)"],
+    "span": ["[1,3)"],
+    "code": ["ab"],
+}
+
+CREATE_TYPES = """
+CREATE TYPE mood AS ENUM ('sad', 'so so');
+CREATE TYPE pair AS (a int, b text);
+CREATE DOMAIN cash AS numeric(12,3);
+CREATE DOMAIN feeling AS mood;
+CREATE DOMAIN deep_feeling AS feeling;
+CREATE DOMAIN tags AS varchar(5)[];
+CREATE DOMAIN couple AS pair;
+CREATE DOMAIN span AS int4range;
+CREATE DOMAIN code AS char(4);
+"""
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[PgConnection]:
+    with connect(database.dsn, autocommit=True) as connection:
+        yield connection
+
+
+def read_all(database: Database, conn: PgConnection, name: str, target_bytes: int = 1 << 20) -> pa.Table:
+    description = describe(conn, resolve_name(conn, name)[1])
+    chunks = plan_chunks(conn, description.table_id, target_bytes)
+    batches = [batch for chunk in chunks for batch in read_chunk(database.dsn, chunk, description.columns)]
+    schema = pa.schema([(column.name, column.type.arrow) for column in description.columns])
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def one_chunk(conn: PgConnection, name: str) -> tuple[Chunk, tuple[Column, ...]]:
+    description = describe(conn, resolve_name(conn, name)[1])
+    (chunk,) = plan_chunks(conn, description.table_id, 1 << 30)
+    return chunk, description.columns
+
+
+def test_every_type_as_the_stream_would_read_it(database: Database, conn: PgConnection) -> None:
+    conn.execute(CREATE_TYPES.encode())
+    names = {f"c{number} \"'x": type_ for number, type_ in enumerate(TYPES_AND_VALUES)}
+    quoted = {name: '"' + name.replace('"', '""') + '"' for name in names}
+    definition = ", ".join(f"{quoted[name]} {type_}" for name, type_ in names.items())
+    conn.execute(f"CREATE TABLE t (id int PRIMARY KEY, {definition})".encode())
+    longest = max(map(len, TYPES_AND_VALUES.values()))
+    parameters = ", ".join(f"%s::{type_}" for type_ in names.values())
+    for row in range(longest + 1):
+        # The row after the last value, and whatever a short list leaves, is NULL.
+        values = [(TYPES_AND_VALUES[type_] + [None] * longest)[row : row + 1][0] if row < longest else None
+                  for type_ in names.values()]  # fmt: skip
+        conn.execute(f"INSERT INTO t VALUES ({row}, {parameters})".encode(), values)
+
+    copied = read_all(database, conn, "t")
+
+    description = describe(conn, resolve_name(conn, "t")[1])
+    printed = ", ".join(
+        f"CASE WHEN {quoted[name]} IS DISTINCT FROM NULL THEN format('%s', {quoted[name]}) END" for name in names
+    )
+    rows = conn.execute(f"SELECT id::text, {printed} FROM t ORDER BY id".encode()).fetchall()
+    for column, texts in zip(description.columns, zip(*rows, strict=True), strict=True):
+        expected = parse_text(pa.array(texts, pa.string()), column.type)
+        assert expected.unrepresentable is None, column
+        actual = copied.column(column.name).combine_chunks()
+        assert actual.type == column.type.arrow
+        if pa.types.is_floating(column.type.arrow):
+            # NaN differs from itself, and -0 equals 0: compare what is printed.
+            assert str(actual.to_pylist()) == str(expected.values.to_pylist()), column
+        else:
+            assert actual.equals(expected.values), column
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        ("numeric(10,2)", "NaN"),
+        ("date", "infinity"),
+        ("date", "-infinity"),
+        ("timestamp", "infinity"),
+        ("timestamptz", "-infinity"),
+        ("timestamptz", "294276-12-31 23:59:59+00"),
+        ("int[]", "{{1,2},{3,4}}"),
+        ("int[]", "[0:1]={1,2}"),
+    ],
+)
+def test_values_that_do_not_fit_come_as_raw_text(
+    database: Database, conn: PgConnection, type_: str, value: str
+) -> None:
+    conn.execute(f"CREATE TABLE t (id int PRIMARY KEY, odd {type_}, even {type_})".encode())
+    conn.execute("INSERT INTO t VALUES (1, NULL), (2, %s)", (value,))
+    with pytest.raises(RawTextNeeded) as needed:
+        read_all(database, conn, "t")
+    assert needed.value.columns == {"odd"}
+    chunk, columns = one_chunk(conn, "t")
+    (batch,) = read_chunk(database.dsn, chunk, columns, raw_text_columns=frozenset({"odd", "even"}))
+    assert batch.schema.names == ["id", "odd", "even", "odd", "even"]
+    assert [column.to_pylist() for column in batch.columns] == [
+        [1, 2],
+        [None] * 2,
+        [None] * 2,
+        [None, value],
+        [None] * 2,
+    ]
+
+
+def test_chunks_cover_each_row_once(database: Database, conn: PgConnection) -> None:
+    conn.execute(
+        """
+        CREATE TABLE t (id int, dropped int, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id);
+        CREATE TABLE "A b" PARTITION OF t FOR VALUES FROM (0) TO (3000);
+        CREATE TABLE b (v text, id int PRIMARY KEY, dropped int);
+        ALTER TABLE t ATTACH PARTITION b FOR VALUES FROM (3000) TO (9000);
+        CREATE TABLE nothing PARTITION OF t FOR VALUES FROM (9000) TO (9001);
+        ALTER TABLE t DROP COLUMN dropped;
+        INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(0, 8999) i;
+        DELETE FROM t WHERE id % 7 = 0
+        """
+    )
+    table_id = resolve_name(conn, "t")[1]
+    chunks = plan_chunks(conn, table_id, 10 * 8192)
+    assert {chunk.name for chunk in chunks} == {"A b", "b"}
+    assert len(chunks) > 10
+    table = read_all(database, conn, "t", 10 * 8192)
+    assert sorted(table["id"].to_pylist()) == [i for i in range(9000) if i % 7]
+    assert set(table["v"].to_pylist()) == {"x" * 100}
+
+
+def test_nothing_to_copy(database: Database, conn: PgConnection) -> None:
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE p (id int PRIMARY KEY) PARTITION BY LIST (id)")
+    assert plan_chunks(conn, resolve_name(conn, "t")[1], 8192) == ()
+    assert plan_chunks(conn, resolve_name(conn, "p")[1], 8192) == ()
+    conn.execute("INSERT INTO t VALUES (1); DELETE FROM t")
+    chunk, columns = one_chunk(conn, "t")
+    assert list(read_chunk(database.dsn, chunk, columns)) == [] or read_all(database, conn, "t").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["VACUUM FULL t", "TRUNCATE t", "ALTER TABLE t RENAME TO u", "DROP TABLE t", "ALTER TABLE t ALTER v TYPE bigint"],
+)
+def test_a_rewritten_heap_is_noticed(database: Database, conn: PgConnection, change: str) -> None:
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1)")
+    chunk, columns = one_chunk(conn, "t")
+    assert len(list(read_chunk(database.dsn, chunk, columns))) == 1
+    conn.execute(change.encode())
+    with pytest.raises(FilenodeChanged):
+        list(read_chunk(database.dsn, chunk, columns))
+
+
+def test_reads_in_an_exported_snapshot(database: Database, conn: PgConnection) -> None:
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+    chunk, columns = one_chunk(conn, "t")
+    with connect(database.dsn) as exporter:
+        exporter.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        row = exporter.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None
+        conn.execute("INSERT INTO t VALUES (2)")
+        (batch,) = read_chunk(database.dsn, chunk, columns, snapshot=row[0])
+        assert batch["id"].to_pylist() == [1]
+    assert sum(batch.num_rows for batch in read_chunk(database.dsn, chunk, columns)) == 2
+
+
+def test_errors_are_ours(database: Database, conn: PgConnection) -> None:
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+    chunk, columns = one_chunk(conn, "t")
+    with pytest.raises(ConnectionLost):
+        list(read_chunk("host=127.0.0.1 port=1", chunk, columns))
+    with pytest.raises(SourceError) as failure:
+        list(read_chunk(database.dsn, chunk, columns, snapshot="nonsense"))
+    assert not isinstance(failure.value, ConnectionLost)
+    conn.execute("ALTER TABLE t ADD v int; ALTER TABLE t RENAME id TO di")
+    with pytest.raises(FilenodeChanged, match="altered"):
+        list(read_chunk(database.dsn, chunk, columns))
+    # The same names and types under other numbers are other columns.
+    conn.execute("CREATE TABLE u (id int PRIMARY KEY, a int, b int); INSERT INTO u VALUES (1, 2, 3)")
+    chunk, columns = one_chunk(conn, "u")
+    conn.execute("ALTER TABLE u RENAME a TO c; ALTER TABLE u RENAME b TO a; ALTER TABLE u RENAME c TO b")
+    with pytest.raises(FilenodeChanged, match="altered"):
+        list(read_chunk(database.dsn, chunk, columns))
+
+
+def test_reads_in_several_batches(database: Database, conn: PgConnection) -> None:
+    conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    conn.execute("INSERT INTO t SELECT i, repeat('y', 1000) FROM generate_series(1, 5000) i")
+    chunk, columns = one_chunk(conn, "t")
+    batches = list(read_chunk(database.dsn, chunk, columns, batch_bytes=1 << 20))
+    assert len(batches) >= 4
+    assert sum(batch.num_rows for batch in batches) == 5000

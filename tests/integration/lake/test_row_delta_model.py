@@ -1,0 +1,176 @@
+"""Random row deltas against a dict: segments, late copies, truncates, restarts, resolves, merges, others' rewrites.
+
+Read back by DuckDB, and by pyiceberg where no equality delete is pending."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirror_pump.engine.merge_plan import MergeSizes
+from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
+from mirror_pump.lake.commit.replacement import EveryFile
+from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
+from mirror_pump.lake.metadata.snapshot_stats import live_rows
+from mirror_pump.testing.lake import duckdb_connection
+from tests.support.lake_tables import Rewrite, Rows, SmallTable, by_key
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+KEYS = st.integers(0, 5)
+"""Few keys, so that segments collide."""
+
+
+class When(StrEnum):
+    """Whether the equality deletes that are pending before a commit are resolved; whether files are merged."""
+
+    NO = "no"
+    AT_ONCE = "at once"
+    ACROSS = "across"
+    """Computed before the commit, and exchanged after it: refused if it removed what was found there."""
+    SLOWLY = "slowly"
+    """As across, but more commits come first, and whatever else is exchanged."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit to draw: per segment the keys written and the keys deleted without a new row; then copied keys."""
+
+    segments: list[tuple[set[int], set[int]]]
+    copied: set[int] = field(default_factory=set)
+    replace: bool = False
+    reload: bool = False
+    resolve: When = When.NO
+    merge: When = When.NO
+    begin_rewrite: bool = False
+    end_rewrite: bool = False
+
+
+COMMITS = st.builds(
+    Commit,
+    segments=st.lists(st.tuples(st.sets(KEYS, max_size=3), st.sets(KEYS, max_size=2)), max_size=4),
+    copied=st.sets(KEYS, max_size=3),
+    replace=st.integers(0, 4).map(lambda drawn: drawn == 4),
+    reload=st.booleans(),
+    resolve=st.sampled_from(When),
+    merge=st.sampled_from(When),
+    begin_rewrite=st.integers(0, 7).map(lambda drawn: drawn == 7),
+    end_rewrite=st.booleans(),
+)
+
+
+class Model:
+    """The rows that must be there. A copied row is as old as the table: any later change of its key hides it."""
+
+    def __init__(self) -> None:
+        self.streamed: Rows = {}
+        self.copied: Rows = {}
+        self.touched: set[int] = set()
+        """Keys that the stream has deleted or overwritten since the table was empty: copies of them are too old."""
+
+    @property
+    def rows(self) -> Rows:
+        return {**{key: value for key, value in self.copied.items() if key not in self.touched}, **self.streamed}
+
+
+@pytest.fixture(scope="module")
+def duckdb() -> Iterator[DuckDBPyConnection]:
+    """One connection for all examples: loading the extension takes longer than reading."""
+    with duckdb_connection() as connection:
+        yield connection
+
+
+SIZES = MergeSizes(fanout=2, own_positions=2)
+"""Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
+
+
+@settings(max_examples=60)
+@given(commits=st.lists(COMMITS, min_size=1, max_size=14), copying=st.booleans())
+def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
+    duckdb: DuckDBPyConnection, commits: list[Commit], *, copying: bool
+) -> None:
+    """While a table is copied nothing is resolved, and once it is resolved no chunk of a copy lands any more."""
+    with tempfile.TemporaryDirectory() as directory:
+        table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES)
+        born_at = table.table.sequence_number
+        model = Model()
+        versions = itertools.count()
+        waiting: dict[str, FileRewrite | None] = {"resolve": None, "merge": None}
+        rewrite: Rewrite | None = None
+        for commit in commits:
+            if commit.reload:
+                table.reload()
+            if not copying and commit.begin_rewrite and rewrite is None:
+                rewrite = table.begin_rewrite(model.rows)
+            if not copying and commit.resolve is When.AT_ONCE:
+                table.resolve()
+                assert table.table.equality_deletes == 0
+            if not copying and commit.merge is When.AT_ONCE:
+                table.merge()
+            for job, when, compute in (
+                ("resolve", commit.resolve, table.compute),
+                ("merge", commit.merge, table.compute_merge),
+            ):
+                if not copying and when in (When.ACROSS, When.SLOWLY) and waiting[job] is None:
+                    waiting[job] = compute()
+            if commit.replace:
+                model = Model()
+                # As after a restarted copy: what is born is born before this commit's segments.
+                born_at = table.table.sequence_number
+            segments = []
+            for written, deleted in commit.segments:
+                rows: Rows = {key: f"v{next(versions)}" for key in sorted(written)}
+                keys = written | deleted
+                segments.append(table.segment(rows, sorted(keys)))
+                model.touched |= keys
+                for key in keys:
+                    model.streamed.pop(key, None)
+                model.streamed |= rows
+            # A table's rows are copied once each, whenever that lands.
+            fresh: Rows = {key: f"c{next(versions)}" for key in sorted(commit.copied - set(model.copied)) if copying}
+            backdated = (BackdatedFile(table.data(fresh), born_at),) if fresh else ()
+            model.copied |= fresh
+            table.commit(RowDelta(tuple(segments), backdated, EveryFile() if commit.replace else None))
+            if rewrite is not None and commit.end_rewrite:
+                table.end_rewrite(rewrite)
+                rewrite = None
+            for job, when in (("merge", commit.merge), ("resolve", commit.resolve)):
+                if waiting[job] is not None and when is not When.SLOWLY:
+                    with contextlib.suppress(FileRewriteSuperseded):
+                        table.commit(RowDelta((), replaces=waiting[job]))
+                    waiting[job] = None
+        _check(table, model.rows, duckdb)
+        if not copying:
+            table.resolve()
+            _check(table, model.rows, duckdb)
+            while table.merge() is not None:
+                _check(table, model.rows, duckdb)
+            assert table.table.equality_deletes == 0
+            if not any(commit.begin_rewrite for commit in commits):
+                # A rewrite leaves position deletes of the files that it has replaced.
+                assert live_rows(table.table.metadata, table.table.summary) == len(model.rows)
+
+
+def _check(table: SmallTable, expected: Rows, duckdb: DuckDBPyConnection) -> None:
+    location = table.table.metadata_location
+    found = duckdb.execute(f"SELECT id, v FROM iceberg_scan('{location}')").fetchall()
+    assert by_key(found) == expected
+    if not table.table.equality_deletes:
+        assert table.scanned() == expected
+    assert table.table.data_files == sum(
+        manifest.live_files for manifest in table.table.manifests if manifest.content == 0
+    )
+    assert table.table.delete_files == sum(
+        manifest.live_files for manifest in table.table.manifests if manifest.content == 1
+    )

@@ -1,0 +1,77 @@
+"""A commit per second for as long as a test may take: files, manifests and rewriting stay under a bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from mirror_pump.engine.merge_plan import FANOUT, size_class
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.row_delta import RowDelta
+from mirror_pump.lake.metadata.snapshot_stats import live_rows, snapshot_stats
+from tests.support.lake_tables import Rows, SmallTable
+
+COMMITS = 800
+RESOLVED_EVERY = 10
+"""Commits, as by default at one per second."""
+MERGE_LANDS_AFTER = 2
+"""Commits that land while a merge is computed."""
+KEYS = 3000
+
+
+@dataclass(frozen=True)
+class Counts:
+    data: int
+    deletes: int
+    manifests: int
+
+    @classmethod
+    def of(cls, table: SmallTable) -> Counts:
+        return cls(table.table.data_files, table.table.delete_files, len(table.table.manifests))
+
+
+@pytest.mark.slow
+def test_a_commit_per_second(warehouse: str) -> None:
+    chance = random.Random(4)
+    table = SmallTable(f"{warehouse}/public/t")
+    rows: Rows = dict.fromkeys(range(KEYS), "first")
+    table.commit(RowDelta((table.segment(rows),)))
+    merge: FileRewrite | None = None
+    lands_at = 0
+    seen: list[Counts] = []
+    for number in range(COMMITS):
+        new: Rows = dict.fromkeys(chance.sample(range(2 * KEYS), chance.randint(0, 9)), f"v{number}")
+        gone = chance.sample(range(KEYS), 2)
+        table.commit(RowDelta((table.segment(new, sorted({*new, *gone})),)))
+        rows = {key: row for key, row in rows.items() if key not in gone} | new
+        # Of one table one job is in hand at a time.
+        if merge is not None:
+            if number >= lands_at:
+                table.commit(RowDelta((), replaces=merge))
+                merge = None
+        elif number % RESOLVED_EVERY == 0:
+            table.resolve()
+        else:
+            merge, lands_at = table.compute_merge(), number + MERGE_LANDS_AFTER
+        seen.append(Counts.of(table))
+        if number % 97 == 0:
+            table.reload()
+    if merge is not None:
+        table.commit(RowDelta((), replaces=merge))
+    table.resolve()
+    classes = 1 + size_class(3 * KEYS)
+    # Seven wait in each class; then what has come since the deletes before it were resolved, and while a job is done.
+    waiting = 2 * (RESOLVED_EVERY + MERGE_LANDS_AFTER + 1)
+    most = Counts(*(max(getattr(counts, name) for counts in seen) for name in ("data", "deletes", "manifests")))
+    assert most.data <= (FANOUT - 1) * classes + waiting
+    assert most.deletes <= (FANOUT - 1) * classes + waiting
+    # Nine of one, ten and a hundred entries, of data and both kinds of deletes, and those that name removed files.
+    assert most.manifests <= 3 * 9 * 2 + 3
+    assert table.duckdb() == table.scanned() == rows
+    assert live_rows(table.table.metadata, table.table.summary) == len(rows)
+    written = snapshot_stats(table.table.metadata)
+    assert written.amplification is not None
+    print(most, written, f"write amplification {written.amplification:.2f}")
+    assert written.amplification < 1 + classes

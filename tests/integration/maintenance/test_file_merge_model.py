@@ -1,0 +1,191 @@
+"""Merges beside everything else, against a dict: what counts is what comes between computing and landing one.
+
+Read back by DuckDB, and by pyiceberg where no equality delete is pending."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirror_pump.engine.merge_plan import MergeSizes
+from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
+from mirror_pump.lake.commit.replacement import EveryFile
+from mirror_pump.lake.commit.row_delta import RowDelta
+from mirror_pump.lake.metadata.snapshot_stats import live_rows
+from mirror_pump.testing.lake import duckdb_connection
+from tests.support.lake_tables import Rewrite, Rows, SmallTable, by_key
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+class Act(StrEnum):
+    """What happens next."""
+
+    WRITE = "write"
+    """A commit of one segment that upserts some keys and deletes some."""
+    TWICE = "twice"
+    """The same of two segments, the first of which only deletes."""
+    THEN_DELETE = "then delete"
+    """Of two, the first of which only inserts, and so keeps the other's deletes from being dropped."""
+    INSERT = "insert"
+    """One that brings keys that were not there: no delete."""
+    HIDE = "hide"
+    """A commit that deletes rows by their places, as one does that knows them."""
+    RESOLVE = "resolve"
+    BEGIN_RESOLVE = "begin resolve"
+    END_RESOLVE = "end resolve"
+    BEGIN_MERGE = "begin merge"
+    END_MERGE = "end merge"
+    BEGIN_REWRITE = "begin rewrite"
+    END_REWRITE = "end rewrite"
+    TRUNCATE = "truncate"
+    RELOAD = "reload"
+
+
+WEIGHTS = {
+    Act.INSERT: 5,
+    Act.THEN_DELETE: 2,
+    Act.WRITE: 3,
+    Act.HIDE: 4,
+    Act.RESOLVE: 3,
+    Act.BEGIN_MERGE: 4,
+    Act.END_MERGE: 3,
+}
+"""Of the other acts there is one each."""
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from([act for act in Act for _ in range(WEIGHTS.get(act, 1))]),
+        st.sets(st.integers(0, 9), min_size=1, max_size=3),
+        st.sets(st.integers(0, 9), max_size=2),
+    ),
+    min_size=15,
+    max_size=40,
+)
+
+
+@pytest.fixture(scope="module")
+def duckdb() -> Iterator[DuckDBPyConnection]:
+    """One connection for all examples: loading the extension takes longer than reading."""
+    with duckdb_connection() as connection:
+        yield connection
+
+
+SIZES = MergeSizes(fanout=2, own_positions=2)
+"""Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
+
+
+class Player:
+    """A table, what it should hold, and what is under way."""
+
+    def __init__(self, location: str) -> None:
+        self.table = SmallTable(location, sizes=SIZES)
+        self.rows: Rows = {}
+        self.merge: FileRewrite | None = None
+        self.resolve: FileRewrite | None = None
+        self.rewrite: Rewrite | None = None
+        self.rewritten = False
+        self._versions = itertools.count()
+
+    def play(self, act: Act, keys: set[int], gone: set[int]) -> None:
+        table = self.table
+        match act:
+            case Act.WRITE | Act.TWICE:
+                new: Rows = {key: f"v{next(self._versions)}" for key in sorted(keys)}
+                segments = [table.segment(new, sorted(keys | gone))]
+                if act is Act.TWICE:
+                    segments.insert(0, table.segment({}, sorted(gone | keys)))
+                table.commit(RowDelta(tuple(segments)))
+                self.rows = {key: row for key, row in self.rows.items() if key not in gone} | new
+            case Act.INSERT | Act.THEN_DELETE:
+                fresh: Rows = {key: f"v{next(self._versions)}" for key in sorted(keys - set(self.rows))}
+                segments = [table.segment(fresh)] if fresh else []
+                self.rows |= fresh
+                if act is Act.THEN_DELETE and gone:
+                    segments.append(table.segment({}, sorted(gone)))
+                    self.rows = {key: row for key, row in self.rows.items() if key not in gone}
+                if segments:
+                    table.commit(RowDelta(tuple(segments)))
+            case Act.HIDE:
+                self._hide(keys)
+            case Act.RESOLVE:
+                table.resolve()
+                assert table.table.equality_deletes == 0
+            case Act.BEGIN_RESOLVE:
+                self.resolve = self.resolve or table.compute()
+            case Act.BEGIN_MERGE:
+                self.merge = self.merge or table.compute_merge()
+            case Act.END_RESOLVE:
+                self._land(self.resolve)
+                self.resolve = None
+            case Act.END_MERGE:
+                self._land(self.merge)
+                self.merge = None
+            case Act.BEGIN_REWRITE:
+                self.rewrite = self.rewrite or table.begin_rewrite(dict(self.rows))
+            case Act.END_REWRITE:
+                if self.rewrite is not None and table.end_rewrite(self.rewrite):
+                    self.rewritten = True
+                self.rewrite = None
+            case Act.TRUNCATE:
+                table.commit(RowDelta((), replaces=EveryFile()))
+                self.rows = {}
+            case Act.RELOAD:
+                table.reload()
+
+    def _land(self, resolution: FileRewrite | None) -> None:
+        if resolution is not None:
+            with contextlib.suppress(FileRewriteSuperseded):
+                self.table.commit(RowDelta((), replaces=resolution))
+
+    def _hide(self, keys: set[int]) -> None:
+        """Deletes the live rows of these keys by position; their places come from a resolve that is thrown away."""
+        self.table.resolve()
+        before = self.table.table
+        self.table.commit(RowDelta((self.table.segment({}, sorted(keys)),)))
+        found = self.table.compute()
+        self.table.table = before
+        for key in keys:
+            self.rows.pop(key, None)
+        if found is not None and found.added:
+            self.table.commit(
+                RowDelta((), replaces=FileRewrite(found.added, frozenset(), frozenset(), {}, 0, complete=False))
+            )
+
+
+def check(player: Player, duckdb: DuckDBPyConnection) -> None:
+    location = player.table.table.metadata_location
+    found = duckdb.execute(f"SELECT id, v FROM iceberg_scan('{location}')").fetchall()
+    assert by_key(found) == player.rows
+    if not player.table.table.equality_deletes:
+        assert player.table.scanned() == player.rows
+        if not player.rewritten:
+            # A rewrite leaves position deletes of the files that it has replaced.
+            assert live_rows(player.table.table.metadata, player.table.table.summary) == len(player.rows)
+
+
+@settings(max_examples=25)
+@given(acts=ACTS)
+def test_no_row_changes_whatever_comes_between(
+    duckdb: DuckDBPyConnection, acts: list[tuple[Act, set[int], set[int]]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        player = Player(f"{Path(directory).as_uri()}/t")
+        for act, keys, gone in acts:
+            player.play(act, keys, gone)
+            if act in (Act.END_MERGE, Act.END_REWRITE):
+                check(player, duckdb)
+        check(player, duckdb)
+        player.table.resolve()
+        while player.table.merge() is not None:
+            check(player, duckdb)
+        check(player, duckdb)

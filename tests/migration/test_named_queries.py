@@ -1,0 +1,64 @@
+"""The statements of sql/queries against schema modak: each is valid, and its columns are the fields of a row class."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from psycopg import pq
+
+from mirror_pump.source.catalog.catalog_schema import migrate
+from mirror_pump.testing.database import Database
+from sql import queries
+
+_ROOT = Path(__file__).parents[2]
+_READ_BY_PLACE = 2
+"""Columns of a row that is not read into a class."""
+
+
+def test_columns_of_queries_are_the_fields_of_a_row_class(database: Database) -> None:
+    with database.connect(autocommit=False) as connection:
+        migrate(connection)
+        fields = _fields_of_classes()
+        checked = 0
+        for path in sorted((_ROOT / "sql" / "queries").glob("*.sql")):
+            for name, statement in queries(path.stem).items():
+                if re.match(r"(--.*\n)*CREATE ", statement):
+                    # It may be several statements, which cannot be prepared.
+                    continue
+                columns = _columns(connection.pgconn, statement)
+                if len(columns) > _READ_BY_PLACE:
+                    checked += 1
+                    assert frozenset(columns) in fields, f"no class has the fields of {path.name}, {name}: {columns}"
+    assert checked > 30
+
+
+def _columns(pgconn: pq.abc.PGconn, statement: str) -> list[str]:
+    """The names of a statement's columns, from the server. Fails if the statement is not valid."""
+    numbers: dict[str, int] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%"
+        return f"${numbers.setdefault(match[1] or f'{match.start()}', len(numbers) + 1)}"
+
+    text = re.sub(r"%%|%s|%\((\w+)\)s", numbered, statement)
+    prepared = pgconn.prepare(b"", text.encode())
+    assert prepared.status == pq.ExecStatus.COMMAND_OK, f"{prepared.get_error_message()}\n{text}"
+    described = pgconn.describe_prepared(b"")
+    return [(described.fname(column) or b"").decode() for column in range(described.nfields)]
+
+
+def _fields_of_classes() -> set[frozenset[str]]:
+    """The annotated fields of every class of the program."""
+    return {
+        frozenset(
+            field.target.id
+            for field in node.body
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        )
+        for path in (_ROOT / "mirror_pump").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
