@@ -18,6 +18,7 @@ from mirror_pump.monitoring.otel_setup import (
     shut_down,
     tracer_provider,
 )
+from mirror_pump.telemetry import get_logger
 
 # A pump that nobody monitors loads none of this, and a wrong DSN is reported before it is loaded.
 if TYPE_CHECKING:
@@ -74,12 +75,18 @@ class Monitor:
         return first if self._services is None else all_of(first, *self._services.observers)
 
 
-def all_of(*observers: Observer) -> Observer:
-    """An observer that passes each step on to all of `observers`, in this order."""
+def all_of(first: Observer, *others: Observer) -> Observer:
+    """An observer that passes each step on to all of them, in this order. An error of one of `others` is logged and
+    goes no further: what only watches the pump must not end its session."""
+    log = get_logger("telemetry")
 
     def observe_all(step: Step, /, **details: object) -> None:
-        for observer in observers:
-            observer(step, **details)
+        first(step, **details)
+        for observer in others:
+            try:
+                observer(step, **details)
+            except Exception:
+                log.warning("a step was not counted", step=step.value, exc_info=True)
 
     return observe_all
 

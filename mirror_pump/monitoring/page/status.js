@@ -166,7 +166,7 @@ function drawTiles() {
     tile("Slot retains", size(slot.retained_bytes), invalidation(), slot.error ? "critical" : slot.wal_status === "unreserved" ? "critical" : null),
     tile("Tables live", `${count(live)} of ${count(status.tables.length)}`,
       failed ? `${plural(failed, "table")} failed` : "none failed", failed ? "critical" : null),
-    tile("Maintenance", due ? `due for ${count(due)}` : "nothing due",
+    tile("Maintenance", due ? `due for ${count(due)}` : "none due",
       status.maintenance.served ? "a maintainer runs" : "no maintainer runs", due && !status.maintenance.served ? "warning" : null),
   ]);
 }
@@ -349,11 +349,12 @@ function drawPumps() {
 }
 
 function drawMaintenance() {
-  const {maintenance, tables} = view.status;
+  const status = view.status, {maintenance, tables} = status;
   facts("maintenance", [
     ["Maintainer", maintenance.served ? "runs" : prose("none: `run --maintain`, or `mirror-pump maintain`")],
     ["Due", maintenance.tables_due ? plural(maintenance.tables_due, "table") : "nothing"],
     ["Unattended commits", count(maintenance.unattended_commits)],
+    status.former_locations.length ? ["Former registrations", prose(`${plural(status.former_locations.length, "location")} with files: \`mirror-pump unregister --list\``)] : null,
     maintenance.tables_neglected ? ["Neglected", plural(maintenance.tables_neglected, "table")] : null,
   ]);
   const due = tables.filter((table) => table.maintenance && table.maintenance.due.length);

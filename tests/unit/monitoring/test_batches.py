@@ -12,10 +12,12 @@ from opentelemetry.trace import StatusCode
 
 from mirror_pump.monitoring.batch_traces import BatchTraces
 from mirror_pump.monitoring.batches import BatchObserver, ObservedBatch
+from mirror_pump.monitoring.monitor import all_of
 from mirror_pump.monitoring.pump_state import Phase, PumpState
 from mirror_pump.monitoring.step_metrics import StepMetrics
 from mirror_pump.pipeline.flow.batches import Period
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.testing.mirror import Steps
 
 
 def publish_batch(observer: Observer, changes: int = 5) -> None:
@@ -144,6 +146,18 @@ def test_steps_are_counted() -> None:
         **{("mirror_pump.batch.phase.duration", phase): 2 for phase in ("receive", "decode", "write", "publish")},
     }
     assert found == expected
+
+
+def test_an_error_of_what_only_watches_goes_no_further() -> None:
+    def broken(step: Step, /, **_: object) -> None:
+        raise RuntimeError(step.value)
+
+    before, state = Steps(), PumpState()
+    all_of(before, broken, state)(Step.STREAMING, frontier=1)
+    assert before.count(Step.STREAMING) == 1
+    assert state.phase is Phase.STREAMING
+    with pytest.raises(RuntimeError):
+        all_of(broken, state)(Step.STREAMING, frontier=1)
 
 
 def test_the_phase_follows_the_steps() -> None:
