@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 
 TABLE = "public.aging"
 _REGISTER_SECONDS = 1800.0
@@ -32,7 +32,7 @@ def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequ
     connection.execute("ALTER TABLE public.aging ADD PRIMARY KEY (id)")
 
 
-def register(mirror: Mirror, lag: int) -> None:
+def register(mirror: BenchmarkMirror, lag: int) -> None:
     """Copies it, and has partitions leave that lie wholly more than `lag` behind the highest key."""
     chosen = ("--heap-retention", str(lag), "--drop-grace", "0s", "--yes")
     mirror.program.run("register", TABLE, *chosen, timeout=_REGISTER_SECONDS)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import orjson
 
 from benchmarks.bench_copy import rows_at
-from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.sampling import Peak
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Step
 
@@ -38,14 +38,14 @@ _SAVED = {
 
 
 @dataclass(frozen=True)
-class _Run:
+class _StreamRun:
     seconds: float
     commits: int
     cpu: dict[str, float]
     peak: Peak
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be live, and no pump running. Leaves it mirrored up to the last change."""
     rows = rows_at(options)
     changes = rows // 4
@@ -55,7 +55,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     mirror.execute("CHECKPOINT")
     settings = {"batch_bytes": max(1 << 16, round(_BATCH_BYTES * changes / 1_000_000)), **options.settings}
     limits: list[float] = []
-    runs: list[_Run] = []
+    runs: list[_StreamRun] = []
     for number in range(max(_LIMIT_RUNS, options.repeat)):
         limits.append(_limit(mirror, f"{mirror.name}_limit_{number}", end))
         if number < options.repeat:
@@ -83,7 +83,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     if equal is not None:
         figures["cdc.verified"] = equal
     proof = "not verified" if equal is None else "heap = lake" if equal else "HEAP AND LAKE DIFFER"
-    return Outcome(
+    return BenchmarkResult(
         figures,
         (
             Line("cdc", f"{rate:,.0f} changes/s", f"{limit:,.0f} changes/s", f"{rate / limit:.2f}", "≥ 0.9",
@@ -93,14 +93,14 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     )  # fmt: skip
 
 
-def _write(mirror: Mirror, changes: int, rows: int) -> None:
+def _write(mirror: BenchmarkMirror, changes: int, rows: int) -> None:
     with mirror.connect() as connection:
         # Nobody measures how fast they are written.
         connection.execute("SET synchronous_commit = off")
         connection.execute("CALL public.bench_changes(%s, %s)", (changes, rows))
 
 
-def _pump(mirror: Mirror, options: Options, settings: dict[str, object], end: Lsn, changes: int) -> _Run:
+def _pump(mirror: BenchmarkMirror, options: Options, settings: dict[str, object], end: Lsn, changes: int) -> _StreamRun:
     """From the start of streaming to the last publish."""
     with MeasuredProcess(mirror, "cdc", "run", settings, until=end, profiling=options.profiling) as process:
         process.finish(_TIMEOUT)
@@ -114,10 +114,10 @@ def _pump(mirror: Mirror, options: Options, settings: dict[str, object], end: Ls
             raise BenchmarkFailed(f"{received} changes were received, not {changes}")
         commits = sum(bool(taken.details["snapshots"]) for taken in published)
         last = max(taken.at for taken in published)
-        return _Run(last - begin, commits, process.sampler.cpu(begin, last), process.sampler.peak())
+        return _StreamRun(last - begin, commits, process.sampler.cpu(begin, last), process.sampler.peak())
 
 
-def _limit(mirror: Mirror, slot: str, end: Lsn) -> float:
+def _limit(mirror: BenchmarkMirror, slot: str, end: Lsn) -> float:
     """Seconds that pg_recvlogical takes to drain `slot` up to `end`, its start included. The slot is dropped."""
     command = [
         str(mirror.server.binary("pg_recvlogical")), "-d", mirror.dsn, "--slot", slot, "--start", "--no-loop",
@@ -131,7 +131,7 @@ def _limit(mirror: Mirror, slot: str, end: Lsn) -> float:
     return seconds
 
 
-def _save(mirror: Mirror, repeats: int) -> None:
+def _save(mirror: BenchmarkMirror, repeats: int) -> None:
     """Copies of the slot for the limit and for further runs, and what the catalog says now."""
     with mirror.connect() as connection:
         connection.execute("DROP SCHEMA IF EXISTS bench_saved CASCADE")
@@ -144,7 +144,7 @@ def _save(mirror: Mirror, repeats: int) -> None:
             connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (mirror.name, name))
 
 
-def _restore(mirror: Mirror, number: int) -> None:
+def _restore(mirror: BenchmarkMirror, number: int) -> None:
     """Everything is as it was before the first run."""
     _drop_slot(mirror, mirror.name)
     spare = f"{mirror.name}_again_{number}"
@@ -158,7 +158,7 @@ def _restore(mirror: Mirror, number: int) -> None:
     _drop_slot(mirror, spare)
 
 
-def _drop_slot(mirror: Mirror, name: str) -> None:
+def _drop_slot(mirror: BenchmarkMirror, name: str) -> None:
     """A walsender needs a moment to let go of its slot."""
     deadline = time.monotonic() + 20
     with mirror.connect() as connection:
@@ -174,7 +174,7 @@ def _drop_slot(mirror: Mirror, name: str) -> None:
             time.sleep(0.02)
 
 
-def _verify(mirror: Mirror) -> bool:
+def _verify(mirror: BenchmarkMirror) -> bool:
     """Every column of every row; False tells the suite to fail."""
     report = orjson.loads(mirror.program.run("verify", "--json", TABLE, timeout=_TIMEOUT))
     return all(table["equal"] for table in report["tables"]) and len(report["tables"]) == 1

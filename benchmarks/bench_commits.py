@@ -11,10 +11,10 @@ from urllib.request import url2pathname
 
 from pyiceberg.table import StaticTable
 
-from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
 from benchmarks.reading import current, current_snapshot, metadata
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from benchmarks.writing import write_one_by_one
 from mirror_pump.pipeline.flow.steps import Step
 
@@ -27,7 +27,7 @@ _WINDOW = 500
 
 
 @dataclass(frozen=True)
-class _Size:
+class _MetadataSize:
     """What the table's metadata comes to."""
 
     metadata_bytes: int
@@ -46,7 +46,7 @@ class _Size:
         )
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be live. The next transaction is written once the frontier has passed the last one."""
     count = options.scaled(COMMITS, 40)
     window = min(_WINDOW, count // 4)
@@ -89,7 +89,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
         **after.figures("last"),
         **peak.figures("commits"),
     }
-    return Outcome(
+    return BenchmarkResult(
         figures,
         (
             Line(f"commits: last {window} of {count:,} to first", f"{last:.1f} ms", f"{first:.1f} ms",
@@ -103,14 +103,14 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     )  # fmt: skip
 
 
-def _size(mirror: Mirror) -> _Size:
+def _size(mirror: BenchmarkMirror) -> _MetadataSize:
     location, _ = current(mirror)
     content = metadata(location)
     _, summary = current_snapshot(content)
     table = StaticTable.from_metadata(location)
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    return _Size(
+    return _MetadataSize(
         Path(url2pathname(urlsplit(location).path)).stat().st_size,
         len(snapshot.manifests(table.io)),
         len(content["snapshots"]),

@@ -7,10 +7,10 @@ import statistics
 import subprocess
 import time
 
-from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 4_000_000
@@ -23,7 +23,7 @@ def rows_at(options: Options) -> int:
     return options.scaled(ROWS, 40_000, 4_000)
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """Leaves the table registered and live. `repeat` runs, between runs of the limit."""
     rows = rows_at(options)
     limits = [_limit(mirror)]
@@ -58,7 +58,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
         "copy.limit_rows_per_s": round(limit),
         "copy.ratio": round(rate / limit, 3),
     }
-    return Outcome(
+    return BenchmarkResult(
         figures,
         (
             Line("copy", f"{rate:,.0f} rows/s", f"{limit:,.0f} rows/s", f"{rate / limit:.2f}", "≥ 0.25", cpu_text(cpu)),
@@ -67,7 +67,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     )
 
 
-def _limit(mirror: Mirror) -> float:
+def _limit(mirror: BenchmarkMirror) -> float:
     """Seconds that COPY TO STDOUT takes through psql, its start included."""
     command = [str(mirror.server.binary("psql")), "-X", "-q", "-d", mirror.dsn, "-c",
                f"COPY {TABLE} TO STDOUT (FORMAT binary)"]  # fmt: skip

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from benchmarks.compactions import Compactions
 from benchmarks.lag_writer import RECORD
-from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from benchmarks.writing import FRONTIER, steady_writer
 from mirror_pump.pipeline.flow.steps import Step
 
@@ -36,7 +36,7 @@ def rows_at(options: Options) -> int:
     return options.scaled(ROWS, 400_000, 4_000)
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """At BATCH_AGE, which the figures are for; at the default age; at BATCH_AGE beside a compaction. The table must be
     live."""
     age = float(options.settings.get("batch_age", BATCH_AGE))
@@ -49,7 +49,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
         outcome = _run(mirror, options, phase)
         figures |= outcome.figures
         lines += outcome.lines
-    return Outcome(figures, tuple(lines))
+    return BenchmarkResult(figures, tuple(lines))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Phase:
     compacting: bool = False
 
 
-def _run(mirror: Mirror, options: Options, phase: _Phase) -> Outcome:
+def _run(mirror: BenchmarkMirror, options: Options, phase: _Phase) -> BenchmarkResult:
     settings = {**options.settings, "batch_age": phase.batch_age}
     with MeasuredProcess(mirror, phase.name, "run", settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
@@ -93,10 +93,10 @@ def _run(mirror: Mirror, options: Options, phase: _Phase) -> Outcome:
         done = compactions.done()
         figures |= done.figures()
         lines.append(Line("lag: memory of the compaction", str(done.peak), "", "", "", str(done)))
-    return Outcome(figures, tuple(lines))
+    return BenchmarkResult(figures, tuple(lines))
 
 
-def _measure(mirror: Mirror, process: MeasuredProcess, begin: float, end: float) -> npt.NDArray[np.float64]:
+def _measure(mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, end: float) -> npt.NDArray[np.float64]:
     """Lags in seconds of the transactions that were committed between two times."""
     file = mirror.directory / "lag.markers"
     with steady_writer(mirror, _PER_SECOND, file):
@@ -111,7 +111,7 @@ def _measure(mirror: Mirror, process: MeasuredProcess, begin: float, end: float)
     return lags
 
 
-def _poll(mirror: Mirror, process: MeasuredProcess, file: Path, end: float) -> tuple[list[float], list[int]]:
+def _poll(mirror: BenchmarkMirror, process: MeasuredProcess, file: Path, end: float) -> tuple[list[float], list[int]]:
     """The frontier at each of its changes and when it was seen, until it has passed everything that was committed
     before `end`."""
     seen_at: list[float] = []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.sampling import Peak
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
 
 LARGE, SMALL = 2_000_000, 200_000
 _TIMEOUT = 900.0
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be live and empty."""
     sizes = {"small": options.scaled(SMALL, 10_000), "large": options.scaled(LARGE, 100_000)}
     peaks: dict[str, Peak] = {}
@@ -32,7 +32,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
         "memory.large_transaction_rows_per_s": round(rates["large"]),
         "memory.large_transaction_growth": round(growth, 3),
     }
-    return Outcome(
+    return BenchmarkResult(
         figures,
         (
             Line(f"memory: transaction of {sizes['small']:,} rows", str(small)),
@@ -42,7 +42,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     )  # fmt: skip
 
 
-def _drain(mirror: Mirror, options: Options, name: str, rows: int) -> tuple[Peak, float]:
+def _drain(mirror: BenchmarkMirror, options: Options, name: str, rows: int) -> tuple[Peak, float]:
     with MeasuredProcess(
         mirror, f"memory-{name}", "run", options.settings, until=mirror.wal_end(), profiling=options.profiling
     ) as process:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.reading import (
     ENGINES,
     Moment,
-    Reader,
+    ReaderProcess,
     Reading,
     current,
     current_snapshot,
@@ -24,7 +24,7 @@ from benchmarks.reading import (
     moment,
     without_equality_deletes,
 )
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from benchmarks.writing import steady_writer, write_one_by_one
 from mirror_pump.pipeline.flow.steps import Step
 
@@ -44,7 +44,7 @@ class ReadBenchmark:
         self._keys: tuple[int, ...] = ()
         self._maintained: Moment | None = None
 
-    def run(self, mirror: Mirror, options: Options) -> Outcome:
+    def run(self, mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         """The table must be live, and no change have been made to it yet."""
         transactions = options.scaled(COMMITS, 20)
         tens = mirror.rows // 40 // transactions
@@ -92,9 +92,9 @@ class ReadBenchmark:
                     figures |= ratios
                     lines.append(line)
         lines += [Line("read: WRONG", text) for text in _wrong(readings)]
-        return Outcome(figures, tuple(lines))
+        return BenchmarkResult(figures, tuple(lines))
 
-    def run_later(self, mirror: Mirror, options: Options) -> Outcome:
+    def run_later(self, mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         """After many small commits on top of the maintained table; no pump may run."""
         assert self._maintained is not None
         with MeasuredProcess(mirror, "read-later", "run", _settings(options), profiling=options.profiling) as process:
@@ -114,7 +114,7 @@ class ReadBenchmark:
                 figures |= ratios
                 lines.append(line)
         lines += [Line("read: WRONG", text) for text in _wrong(readings)]
-        return Outcome(figures, tuple(lines))
+        return BenchmarkResult(figures, tuple(lines))
 
 
 def _settings(options: Options) -> dict[str, object]:
@@ -122,13 +122,13 @@ def _settings(options: Options) -> dict[str, object]:
     return {"batch_age": 0, **options.settings}
 
 
-def _keys(mirror: Mirror, calls: int) -> tuple[int, ...]:
+def _keys(mirror: BenchmarkMirror, calls: int) -> tuple[int, ...]:
     """Of rows that the changes may have touched, of the first and last inserted, of one deleted and of none."""
     n = mirror.rows
     return (n // 3 // 40 * 40 + 7, n // 2 // 40 * 40 + 11, n - 1, n + 1, n + calls * 4, 40, 10**12)
 
 
-def _maintain(mirror: Mirror) -> float:
+def _maintain(mirror: BenchmarkMirror) -> float:
     """Seconds until nothing of the deletes is left; a second pass takes what came in the way of the first."""
     began = time.monotonic()
     for _ in range(2):
@@ -140,14 +140,14 @@ def _maintain(mirror: Mirror) -> float:
 
 
 def _read(
-    mirror: Mirror, process: MeasuredProcess, moments: Mapping[str, Moment]
+    mirror: BenchmarkMirror, process: MeasuredProcess, moments: Mapping[str, Moment]
 ) -> tuple[dict[str, dict[str, Reading]], dict[str, str]]:
     """By engine: readings by state, and its version, or why it does not run. The pump commits meanwhile."""
     readings: dict[str, dict[str, Reading]] = {}
     versions: dict[str, str] = {}
     with steady_writer(mirror, 1, mirror.directory / "read.markers"):
         for engine in ENGINES:
-            with Reader(engine, mirror) as reader:
+            with ReaderProcess(engine, mirror) as reader:
                 versions[engine] = reader.version or reader.error
                 if not reader.error:
                     readings[engine] = reader.compare(moments)

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 
 from benchmarks.lag_writer import RECORD
-from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
 from benchmarks.reading import current_snapshot, metadata
 from benchmarks.sampling import PUMP_ROLES
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from benchmarks.writing import steady_writer
 from mirror_pump.config import Settings
 from mirror_pump.pipeline.flow.steps import Step
@@ -67,7 +67,7 @@ def fill(connection: psycopg.Connection[Any], rows: int) -> None:
     connection.execute("ALTER TABLE public.big ADD PRIMARY KEY (id)")
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be there, and not registered yet."""
     rows = rows_at(options)
     began = time.monotonic()
@@ -121,7 +121,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
         "resolve.verified": equal,
         **peak.figures("resolve"),
     }
-    return Outcome(
+    return BenchmarkResult(
         figures,
         (
             Line(f"resolve: {updates / (end - begin):,.0f} updates/s, {rows:,} rows", f"≤ {highest:,} pending", "",
@@ -135,7 +135,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     )  # fmt: skip
 
 
-def _watch(mirror: Mirror, process: MeasuredProcess, end: float) -> list[_Look]:
+def _watch(mirror: BenchmarkMirror, process: MeasuredProcess, end: float) -> list[_Look]:
     looks: list[_Look] = []
     with mirror.connect() as connection:
         while time.monotonic() < end:
@@ -175,12 +175,12 @@ def _resolves(steps: list[Taken], begin: float) -> tuple[list[float], int]:
     return seconds, deletes
 
 
-def _markers(mirror: Mirror) -> int:
+def _markers(mirror: BenchmarkMirror) -> int:
     """Transactions that were written."""
     return (mirror.directory / "resolve.markers").stat().st_size // RECORD.size
 
 
-def _equal(mirror: Mirror) -> bool:
+def _equal(mirror: BenchmarkMirror) -> bool:
     """Count and sums that tie the values to their keys; nobody may write meanwhile.
 
     DuckDB would take very long to read past equality deletes, so their end is waited for.

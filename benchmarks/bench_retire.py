@@ -17,9 +17,9 @@ import psycopg
 from benchmarks import aging
 from benchmarks.aging import TABLE
 from benchmarks.late_writes import LateWrites
-from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from mirror_pump.config import load_settings
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.setup.stored_settings import complete
@@ -64,7 +64,7 @@ def fill(connection: psycopg.Connection[Any], rows: int) -> None:
     aging.fill(connection, rows, 2, (0, 2 * rows + 1, 10 * rows))
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be there, and not registered yet."""
     rows = rows_at(options)
     aging.register(mirror, rows)
@@ -132,7 +132,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
              f" {figures['retire.longest_statement_before_s']} s; "
              + ("seam read = what was written" if equal else f"WRONG: {found}, not {expected}")),
     ]  # fmt: skip
-    return Outcome(figures, tuple(lines))
+    return BenchmarkResult(figures, tuple(lines))
 
 
 def _pause(late: LateWrites, process: MeasuredProcess, seconds: float) -> None:
@@ -165,7 +165,7 @@ def _times(steps: list[Taken], due: float) -> _Times:
     return _Times(due, retention["seal"], passed[0], retention["prove"], retention["drop"], refused)
 
 
-def _seam(mirror: Mirror) -> tuple[Any, ...]:
+def _seam(mirror: BenchmarkMirror) -> tuple[Any, ...]:
     """The sums as DuckDB's seam read has them."""
     settings = complete(load_settings({"dsn": mirror.dsn}))
     with open_query(settings, Query(_SUMS), lambda _: None) as connection:

@@ -6,10 +6,10 @@ import time
 
 import orjson
 
-from benchmarks.outcome import Line, Options, Outcome, cpu_text
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 10_000_000
@@ -25,7 +25,7 @@ def rows_at(options: Options) -> int:
     return options.scaled(ROWS, 10_000)
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be live. Each time is from the end of ALTER TABLE to the publish that shows the new column."""
     rows = rows_at(options)
     with MeasuredProcess(mirror, "schema", "run", options.settings, profiling=options.profiling) as process:
@@ -46,7 +46,7 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     if options.verify:
         report = orjson.loads(mirror.program.run("verify", "--json", TABLE, timeout=_TIMEOUT))
         figures["schema.verified"] = all(table["equal"] for table in report["tables"])
-    return Outcome(
+    return BenchmarkResult(
         figures,
         (
             Line(
@@ -62,7 +62,9 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     )
 
 
-def _seconds(mirror: Mirror, process: MeasuredProcess, statement: str, expected: Step) -> tuple[float, float, float]:
+def _seconds(
+    mirror: BenchmarkMirror, process: MeasuredProcess, statement: str, expected: Step
+) -> tuple[float, float, float]:
     """From the statement's end until the table is live, and both times (time.monotonic())."""
     seen = sum(taken.step is Step.LIVE for taken in process.steps())
     with mirror.connect() as connection:

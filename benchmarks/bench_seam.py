@@ -21,10 +21,10 @@ import psycopg
 from benchmarks import aging
 from benchmarks.aging import TABLE
 from benchmarks.engines import POSTGRES, Checks, checks
-from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from benchmarks.reading import Reader
-from benchmarks.scene import Mirror
+from benchmarks.reading import ReaderProcess
+from benchmarks.scene import BenchmarkMirror
 from benchmarks.seam_process import SCAN, SUMS
 from mirror_pump.pipeline.flow.steps import Step
 
@@ -64,7 +64,7 @@ class _Took:
         return self.median(SEAM) / self.median(HEAP)
 
 
-class _SeamReader(Reader):
+class _SeamReader(ReaderProcess):
     module = "benchmarks.seam_process"
 
     def _environment(self) -> dict[str, str]:
@@ -83,7 +83,7 @@ def fill(connection: psycopg.Connection[Any], rows: int) -> None:
     aging.fill(connection, rows, 1, [1 + rows // _PARTITIONS * number for number in range(_PARTITIONS + 1)])
 
 
-def run(mirror: Mirror, options: Options) -> Outcome:
+def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be there, and not registered yet."""
     rows = rows_at(options)
     corrections = options.scaled(CORRECTIONS, 100)
@@ -124,10 +124,10 @@ def run(mirror: Mirror, options: Options) -> Outcome:
     itself = " and ".join(f"{figures[f'seam.postgres_{state}_s']} s" for state in (EMPTY, CORRECTED))
     lines.append(Line("seam: the same sums by PostgreSQL itself", "", itself))
     lines += [Line("seam: WRONG", text[:300]) for text in wrong]
-    return Outcome(figures, tuple(lines))
+    return BenchmarkResult(figures, tuple(lines))
 
 
-def _leave(mirror: Mirror, options: Options) -> float:
+def _leave(mirror: BenchmarkMirror, options: Options) -> float:
     """Seconds until all partitions that are due are proven; none is dropped, for the pin. The pump has ended then."""
     with MeasuredProcess(mirror, "seam", "run", options.settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
@@ -146,7 +146,7 @@ def _leave(mirror: Mirror, options: Options) -> float:
     return seconds
 
 
-def _correct(mirror: Mirror, corrections: int, edge: int) -> float:
+def _correct(mirror: BenchmarkMirror, corrections: int, edge: int) -> float:
     """Seconds that the corrections took, by plain UPDATE and DELETE of rows that the heap still has."""
     began = time.monotonic()
     mirror.execute("CALL public.bench_correct(%s, %s)", corrections, edge)
@@ -160,7 +160,7 @@ def _correct(mirror: Mirror, corrections: int, edge: int) -> float:
     return seconds
 
 
-def _heap_checks(mirror: Mirror) -> tuple[Checks, float]:
+def _heap_checks(mirror: BenchmarkMirror) -> tuple[Checks, float]:
     """What Postgres itself answers, and its seconds."""
     with mirror.connect() as connection:
         began = time.monotonic()
@@ -170,7 +170,9 @@ def _heap_checks(mirror: Mirror) -> tuple[Checks, float]:
     return checks(row), seconds
 
 
-def _compare(reader: Reader, mirror: Mirror, state: str, expected: Checks) -> tuple[dict[str, _Took], list[str]]:
+def _compare(
+    reader: ReaderProcess, mirror: BenchmarkMirror, state: str, expected: Checks
+) -> tuple[dict[str, _Took], list[str]]:
     """Each query in both modes, in turns, and what went wrong. Readings are noted in a file as they come."""
     results: dict[str, object] = {SUMS: expected, SCAN: expected["rows"]}
     seconds: dict[str, dict[str, list[float]]] = {query: {SEAM: [], HEAP: []} for query in results}

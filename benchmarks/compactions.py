@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed
 from benchmarks.sampling import Peak, Sampler, parent_of
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 
 _LONGEST = 300.0
 """Seconds that one process may take."""
@@ -51,7 +51,7 @@ class Done:
 class Compactions:
     """A thread that runs them, the first at `begin`, none after `end` (time.monotonic()); ends with the last."""
 
-    def __init__(self, mirror: Mirror, begin: float, end: float) -> None:
+    def __init__(self, mirror: BenchmarkMirror, begin: float, end: float) -> None:
         self._mirror = mirror
         self._begin = begin
         self._end = end

@@ -22,8 +22,8 @@ from tests.support.pgoutput_encoder import BEGIN, COMMIT, UNCHANGED, Cell, delet
 
 ROWS_BEFORE = 4_000_000
 TRANSACTION = 100
-Segment = tuple[bytes, npt.NDArray[np.int32]]
-Case = tuple[Segment, Mapping[int, RelationShape]]
+EncodedSegment = tuple[bytes, npt.NDArray[np.int32]]
+MicroCase = tuple[EncodedSegment, Mapping[int, RelationShape]]
 
 
 def shape(relation: int, types: str, key: tuple[int, ...] = (0,)) -> RelationShape:
@@ -35,7 +35,7 @@ def shape(relation: int, types: str, key: tuple[int, ...] = (0,)) -> RelationSha
 ACCT = "long int decimal(14,2) string timestamptz"
 
 
-def acct_mix(count: int, make_key: Callable[[int], list[Cell]], *, full: bool = False) -> Segment:
+def acct_mix(count: int, make_key: Callable[[int], list[Cell]], *, full: bool = False) -> EncodedSegment:
     """50% updates of random keys, 40% inserts, 10% deletes, in transactions of 100."""
     random = np.random.default_rng(1)
     kinds = random.random(count)
@@ -64,7 +64,7 @@ def acct_mix(count: int, make_key: Callable[[int], list[Cell]], *, full: bool = 
     return segment(messages)
 
 
-def toast_mix(count: int) -> Segment:
+def toast_mix(count: int) -> EncodedSegment:
     """Updates of 2,000 rows again and again, each with a large value that is mostly not sent."""
     random = np.random.default_rng(1)
     keys, sent = random.integers(0, 2000, count), random.random(count) < 0.05
@@ -75,14 +75,14 @@ def toast_mix(count: int) -> Segment:
     )
 
 
-def tiny() -> Case:
+def tiny() -> MicroCase:
     tables = {relation: shape(relation, ACCT) for relation in range(1, 5)}
     row: list[Cell] = ["1", "2", "3.00", "a note of some length", "2024-01-01 00:00:00.5+00"]
     messages = [BEGIN, *(update(relation, row) for relation in (1, 2, 3, 4, 1)), COMMIT]
     return segment(messages), tables
 
 
-def cases(count: int) -> dict[str, Case]:
+def cases(count: int) -> dict[str, MicroCase]:
     return {
         "acct": (acct_mix(count, lambda key: [str(key)]), {1: shape(1, ACCT)}),
         "acct, FULL": (acct_mix(count, lambda key: [str(key)], full=True), {1: shape(1, ACCT)}),

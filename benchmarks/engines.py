@@ -106,7 +106,7 @@ class SqlEngine:
 
 def spark(dsn: str, warehouse: str, log: Path) -> Engine:
     """Spark SQL with Iceberg's runtime. JdbcCatalog is asked for the table in each query."""
-    from mirror_pump.engine.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
+    from mirror_pump.engine.spark_runtime.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
 
     session = spark_session(SparkSettings(app_name="bench-read", log=log), jdbc_catalog("lake", dsn, warehouse))
     return SqlEngine(

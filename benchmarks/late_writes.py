@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from benchmarks.pumping import BenchmarkFailed
-from benchmarks.scene import Mirror
+from benchmarks.scene import BenchmarkMirror
 
 PER_SECOND = 200
 _WRITERS = 4
@@ -58,7 +58,7 @@ class LateWrites:
     reader with look-ups by key; and a look every 5 ms at which of them waits for a lock. As a context manager: its end
     stops them, and raises BenchmarkFailed if a statement of theirs had failed."""
 
-    def __init__(self, mirror: Mirror, rows: int) -> None:
+    def __init__(self, mirror: BenchmarkMirror, rows: int) -> None:
         """`rows`: those with the even keys 2 .. 2 * rows are updated; odd keys are inserted."""
         self._mirror = mirror
         self._rows = rows

@@ -39,7 +39,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BenchmarkResult:
     """A benchmark's figures: for latest.json, and for people."""
 
     figures: Mapping[str, float | int | str | bool]

@@ -15,7 +15,7 @@ from typing import IO, Any
 import orjson
 
 from benchmarks.sampling import Sampler, parent_of
-from benchmarks.scene import ROOT, Mirror
+from benchmarks.scene import ROOT, BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
 
 START_SECONDS = 120.0
@@ -51,7 +51,7 @@ class MeasuredProcess:
 
     def __init__(
         self,
-        mirror: Mirror,
+        mirror: BenchmarkMirror,
         name: str,
         action: str,
         settings: Mapping[str, object],

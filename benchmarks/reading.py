@@ -22,7 +22,7 @@ import psycopg
 from benchmarks.engines import POSTGRES, Checks, Row, checks, row
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed
-from benchmarks.scene import ROOT, Mirror
+from benchmarks.scene import ROOT, BenchmarkMirror
 
 ENGINES = ("spark", "duckdb", "pyiceberg", "chdb")
 LONGEST = 90.0
@@ -92,7 +92,7 @@ def current_snapshot(content: Mapping[str, Any]) -> tuple[int, Mapping[str, str]
     return number, one["summary"]
 
 
-def current(mirror: Mirror) -> tuple[str, int]:
+def current(mirror: BenchmarkMirror) -> tuple[str, int]:
     """Where the table's newest metadata is, and the frontier."""
     with mirror.connect() as connection:
         found = connection.execute(_POINTER).fetchone()
@@ -100,7 +100,7 @@ def current(mirror: Mirror) -> tuple[str, int]:
     return str(found[0]), int(found[1])
 
 
-def moment(mirror: Mirror, keys: Sequence[int]) -> Moment:
+def moment(mirror: BenchmarkMirror, keys: Sequence[int]) -> Moment:
     """The present one. Nobody else may write: the frontier then passes all that there is, and the heap stays as it is.
 
     The snapshot is pinned, so that it stays in the table's history, where Spark looks for it.
@@ -116,7 +116,7 @@ def moment(mirror: Mirror, keys: Sequence[int]) -> Moment:
     return Moment(frontier, location, snapshot, summary, checks(scanned), rows)
 
 
-def without_equality_deletes(mirror: Mirror, found: Moment) -> tuple[Moment, float]:
+def without_equality_deletes(mirror: BenchmarkMirror, found: Moment) -> tuple[Moment, float]:
     """The same rows in the first snapshot that has no equality deletes, and the seconds until it was there.
 
     Nobody else may write meanwhile. BenchmarkFailed if there is none in time.
@@ -133,7 +133,7 @@ def without_equality_deletes(mirror: Mirror, found: Moment) -> tuple[Moment, flo
     return found, time.monotonic() - began
 
 
-def _pin(mirror: Mirror, snapshot: int) -> None:
+def _pin(mirror: BenchmarkMirror, snapshot: int) -> None:
     mirror.execute(_PIN, snapshot)
 
 
@@ -155,18 +155,18 @@ class Reading:
     wrong: bool = False
 
 
-class Reader:
+class ReaderProcess:
     """One engine in a process of its own, as a context manager that ends it."""
 
     module = "benchmarks.reader_process"
     """What runs in the process."""
 
-    def __init__(self, engine: str, mirror: Mirror) -> None:
+    def __init__(self, engine: str, mirror: BenchmarkMirror) -> None:
         self.engine = engine
         self._mirror = mirror
         self._log = mirror.directory / f"reader-{engine}.log"
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> ReaderProcess:
         answer = self._start()
         self.version: str = answer.get("version", "")
         self.error: str = answer.get("error", "")

@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.conversion_plan import file_rewrite_of, listing_for, plan_conversion
-from mirror_pump.engine.delete_conversion import convert_deletes
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, listing_for, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.schema import LakeField, LakeSchema

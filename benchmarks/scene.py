@@ -24,7 +24,7 @@ SHOWN_SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_level"
 
 
 @dataclass(frozen=True)
-class Mirror:
+class BenchmarkMirror:
     """A database that `init` was run on, with a public.acct that is not registered yet."""
 
     server: EmbeddedPostgres
@@ -51,7 +51,7 @@ class Mirror:
         return Lsn(row[0])
 
 
-class Scene:
+class BenchmarkScene:
     """The server and the directory that everything lies in, which goes away at the end unless `keep` is set."""
 
     def __init__(self, directory: Path, *, keep: bool) -> None:
@@ -62,7 +62,7 @@ class Scene:
         directory.mkdir(parents=True)
         self._server = EmbeddedPostgres(directory / "postgres", fsync=True, settings=SERVER_SETTINGS)
 
-    def __enter__(self) -> Scene:
+    def __enter__(self) -> BenchmarkScene:
         self._server.start()
         return self
 
@@ -81,7 +81,7 @@ class Scene:
     @contextmanager
     def mirror(
         self, name: str, rows: int, fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None
-    ) -> Iterator[Mirror]:
+    ) -> Iterator[BenchmarkMirror]:
         """A fresh database, with rows 1 .. `rows` in public.acct, and a warehouse; both, and its slots, go at the end.
 
         `fill` makes what else there is to be. All rows are there before the slot is, as in a database that somebody
@@ -91,7 +91,7 @@ class Scene:
         directory.mkdir()
         dsn = self._server.create_database(name)
         program = Program(dsn, directory)
-        mirror = Mirror(self._server, program, dsn, directory, name, rows)
+        mirror = BenchmarkMirror(self._server, program, dsn, directory, name, rows)
         try:
             with mirror.connect() as connection:
                 connection.execute(Path(__file__).with_name("acct.sql").read_bytes())

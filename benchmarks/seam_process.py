@@ -25,7 +25,7 @@ SUMS, SCAN = "sums", "scan"
 _BATCH_ROWS = 100_000
 _SPARK_MEMORY = "2g"
 
-Read = Callable[[str, str], Checks | int]
+TimedRead = Callable[[str, str], Checks | int]
 """By mode and query."""
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     # What engines print must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    read: Read | None = None
+    read: TimedRead | None = None
     for line in sys.stdin.buffer:
         request: dict[str, Any] = orjson.loads(line)
         try:
@@ -49,13 +49,13 @@ def main() -> None:
         answers.write(orjson.dumps(answer) + b"\n")
 
 
-def _spark(request: dict[str, Any]) -> tuple[str, Read]:
+def _spark(request: dict[str, Any]) -> tuple[str, TimedRead]:
     """mirror_pump.spark.read, in a session as `mirror-pump connect --engine spark` describes it."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
     import mirror_pump.spark
-    from mirror_pump.engine.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
+    from mirror_pump.engine.spark_runtime.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
 
     session = spark_session(
         SparkSettings(app_name="bench-seam", log=Path(request["log"]), driver_memory=_SPARK_MEMORY),
@@ -74,7 +74,7 @@ def _spark(request: dict[str, Any]) -> tuple[str, Read]:
     return f"Spark {session.version} with Iceberg {ICEBERG_PACKAGE.rpartition(':')[2]}", read
 
 
-def _duckdb(request: dict[str, Any]) -> tuple[str, Read]:
+def _duckdb(request: dict[str, Any]) -> tuple[str, TimedRead]:
     """What `mirror-pump sql` does, without the start of its process: a DuckDB for each query."""
     from mirror_pump.config import load_settings
     from mirror_pump.ops.reads.query import Query, open_query

@@ -22,8 +22,8 @@ from hypothesis.stateful import run_state_machine_as_test
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mirror_pump.engine.runner import SparkTaskRunner  # noqa: E402 - the checkout has to be found first
-from mirror_pump.engine.session import SparkSettings, spark_session  # noqa: E402
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner  # noqa: E402 - the checkout has to be found first
+from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session  # noqa: E402
 from mirror_pump.testing.postgres import EmbeddedPostgres  # noqa: E402
 from tests.support.mirror_state_machine import MirrorMachine  # noqa: E402
 

@@ -28,10 +28,10 @@ from benchmarks import (
     bench_seam,
     report,
 )
-from benchmarks.outcome import Line, Options, Outcome
+from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, Profiling
-from benchmarks.scene import ROOT, Mirror, Scene
+from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
 USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
@@ -45,7 +45,7 @@ READERS_DOCUMENT = ROOT / "docs" / "readers.md"
 class Suite:
     """One run of the chosen benchmarks."""
 
-    def __init__(self, chosen: frozenset[str], options: Options, scene: Scene, console: Console) -> None:
+    def __init__(self, chosen: frozenset[str], options: Options, scene: BenchmarkScene, console: Console) -> None:
         self._chosen = chosen
         self._options = options
         self._scene = scene
@@ -97,17 +97,19 @@ class Suite:
     @contextmanager
     def _mirror(
         self, name: str, rows: int, fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None
-    ) -> Iterator[Mirror]:
+    ) -> Iterator[BenchmarkMirror]:
         with ExitStack() as stack:
             with self._shown(f"{name}: {rows:,} rows, init"):
                 mirror = stack.enter_context(self._scene.mirror(name, rows, fill))
             yield mirror
 
-    def _register(self, mirror: Mirror) -> None:
+    def _register(self, mirror: BenchmarkMirror) -> None:
         with self._shown(f"{mirror.name}: register"):
             mirror.program.run("register", TABLE, timeout=1800)
 
-    def _measure(self, name: str, benchmark: Callable[[Mirror, Options], Outcome], mirror: Mirror) -> None:
+    def _measure(
+        self, name: str, benchmark: Callable[[BenchmarkMirror, Options], BenchmarkResult], mirror: BenchmarkMirror
+    ) -> None:
         with self._shown(name):
             outcome = benchmark(mirror, self._options)
         self.figures |= outcome.figures
@@ -154,7 +156,7 @@ def main() -> int:
         profiling=Profiling(RESULTS) if arguments.profile else None,
     )
     facts: dict[str, str | float | int] = {"scale": options.scale, **report.machine()}
-    with Scene(arguments.work_dir.absolute() / "work", keep=arguments.keep) as scene:
+    with BenchmarkScene(arguments.work_dir.absolute() / "work", keep=arguments.keep) as scene:
         facts |= {f"server.{name}": value for name, value in scene.server_facts().items()}
         suite = Suite(arguments.only, options, scene, console)
         suite.run()

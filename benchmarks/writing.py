@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from benchmarks.scene import ROOT, Mirror
+from benchmarks.scene import ROOT, BenchmarkMirror
 
 FRONTIER = "SELECT replicated_lsn FROM modak.cutline WHERE table_id = 'public.acct'::regclass"
 _LONGEST = 60.0
@@ -21,7 +21,7 @@ _POLL = 0.002
 _NEXT = "SELECT greatest(0, (max(id) - %s + 3) / 4) FROM public.acct"
 
 
-def next_number(mirror: Mirror) -> int:
+def next_number(mirror: BenchmarkMirror) -> int:
     """The first number that bench_ten was not called with yet."""
     with mirror.connect() as connection:
         row = connection.execute(_NEXT, (mirror.rows,)).fetchone()
@@ -29,7 +29,7 @@ def next_number(mirror: Mirror) -> int:
     return int(row[0])
 
 
-def write_one_by_one(mirror: Mirror, process: MeasuredProcess, transactions: int, tens: int) -> float:
+def write_one_by_one(mirror: BenchmarkMirror, process: MeasuredProcess, transactions: int, tens: int) -> float:
     """So many transactions of `tens` times ten changes, each once the frontier has passed the one before. Returns the
     seconds."""
     first = next_number(mirror)
@@ -60,7 +60,7 @@ def write_one_by_one(mirror: Mirror, process: MeasuredProcess, transactions: int
 
 @contextmanager
 def steady_writer(
-    mirror: Mirror,
+    mirror: BenchmarkMirror,
     per_second: int,
     file: Path,
     first: int | None = None,

@@ -29,7 +29,7 @@ _TRANSACTIONAL_FLAG = 1
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginMessage:
     """Begins a transaction."""
 
     final_lsn: int
@@ -40,7 +40,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitMessage:
     """Ends a transaction."""
 
     commit_lsn: int
@@ -64,7 +64,7 @@ class RelationColumn:
 
 
 @dataclass(frozen=True)
-class Relation:
+class RelationMessage:
     """Describes a relation before its first row change, and again after it was altered."""
 
     relation_id: int
@@ -76,7 +76,7 @@ class Relation:
 
 
 @dataclass(frozen=True)
-class Truncate:
+class TruncateMessage:
     """TRUNCATE of one or more relations, at its place in the stream."""
 
     relation_ids: tuple[int, ...]
@@ -94,19 +94,19 @@ class LogicalMessage:
     content: bytes
 
 
-def parse_begin(message: bytes) -> Begin:
+def parse_begin(message: bytes) -> BeginMessage:
     """The Begin message 'B'."""
     final_lsn, commit_time, xid = _unpack(_BEGIN, message, "B")
-    return Begin(final_lsn, commit_time + _POSTGRES_EPOCH_US, xid)
+    return BeginMessage(final_lsn, commit_time + _POSTGRES_EPOCH_US, xid)
 
 
-def parse_commit(message: bytes) -> Commit:
+def parse_commit(message: bytes) -> CommitMessage:
     """The Commit message 'C'."""
     _flags, commit_lsn, end_lsn, commit_time = _unpack(_COMMIT, message, "C")
-    return Commit(commit_lsn, end_lsn, commit_time + _POSTGRES_EPOCH_US)
+    return CommitMessage(commit_lsn, end_lsn, commit_time + _POSTGRES_EPOCH_US)
 
 
-def parse_relation(message: bytes) -> Relation:
+def parse_relation(message: bytes) -> RelationMessage:
     """The Relation message 'R'. pgoutput sends an empty schema name for pg_catalog, which is spelled out here."""
     _check_tag(message, "R")
     try:
@@ -125,10 +125,10 @@ def parse_relation(message: bytes) -> Relation:
     except (struct.error, IndexError) as error:
         raise ValueError(f"a Relation message of {len(message)} bytes is truncated") from error
     _check_end(message, position, "R")
-    return Relation(relation_id, schema or "pg_catalog", name, identity.decode("ascii"), tuple(columns))
+    return RelationMessage(relation_id, schema or "pg_catalog", name, identity.decode("ascii"), tuple(columns))
 
 
-def parse_truncate(message: bytes) -> Truncate:
+def parse_truncate(message: bytes) -> TruncateMessage:
     """The Truncate message 'T'."""
     _check_tag(message, "T")
     try:
@@ -137,7 +137,7 @@ def parse_truncate(message: bytes) -> Truncate:
     except struct.error as error:
         raise ValueError(f"a Truncate message of {len(message)} bytes is truncated") from error
     _check_end(message, 1 + _TRUNCATE.size + 4 * count, "T")
-    return Truncate(relation_ids, bool(flags & _CASCADE_FLAG), bool(flags & _RESTART_FLAG))
+    return TruncateMessage(relation_ids, bool(flags & _CASCADE_FLAG), bool(flags & _RESTART_FLAG))
 
 
 def parse_logical_message(message: bytes) -> LogicalMessage:

@@ -77,6 +77,15 @@ class FileMissing(LakeError):
         """URI of the file."""
 
 
+class FileDamaged(LakeError):
+    """A file of the lake cannot be read although the storage gave it: it was cut off, or bytes of it changed."""
+
+    def __init__(self, message: str, remedy: str = "", location: str = "") -> None:
+        super().__init__(message, remedy)
+        self.location = location
+        """URI of the file."""
+
+
 class ForeignTable(LakeError):
     """Another engine changed a lake table so that the mirror cannot continue it. That table fails; others continue."""
 

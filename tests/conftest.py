@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
+from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.postgres import EmbeddedPostgres

@@ -36,7 +36,7 @@ def environment(archive_option: str | None = None) -> dict[str, str]:
 
 def main() -> None:
     """Makes ARCHIVE of the classes that a pump's Spark and a query use."""
-    from mirror_pump.engine.session import SparkSettings, end_java, spark_session
+    from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, spark_session
 
     ARCHIVE.parent.mkdir(exist_ok=True)
     ARCHIVE.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from decoders.columns import Kind
 from mirror_pump.config import Settings
-from mirror_pump.engine.session import libpq_access
+from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.model import Column
 from mirror_pump.ops.reads.table_reads import OutputColumn, TableRead, narrowed
 from mirror_pump.quoting import identifier, literal, spark_identifier

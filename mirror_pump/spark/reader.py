@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from mirror_pump.config import Settings, load_settings
-from mirror_pump.engine.session import CATALOG
+from mirror_pump.engine.spark_runtime.session import CATALOG
 from mirror_pump.errors import FileMissing, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TierKind, parse_lsn

@@ -138,7 +138,7 @@ class Demo:
         self.figures.copied_rows = self.scale * (100_000 + 11)
 
     def _reader(self, dsn: str) -> SparkSession:
-        from mirror_pump.engine.session import SparkSettings, spark_session
+        from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 
         spark = spark_session(
             SparkSettings(

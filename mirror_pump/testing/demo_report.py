@@ -22,7 +22,7 @@ class Check:
     history: int
     transactions: int
     seconds: float
-    """That Spark took."""
+    """Seconds that Spark took."""
 
     @property
     def equal(self) -> bool:
@@ -92,7 +92,7 @@ def print_queries(console: Console, dsn: str) -> None:
     write("  from mirror_pump.testing.lake import duckdb_connection")
     write(f"  duckdb_connection().sql(\"FROM iceberg_scan('{small}') ORDER BY bid\").show()")
     write("and the largest one from Spark (DuckDB reads it as well; its deletes are position deletes):")
-    write("  from mirror_pump.engine.session import SparkSettings, spark_session")
+    write("  from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session")
     write(f"  table = spark_session(SparkSettings()).read.format('iceberg').load('{large}')")
     write("  table.selectExpr('count(*)', 'sum(abalance)').show()")
     write("A mirror of your own: mirror-pump connect --engine spark|duckdb|pyiceberg|trino prints its settings.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import psycopg
 
-from mirror_pump.engine.session import jdbc_catalog
+from mirror_pump.engine.spark_runtime.session import jdbc_catalog
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.unregistration import unregister

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from mirror_pump.engine.chunk_copy import copy_chunk
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.ingest.chunk_copy import copy_chunk
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import LakeError
 
 Task = TypeVar("Task")

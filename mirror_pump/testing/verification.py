@@ -11,14 +11,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.verify import compare_duckdb, compare_spark
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.source.connect import connect
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.lake import duckdb_connection, metadata_location, read_duckdb
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
@@ -67,6 +70,27 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
         tasks.close()
     # Nobody completes copies that are still running, so only tables that can be compared count.
     compared = [table for table in report.tables if table.comparison is not None]
-    different = [table.to_json() for table in compared if not table.equal]
-    assert not different, f"heap and lake differ at frontier {report.frontier}: {different}"
+    different = [table for table in compared if not table.equal]
+    if different:
+        shown = "\n".join(f"{table.to_json()}; {_explained(database, table.table)}" for table in different)
+        raise AssertionError(f"heap and lake differ at frontier {report.frontier}:\n{shown}")
     return len(compared)
+
+
+def _explained(database: Database, table: str) -> str:
+    """What the lake has of the table now: its snapshots and files, and how many rows are read when it is read again. So
+    a difference that is seen once tells whether files are wrong or were read wrongly."""
+    try:
+        location = metadata_location(database.dsn, table)
+    except LookupError as error:
+        # Its name is printed in quotes, or another one in the catalog.
+        return str(error)
+    lake = LakeTable.load(location, StorageOptions(fsync=False))
+    listing = Listing(lake.storage)
+    files = [file for found in listing.files(lake.manifests).values() for file in found]
+    shown = [f"{file.content.name} {file.path} number {file.sequence_number}, {file.records} rows" for file in files]
+    snapshots = [
+        f"{snapshot.sequence_number}: {dict(snapshot.summary.entries)}" for snapshot in lake.metadata.snapshots
+    ]
+    again = read_duckdb(location).num_rows
+    return "\n  ".join((f"read again, {location} has {again} rows", *shown, *snapshots))

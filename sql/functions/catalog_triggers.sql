@@ -1,6 +1,6 @@
--- Triggers on the catalog's own tables. They have a file of their own, since to replace one waits for the table's writers.
+-- Triggers on the catalog's own tables, in a separate file because replacing a trigger waits for the table's writers.
 
--- Connectors of others replace rows here and do not know of folded_sequence: what is new is not folded.
+-- Other programs replace rows here and do not know folded_sequence. A new version of a row is not folded yet.
 CREATE OR REPLACE FUNCTION modak.delta_renewed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -2,7 +2,7 @@
 
 CREATE OR REPLACE FUNCTION modak.put_delta(id bigint, key text, what smallint, tier bigint, image jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
--- The version is drawn under the row's lock, so that versions order the writes of a key.
+-- The version is taken under the row's lock, so that versions order the writes of a key.
 INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
 VALUES (id, key, what, tier, nextval('modak.delta_version'), image)
 ON CONFLICT (table_id, pk) DO UPDATE
@@ -10,9 +10,10 @@ ON CONFLICT (table_id, pk) DO UPDATE
        payload = excluded.payload, updated_at = now(), folded_sequence = NULL
 $$;
 
--- Gives corrections that were captured before columns were added what every row from before has there. `columns`: an array of
--- {attnum, type, modifier, text}, the last as the column's type prints it (null: NULL). A correction that is captured
--- later names all columns, so one that lacks a column is from before. `waiting`: also for transactions that have one in hand.
+-- Adds new columns to corrections that were captured before, with the values that all older rows have there. `columns`: an
+-- array of {attnum, type, modifier, text}, where text is as the column's type prints it (null: NULL). A later correction
+-- names all columns, so one that lacks a column is older. `waiting`: waits for corrections that other transactions have
+-- locked, and does not skip them.
 CREATE OR REPLACE FUNCTION modak.complete_corrections(id bigint, columns jsonb, waiting boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$

@@ -1,10 +1,10 @@
--- The cut-line of a table with heap retention passes a partition: from then on its rows are the lake's, and
--- changes of them are corrections. It happens within the publish whose snapshot holds every row below the new cut-line, as
+-- Moves the cut-line of a table with heap retention past a partition. From then on the partition's rows belong to the lake,
+-- and changes of them are corrections. This is part of the publish whose snapshot holds every row below the new cut-line as
 -- of its frontier.
 
--- Locks what must not change while the cut-line passes a partition, for as long as lock_timeout lets it: the DEFAULT
--- partition, so that no partition is added, and the partition against writers, so that what is captured is all there is.
--- `name` is NULL for a partition that is not attached any more. `reason` says why it was no use.
+-- Locks what must not change while the cut-line passes a partition, subject to lock_timeout: the DEFAULT partition, so that
+-- no partition is added, and the partition against writers, so that the captured changes are complete. `name` is NULL for a
+-- partition that is no longer attached. `reason` says why a lock was not obtained.
 CREATE OR REPLACE FUNCTION modak.lock_to_advance(partition modak.partitions, OUT name text, OUT reason text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -26,14 +26,14 @@ BEGIN
     END IF;
 END $$;
 
--- Why the cut-line may not pass a partition as it is recorded, read under the locks; NULL: it may. `attached`: it is a
--- partition still.
+-- Why the cut-line may not pass a partition in its recorded state, read under the locks; NULL if it may. `attached`: it is
+-- still a partition.
 CREATE OR REPLACE FUNCTION modak.not_ready(partition modak.partitions, attached boolean, frontier bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT attached AND partition.gone_as IS DISTINCT FROM modak.gone_mark(partition.relation_id::oid) THEN
-        -- The frontier has to pass everything that was written to it while it was attached: sealed_lsn is behind that only
-        -- once the partition is known to be away.
+        -- The frontier has to pass everything that was written to the partition while it was attached. sealed_lsn is behind
+        -- that only after the mirror has noticed that the partition is detached.
         RETURN format('partition %s was altered meanwhile', partition.partition_id);
     ELSIF partition.sealed_lsn IS NULL THEN
         RETURN format('partition %s is not sealed', partition.partition_id);
@@ -51,7 +51,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Which partitions the cut-line has to pass before this one, or NULL.
+-- The partitions that the cut-line has to pass before this one; NULL if there are none.
 CREATE OR REPLACE FUNCTION modak.passed_first(partition modak.partitions, cut bigint) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -64,21 +64,21 @@ BEGIN
     HAVING count(*) > 0;
 END $$;
 
--- Keeps new pins out until the end of the transaction; returns a reader whom the cut-line must not overtake, or NULL. A
--- reader takes every correction of the table for one of a row below its cut-line: were the cut-line to pass a partition
--- under its pin, it would find the partition's corrected rows in the heap and in the delta. Readers that say that they read
--- in one snapshot do not care.
+-- Prevents new pins until the end of the transaction. Returns a reader that the cut-line must not overtake, or NULL. A
+-- reader takes every correction of the table as one of a row below its cut-line. If the cut-line passed a partition during
+-- its pin, it would find the partition's corrected rows both in the heap and in the delta. Readers that read in one database
+-- snapshot are not affected.
 CREATE OR REPLACE FUNCTION modak.lock_pins(id bigint, cut bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- Waits for pins that nobody sees yet.
+    -- Waits for pins that are not visible yet.
     LOCK TABLE modak.read_pins IN SHARE MODE;
     RETURN modak.pin_below(id, cut, false);
 EXCEPTION WHEN lock_not_available THEN
     RETURN format('%s is putting a pin in place', coalesce(modak.pinning(), 'a session'));
 END $$;
 
--- What was captured of a partition becomes corrections: as put_delta() does it, of all at once, since writers wait meanwhile.
+-- Turns a partition's captured changes into corrections, like put_delta(), but all at once, since writers wait meanwhile.
 CREATE OR REPLACE FUNCTION modak.captured_to_delta(partition modak.partitions) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
@@ -92,8 +92,8 @@ ON CONFLICT (table_id, pk) DO UPDATE
        payload = excluded.payload, updated_at = now(), folded_sequence = NULL
 $$;
 
--- Moves the cut-line past a partition, to `cut`, within the publish that moves the frontier to `frontier`. Returns why not,
--- or NULL. Its locks last until the end of the transaction.
+-- Moves the cut-line past a partition, to `cut`, within the publish that moves the frontier to `frontier`. Returns NULL, or
+-- why that is not possible. Its locks last until the end of the transaction.
 CREATE OR REPLACE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,10 +1,9 @@
--- Dropping: the last step of a partition's way out of the heap, once it is proven that the lake holds it.
+-- Dropping: a partition's last step out of the heap, once it is proven that the lake holds its rows.
 
--- A mark that stays the same as long as a partition is attached and its changes become corrections, without a break; NULL
--- if they do not. To detach it, or the table that it hangs from, or to replace its trigger or switch it off, leaves another
--- xmin behind, even if all is as before at the commit. VACUUM, also FREEZE and FULL, keeps xmin. A rewrite, in which
--- no trigger sees what becomes of the rows, leaves another file; VACUUM FULL, CLUSTER and TRUNCATE do too, and cost another
--- proof.
+-- A mark that stays the same while a partition is attached and its changes become corrections without interruption; NULL if
+-- they do not. Detaching the partition or a parent of it, and replacing or disabling its trigger, change an xmin, even if
+-- they are undone before the commit. VACUUM keeps xmin, also with FREEZE and FULL. A rewrite, whose changes no trigger sees,
+-- changes the file. So do VACUUM FULL, CLUSTER and TRUNCATE, which therefore require another proof.
 CREATE OR REPLACE FUNCTION modak.watch_mark(leaf oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT format('%s %s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin, l.relfilenode)
@@ -14,15 +13,15 @@ SELECT format('%s %s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin, l
    AND modak.retained_by(leaf, 'cold')
 $$;
 
--- A mark that stays the same as long as a partition is away: attaching and detaching leave another xmin behind, and what was
--- dropped does not come back.
+-- A mark that stays the same while a partition is detached or dropped: attaching and detaching change an xmin, and a dropped
+-- partition does not return.
 CREATE OR REPLACE FUNCTION modak.gone_mark(leaf oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT coalesce((SELECT c.xmin::text FROM pg_class c WHERE c.oid = leaf), 'dropped')
 $$;
 
 -- A foreign key to the whole table by which rows of other tables refer to rows of this partition; NULL if there is none.
--- Tables that the caller may not read are left to DETACH, which looks at them too.
+-- Ignores tables that the caller may not read: DETACH checks them too.
 CREATE OR REPLACE FUNCTION modak.referring_key(root oid, leaf oid) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -53,9 +52,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A reader that may still read a partition that the cut-line has passed, or NULL: it may have read the cut-line before. Then
--- its pin is there, or not committed yet, or its snapshot is older than that. Keeps new pins out until the end of the
--- transaction.
+-- A reader that may still read a partition that the cut-line has passed, since it read the cut-line before; NULL if there is
+-- none. Such a reader has a pin, or a pin that is not committed yet, or an older database snapshot. Prevents new pins until
+-- the end of the transaction.
 CREATE OR REPLACE FUNCTION modak.reader_of(partition modak.partitions) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -72,19 +71,19 @@ BEGIN
        AND age(a.backend_xmin) >= age(partition.advanced_xid::text::xid8::xid) ORDER BY a.xact_start LIMIT 1;
 END $$;
 
--- Locks a table and a partition of it against everybody, by the names that they had, and says whether these still lead to
--- them: whoever changed them meanwhile has committed by then.
+-- Locks a table and a partition of it in ACCESS EXCLUSIVE mode, by the names that they had. Returns whether they still have
+-- these names: a concurrent change has committed once the locks are granted.
 CREATE OR REPLACE FUNCTION modak.lock_to_drop(root oid, root_name text, leaf oid, leaf_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', root_name);
-    -- Everybody waits from here on, whatever else is to be locked: partition, DEFAULT partition, tables that refer.
+    -- From here on all other sessions wait, while this one locks the partition, the DEFAULT partition and referring tables.
     PERFORM set_config('lock_timeout', '50ms', true);
     EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', leaf_name);
     RETURN to_regclass(root_name) IS NOT DISTINCT FROM root AND to_regclass(leaf_name) IS NOT DISTINCT FROM leaf;
 END $$;
 
--- Detaches a partition, which is its owner's from then on: without our triggers.
+-- Detaches a partition and removes our triggers from it. From then on the mirror has nothing to do with it.
 CREATE OR REPLACE FUNCTION modak.detach_partition(root oid, leaf oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -106,12 +105,12 @@ DECLARE
 BEGIN
     EXECUTE format('DROP TABLE %s', name);
 EXCEPTION WHEN dependent_objects_still_exist THEN
-    -- A foreign key that refers to the whole table holds on to every partition; one without referred rows is let go.
+    -- A foreign key that refers to the whole table blocks the drop of any partition. DETACH permits it if no row refers to it.
     EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', root::regclass, name);
     EXECUTE format('DROP TABLE %s', name);
 END $$;
 
--- Drops a proven partition, or detaches it (`keep`). Returns why not, or NULL.
+-- Drops a proven partition, or detaches it (`keep`). Returns NULL, or why that is not possible.
 CREATE OR REPLACE FUNCTION modak.drop_proven(id bigint, held_by text, keep boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -128,7 +127,7 @@ BEGIN
     IF leaf IS NULL OR partition.state IS DISTINCT FROM 'tiered' THEN
         RETURN format('partition %s is not there, or is not proven', held_by);
     END IF;
-    -- DETACH looks at foreign keys as well, but while it keeps everybody out.
+    -- DETACH checks foreign keys as well, but while other sessions are locked out.
     reason := coalesce(modak.referring_key(root, leaf), modak.reader_of(partition));
     IF reason IS NOT NULL THEN
         RETURN reason;

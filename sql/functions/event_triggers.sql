@@ -1,7 +1,7 @@
 -- What the event triggers run (sql/queries/event_triggers.sql creates them, which takes a superuser). A user's statement must
 -- not fail because of the mirror.
 
--- At the end of a command that changes relations, types or schemas: tells of every mirrored table that it changed.
+-- At the end of a command that changes relations, types or schemas: emits a note for every mirrored table that it changed.
 CREATE OR REPLACE FUNCTION modak.mirror_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -22,8 +22,8 @@ BEGIN
              WHERE c.oid = ANY (touched) AND EXISTS (
                 SELECT FROM pg_depend d
                  WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray) AND d.deptype = 'n'));
-        -- What they are, what they are partitions of, tables that became their partitions, and those that have columns of
-        -- their row types (which are looked for only where something depends on these).
+        -- The changed relations, the tables of which they are partitions, tables that became their partitions, and tables with
+        -- columns of their row types (searched only if something depends on these).
         SELECT array_agg(s.table_id) INTO concerned
           FROM modak.mirror_shapes s
          WHERE s.table_id IN (
@@ -34,7 +34,7 @@ BEGIN
                         WHERE c.oid = ANY (touched) AND c.relkind = 'p')
             OR row_types <> '{}' AND s.shape -> 'types' ?| row_types;
         IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-            -- Its snapshot may be older than a registration. Messages about tables that are not mirrored are ignored.
+            -- The transaction's snapshot may be older than a registration. Notes about tables that are not mirrored are ignored.
             PERFORM modak.mirror_message(jsonb_build_object('table', unseen.id, 'rewritten', 4))
                FROM (SELECT DISTINCT coalesce(pg_partition_root(relation)::oid, relation)::bigint AS id
                        FROM unnest(touched) relation) unseen
@@ -51,7 +51,7 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
 END $$;
 
--- When objects are dropped: tells of the mirrored tables that they belonged to.
+-- When objects are dropped: emits notes for the mirrored tables that they belonged to.
 CREATE OR REPLACE FUNCTION modak.mirror_drop() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -73,14 +73,14 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
 END $$;
 
--- Before a heap is rewritten: says why.
+-- Before a heap is rewritten: emits a note with the reason.
 CREATE OR REPLACE FUNCTION modak.mirror_rewrite() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rewritten oid := pg_event_trigger_table_rewrite_oid();
     mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
 BEGIN
-    -- It does not ask whether the table is mirrored: see modak.mirror_truncated().
+    -- Does not check whether the table is mirrored: see modak.mirror_truncated().
     PERFORM modak.mirror_message(jsonb_build_object(
         'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
 END $$;

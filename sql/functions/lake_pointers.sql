@@ -1,4 +1,4 @@
--- Where the lake table of each mirrored table is: Iceberg's catalog knows it by name, the mirror by its OID.
+-- The Iceberg pointer of each mirrored table. Iceberg's catalog identifies the table by name, the mirror by OID.
 
 CREATE OR REPLACE VIEW modak.lake_pointers AS
 SELECT t.table_id, i.metadata_location, i.previous_metadata_location

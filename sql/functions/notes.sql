@@ -1,4 +1,4 @@
--- Notes: transactional messages that tell the stream, at its exact place, that a mirrored table has changed its shape.
+-- Notes: transactional messages which say, at the exact position in the stream, that a mirrored table has changed its shape.
 
 -- Puts a note into the stream, at its place in this transaction.
 CREATE OR REPLACE FUNCTION modak.mirror_message(content jsonb) RETURNS pg_lsn
@@ -11,9 +11,9 @@ SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
   FROM modak.mirror_secret
 $$;
 
--- What rows from before a command have in the columns that it added with a constant default (pg_attribute.attmissingval), as
--- the stream prints it, by attribute number. Only of columns that `former` lacks, if every leaf has the same value, of types
--- that print alike in any session, and if the text is short enough for a note.
+-- The values that older rows have in columns that a command added with a constant default (pg_attribute.attmissingval), as
+-- the stream prints them, by attribute number. Contains a column only if `former` lacks it, every leaf has the same value,
+-- its type prints alike in any session, and the text is short enough for a note.
 CREATE OR REPLACE FUNCTION modak.mirror_missing(root oid, former jsonb) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
@@ -41,8 +41,8 @@ SELECT coalesce(jsonb_object_agg(found.attnum::text, found.texts[1]), '{}')
  WHERE found.leaves = (SELECT count(*) FROM leaves) AND cardinality(found.texts) = 1 AND length(found.texts[1]) <= 8192
 $$;
 
--- Corrections name columns as the heap does: columns that were renamed since `former` get their new names, those that are gone
--- are left out.
+-- Corrections name columns as the heap does. Renames the columns in them that were renamed since `former`, and removes
+-- those that were dropped.
 CREATE OR REPLACE FUNCTION modak.mirror_rename_payloads(id bigint, former jsonb, present jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -69,7 +69,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Columns that are new since `former`, and NULL in every row so far: by attribute number, with null.
+-- Columns added since `former` that are NULL in every row so far: null, by attribute number.
 CREATE OR REPLACE FUNCTION modak.mirror_added(former jsonb, present jsonb) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT coalesce(jsonb_object_agg(p ->> 'attnum', NULL::text), '{}')
@@ -80,7 +80,7 @@ SELECT coalesce(jsonb_object_agg(p ->> 'attnum', NULL::text), '{}')
    AND NOT EXISTS (SELECT FROM jsonb_array_elements(former -> 'columns') f WHERE f -> 'attnum' = p -> 'attnum')
 $$;
 
--- Corrections name new columns too, with what rows from before have there.
+-- Adds new columns to corrections, with the values that older rows have there.
 CREATE OR REPLACE FUNCTION modak.mirror_complete_payloads(id bigint, present jsonb, added jsonb, missing jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -94,9 +94,9 @@ BEGIN
      HAVING count(*) > 0;
 END $$;
 
--- Tells the stream what one table is like now. `exact`: within the transaction that changed it, right behind the change; not
--- said while an event trigger is off, which may have had more to tell. `filled` names partitions whose rows are not in the
--- stream: new ones that hold a page, and those whose file was known and is another now.
+-- Emits a note with the present shape of one table. `exact`: the note directly follows the change in its transaction. False
+-- while an event trigger is disabled, since that trigger may have missed other changes. The note's `filled` names partitions
+-- whose rows are not in the stream: new ones with at least one page, and those whose file was replaced.
 CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -105,7 +105,7 @@ DECLARE
     missing jsonb := '{}';
 BEGIN
     SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
-    UPDATE modak.mirror_shapes SET shape = present, told_at = now() WHERE table_id = told_id;
+    UPDATE modak.mirror_shapes SET shape = present, noted_at = now() WHERE table_id = told_id;
     PERFORM modak.mirror_rename_payloads(told_id, former, present);
     IF present IS NOT NULL THEN
         added := modak.mirror_added(former, present);
@@ -125,10 +125,10 @@ BEGIN
                                ELSE (f ->> 'file')::bigint <> pg_relation_filenode((l ->> 'id')::oid)::bigint END)));
 END $$;
 
--- Compares tables with what the stream was told of them, and tells it of those that differ; returns how many. Outside of the
--- transaction of the change (not `exact`), a lock makes sure that no other change of the table is under way. A table that we
--- may not lock cannot be mirrored any more: what is told makes it fail. `forced` ones are told of in any case, as
--- `settled`: every transaction that wrote to them before the last note has ended.
+-- Compares tables with their last notes, emits notes for those that differ, and returns their number. Outside of the
+-- transaction of the change (not `exact`), a lock ensures that no other change of the table is in progress. A table that we
+-- may not lock can no longer be mirrored: its note makes it fail. `forced` tables get a note in any case, marked `settled`:
+-- every transaction that wrote to them before the last note has ended.
 CREATE OR REPLACE FUNCTION modak.mirror_note(exact boolean, only_ids bigint[], forced bigint[]) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -147,7 +147,7 @@ BEGIN
             EXECUTE format('LOCK TABLE %I.%I IN ACCESS SHARE MODE', present ->> 'schema', present ->> 'name');
             SELECT modak.mirror_shape(known.table_id::oid) INTO present;
         END IF;
-        -- Types alone change without a lock on the table: a change of theirs that nobody was told of is another one.
+        -- Only types can change without a lock on the table. A change of theirs that was not noted counts as a difference.
         PERFORM modak.mirror_tell(known.table_id, present, exact, known.table_id = ANY (forced)
                                   AND known.former -> 'types' IS NOT DISTINCT FROM present -> 'types');
         told := told + 1;
@@ -155,8 +155,8 @@ BEGIN
     RETURN told;
 END $$;
 
--- For an event trigger that failed: says that something about these tables has changed, so that no change of theirs is
--- applied before they are described again.
+-- For an event trigger that failed: emits notes that say only that these tables have changed. Their changes are not applied
+-- before another note describes them.
 CREATE OR REPLACE FUNCTION modak.mirror_alarm(concerned bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 SELECT count(modak.mirror_message(jsonb_build_object('table', table_id, 'rewritten', 4)))

@@ -1,16 +1,16 @@
--- The triggers on partitions of tables with heap retention, and what puts them there. Partitions' triggers refer to these
--- functions by OID, so each keeps its name and takes no parameters.
+-- The triggers on partitions of tables with heap retention, and the functions that create them. Triggers refer to their
+-- functions by OID, so each trigger function keeps its name and takes no parameters.
 --
 -- A trigger's arguments: table_id, partition_id, the partition's attribute numbers of the tier key and of the key's columns
 -- (these survive renames), and the kind of trigger:
 --   capture   the partition is being sealed: its changes wait in mirror_captured until the cut-line passes it
 --   cold      the cut-line has passed it: its changes are corrections of the lake
 --   default   the DEFAULT partition: rows below the cut-line that arrive here are corrections too
--- Triggers of a partition that was detached do nothing. Every value is printed under the settings of these functions, as
--- the mirror's own connections do. Where row security would hide rows, they fail.
+-- Triggers of a detached partition do nothing. All values are printed under the settings of these functions, which are those
+-- of the mirror's own connections. If row security would hide rows, the triggers fail.
 
--- Records what a partition holds under a key whose row was changed: of a partition that is being sealed as captured, of one
--- below the cut-line as a correction.
+-- Records the row that a partition holds for a changed key: as a captured change if the partition is being sealed, as a
+-- correction if it is below the cut-line.
 CREATE OR REPLACE FUNCTION modak.put_change(kind text, id bigint, held_by text, key text, what smallint, tier bigint, image jsonb)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -26,9 +26,10 @@ BEGIN
            version = nextval('modak.delta_version'), payload = excluded.payload;
 END $$;
 
--- Refuses a change by a transaction whose snapshot is older than a column of the partition: it would leave the column out of
--- the row's payload, since it reads catalogs by that snapshot, and rows as they are. Columns are only ever added behind the
--- others. pg_class is read by the snapshot; has_column_privilege() looks at the present catalogs, and is NULL for no column.
+-- Refuses a change by a transaction whose snapshot is older than a column of the partition. It reads catalogs as of that
+-- snapshot, but rows in their present form, so it would omit the column from the row's payload. Columns are only ever added
+-- behind the others. pg_class is read as of the snapshot; has_column_privilege() reads the present catalogs, and is NULL for
+-- a column that does not exist.
 CREATE OR REPLACE FUNCTION modak.refuse_outdated(leaf oid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -42,7 +43,7 @@ BEGIN
     END IF;
 END $$;
 
--- For each row of a partition that is being sealed, or that the cut-line has passed.
+-- The trigger for each row of a partition that is being sealed, or that the cut-line has passed.
 CREATE OR REPLACE FUNCTION modak.record_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
@@ -81,7 +82,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- What was captured before is void. It is not deleted: a REPEATABLE READ transaction does not see all of it.
+-- Invalidates changes captured before. Does not delete them, since a REPEATABLE READ transaction does not see all of them.
 CREATE OR REPLACE FUNCTION modak.capture_truncate() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -93,7 +94,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A TRUNCATE concerns rows at or above the cut-line: those of this partition stay in the lake.
+-- TRUNCATE affects rows at or above the cut-line only. Those of a partition below it stay in the lake.
 CREATE OR REPLACE FUNCTION modak.cold_truncate() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -105,8 +106,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- On the DEFAULT partition: a row below the cut-line goes to modak.delta, as other triggers leave it, any other belongs
--- nowhere.
+-- On the DEFAULT partition: moves a row below the cut-line to modak.delta, as other triggers have left it, and refuses any
+-- other row.
 CREATE OR REPLACE FUNCTION modak.route_old_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
@@ -124,7 +125,7 @@ BEGIN
     IF TG_OP = 'UPDATE' AND NOT EXISTS (
             SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum = ANY (keys)
                AND to_jsonb(OLD) -> a.attname::text IS DISTINCT FROM to_jsonb(NEW) -> a.attname::text) THEN
-        -- By a trigger that the INSERT fired before this one, which is still to come.
+        -- Changed by a trigger that fired before this one. This trigger fires again for that change.
         RETURN NULL;
     END IF;
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
@@ -157,8 +158,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Puts a partition's triggers in place, of one of the kinds above, or in the place of those that it has: their names are the
--- same for all kinds. Replacing takes SHARE ROW EXCLUSIVE, as creating does.
+-- Creates a partition's triggers of one of the kinds above, and replaces those that it has: the names are the same for all
+-- kinds. Replacing takes SHARE ROW EXCLUSIVE, as creating does.
 CREATE OR REPLACE FUNCTION modak.retain_triggers(root oid, leaf oid, held_by text, kind text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -181,8 +182,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Whether a partition's row trigger is there, is ours and of this kind, and was not switched off. The kind is its last
--- argument; pg_trigger.tgargs ends each with a zero byte.
+-- Whether a partition's row trigger exists, is ours, is of this kind and is enabled. The kind is its last argument;
+-- pg_trigger.tgargs ends each argument with a zero byte.
 CREATE OR REPLACE FUNCTION modak.retained_by(leaf oid, kind text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid

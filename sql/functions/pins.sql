@@ -1,10 +1,10 @@
--- Pins: what a reader is about to read stays until it has read it, or the pin has expired.
+-- Pins: what a reader has pinned stays until the reader releases the pin, or the pin expires.
 
--- Pins tables and returns what is pinned, all of one moment: the cut-line, the published snapshot and the frontier of each
--- table, the properties of its cut-line, the metadata file that the catalog names, and its registration. It is one
--- statement, which has its lock on read_pins before it reads the cut-line and the published snapshot: pinning() and LOCK
--- TABLE modak.read_pins count on that. `snapshot_id` and `cut` are pinned instead of the published snapshot and the
--- cut-line where they are given. `in_one_snapshot` promises what the column of read_pins says.
+-- Pins tables, and returns for each its cut-line, published snapshot and frontier, the properties of its cut-line, the
+-- metadata file that the catalog names, and its registration, all as of one moment. This is one statement, which locks
+-- read_pins before it reads the cut-line and the published snapshot: pinning() and LOCK TABLE modak.read_pins rely on that.
+-- `snapshot_id` and `cut`, if given, are pinned instead of the published snapshot and the cut-line. By `in_one_snapshot` the
+-- caller promises what the comment on that column of read_pins says.
 CREATE OR REPLACE FUNCTION modak.pin_tables(table_ids bigint[], duration interval, in_one_snapshot boolean DEFAULT true,
                                             snapshot_id bigint DEFAULT NULL, cut bigint DEFAULT NULL)
 RETURNS TABLE (pin_id bigint, table_id bigint, tier_key_hi bigint, lake_snapshot_id bigint, replicated_lsn bigint,
@@ -28,7 +28,7 @@ SELECT p.pin_id, n.table_id, n.tier_key_hi, n.lake_snapshot_id, n.replicated_lsn
   FROM present n JOIN pinned p ON p.table_id = n.table_id
 $$;
 
--- For readers: pins one table, and returns the cut-line, the published snapshot, and where the lake is at the published
+-- For readers: pins one table, and returns its cut-line, its published snapshot, and the location of the lake at that
 -- snapshot.
 CREATE OR REPLACE FUNCTION modak.pin(relation regclass, ttl interval DEFAULT '15 minutes', in_one_snapshot boolean DEFAULT false)
 RETURNS TABLE (pin_id bigint, t bigint, s bigint, metadata_location text, snapshot_id text)
@@ -37,9 +37,9 @@ SELECT p.pin_id, p.tier_key_hi, p.lake_snapshot_id, p.lake_props ->> 'metadata_l
   FROM modak.pin_tables(ARRAY[relation::oid::bigint], ttl, pin.in_one_snapshot) p
 $$;
 
--- What rows from before a column have in it (columns that are not here: NULL), as the column's type prints it: for readers
--- of a published snapshot that lacks columns which the table has by now, those of field IDs that it has not (NULL: of no ID
--- yet). As of the caller's snapshot.
+-- The values that rows have in columns which were added later, as the column's type prints them; NULL in columns that are
+-- not returned. For readers of a published snapshot that lacks columns which the table has by now: those whose field IDs the
+-- snapshot lacks (NULL: not assigned yet). As of the caller's snapshot.
 CREATE OR REPLACE FUNCTION modak.initial_values(relation regclass) RETURNS TABLE (column_name text, field_id int, value text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
@@ -62,9 +62,9 @@ LANGUAGE sql AS $$
 WITH gone AS (DELETE FROM modak.read_pins WHERE pin_id = pin RETURNING 1) SELECT EXISTS (SELECT FROM gone)
 $$;
 
--- A transaction that may hold a pin which nobody else sees yet, if it is younger than that (NULL: of any age); NULL if
--- there is none. Whoever pins holds this lock from before it reads the cut-line and the published snapshot until its pin is
--- visible, or never will be.
+-- A transaction that is not older than the given one (NULL: of any age) and may hold a pin that others cannot see yet; NULL
+-- if there is none. A pinning transaction holds this lock from before it reads the cut-line and the published snapshot until
+-- it ends.
 CREATE OR REPLACE FUNCTION modak.pinning(younger interval DEFAULT NULL) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 SELECT coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.gid), 'a prepared transaction')
@@ -81,8 +81,8 @@ SELECT coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.
  ORDER BY began.at DESC LIMIT 1
 $$;
 
--- A reader whose pin is of a cut-line below `cut`: the pin that lasts longest; NULL if there is none. `whole`: of any
--- reader; else only of those that may read the delta more than once, or without a filter (not read_pins.in_one_snapshot).
+-- The reader whose pin of a cut-line below `cut` expires last; NULL if there is none. With `whole`, considers all readers,
+-- otherwise only those that may read the delta more than once, or without a filter (not read_pins.in_one_snapshot).
 CREATE OR REPLACE FUNCTION modak.pin_below(id bigint, cut bigint, whole boolean) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 SELECT format('pin %s of a reader (%s) lasts until %s', p.pin_id, p.reader, date_trunc('second', p.expires_at))

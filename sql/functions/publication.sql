@@ -1,7 +1,7 @@
--- The publication, as its tables are in it.
+-- The publication and its tables.
 
--- Takes a relation out of a publication; false if it is not in there. By its OID, since not every name can be told to a
--- client: a database may have names with characters that the client's encoding lacks.
+-- Removes a relation from a publication. False if it is not in it. Takes the OID, since a name may have characters that the
+-- client's encoding lacks.
 CREATE OR REPLACE FUNCTION modak.mirror_unpublish(publication text, relation bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -13,9 +13,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- How the mirror's tables are published. `present` is a mark that changes with the publication's settings and with the
--- table's part in it, also if that is changed back. `whole`: all rows and columns are published (filters exist from version
--- 15 on).
+-- How the mirror's tables are published. `present` is a mark that changes whenever the publication's settings or the table's
+-- part in it change, even if a change is undone. `whole`: all rows and columns are published (filters exist since
+-- PostgreSQL 15).
 CREATE OR REPLACE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),

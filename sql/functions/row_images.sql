@@ -1,10 +1,10 @@
--- Rows as corrections have them: the tier key's value, the canonical key, and the payload, which is the row as JSON. A
--- column may change its name or type at any time, so most of these functions write SQL for a relation as it is now; whoever
--- calls them runs that for a row.
--- payload_columns(), row_payload() and canonical_key_sql() have the search_path of their callers, which call them for each row: to
--- set one takes longer than it looks.
+-- The form of a row in corrections: the tier key's value, the canonical key, and the payload, which is the row as JSON. A
+-- column may change its name or type at any time, so most of these functions generate SQL for the present relation, and the
+-- caller runs it for a row.
+-- payload_columns(), row_payload() and canonical_key_sql() run with the search_path of their callers, which call them for
+-- each row, because setting search_path is expensive.
 
--- The seam protocol's key: one part as it is, several joined by chr(31).
+-- The seam protocol's key: a single part as it is, several parts joined by chr(31).
 CREATE OR REPLACE FUNCTION modak.canonical_pk(VARIADIC parts text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE WHEN cardinality(parts) = 1 THEN parts[1]
@@ -12,8 +12,8 @@ SELECT CASE WHEN cardinality(parts) = 1 THEN parts[1]
                     FROM unnest(parts) WITH ORDINALITY AS p(part, place)) END
 $$;
 
--- The attribute numbers of the tier key and of the key's columns, in the key's order, in `leaf`: a partition of `root`, or
--- that itself. The catalog has names as of the frontier; the columns may have got others since, but keep their numbers.
+-- The attribute numbers of the tier key and of the key's columns, in the key's order, in `leaf`: `root` or a partition of it.
+-- The catalog has names as of the frontier. Columns may have been renamed since, but keep their numbers.
 CREATE OR REPLACE FUNCTION modak.key_numbers(root oid, leaf oid, OUT tier int, OUT keys int[])
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -30,12 +30,12 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a type was made in this database (16384 is FirstNormalObjectId), not by initdb.
+-- Whether a type was created in this database and not by initdb (16384 is FirstNormalObjectId).
 CREATE OR REPLACE FUNCTION modak.is_user_type(type oid) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT type >= 16384::pg_catalog.oid';
 
--- The condition under which row `t` of `leaf` has the key of the row `other`, by the operators of the key's index: those of
--- an extension's types are in whatever schema that has. Those of enums and composites take no domains.
+-- The condition that row `t` of `leaf` has the key of the row `other`, with the operators of the key's index: those of an
+-- extension's types may be in any schema. The operators of enums and composites do not accept domains.
 CREATE OR REPLACE FUNCTION modak.key_match(leaf oid, keys int[], other text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -89,7 +89,7 @@ BEGIN
                    OR modak.is_user_type(r.type) AND EXISTS (
                       SELECT FROM pg_cast c
                        WHERE c.castsource = r.type AND c.casttarget IN ('json'::regtype, 'jsonb'::regtype)))
-           -- Arrays within arrays.
+           -- Nested arrays.
            OR count(*) FILTER (WHERE r.category = 'A') > 1,
            bool_and(r.type IN ('bool'::regtype, 'bytea'::regtype, 'int8'::regtype, 'int2'::regtype, 'int4'::regtype,
                                'text'::regtype, 'varchar'::regtype, 'numeric'::regtype, 'uuid'::regtype))
@@ -142,8 +142,8 @@ BEGIN
         ELSE format(' CROSS JOIN LATERAL jsonb_to_record(i.payload) AS p(%s)', typed) END;
 END $$;
 
--- SQL that gives, for the row that is `from_row` in SQL, its tier key's value, its canonical key, and its payload: the whole
--- row, or the key columns alone. `keys` are attribute numbers in the order of the key.
+-- SQL that returns the tier key's value, the canonical key and the payload of the row given by the SQL text `from_row`. The
+-- payload is the whole row, or the key columns alone. `keys` are attribute numbers in the order of the key.
 CREATE OR REPLACE FUNCTION modak.row_image(relation oid, tier int, keys int[], whole boolean, from_row text DEFAULT '($1)')
 RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -155,9 +155,9 @@ BEGIN
               FROM modak.row_payload(relation, CASE WHEN NOT whole THEN keys END) p);
 END $$;
 
--- SQL that gives, for a row of `leaf` as $1, what the partition holds under its key now: tier value, key, op, and the payload,
--- of a whole row (0), or of the key alone where there is none (1). A trigger's NEW may be outdated: other triggers change
--- the row again, and what they do is captured before what they were called for.
+-- SQL that returns, for a row of `leaf` as $1, what the partition holds for its key now: tier value, key, op, and the
+-- payload: the whole row (op 0), or the key alone if there is no row (op 1). A trigger's NEW may be outdated: other triggers
+-- may change the row again, and their changes are captured before the change that fired them.
 CREATE OR REPLACE FUNCTION modak.held_image(leaf oid, tier int, keys int[]) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -169,8 +169,8 @@ BEGIN
                   modak.row_image(leaf, tier, keys, true, 't'), modak.key_match(leaf, keys, '($1)'));
 END $$;
 
--- Corrections between two tier values, with their keys as texts, and how the heap partition differs from them: the row is
--- `missing` from the heap, `extra` there, or `different`.
+-- Corrections between two tier values, with their keys as texts, and how the heap partition differs from each: the row is
+-- `missing` in the heap, `extra` in the heap, or `different`.
 CREATE OR REPLACE FUNCTION modak.delta_against(root oid, leaf oid, lo bigint, hi bigint)
 RETURNS TABLE (pk text, key text[], difference text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'

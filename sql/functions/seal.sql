@@ -1,8 +1,9 @@
--- Sealing: the first step of a partition's way out of the heap. From its seal on, its changes are captured, so that they
--- can become corrections in the moment in which the cut-line passes it.
+-- Sealing: a partition's first step out of the heap. From its seal on, its changes are captured, so that they can become
+-- corrections when the cut-line passes the partition.
 
--- Why a partition cannot be sealed, or NULL: it is. The lock makes sure that a transaction which wrote to it has committed
--- before the trigger was there, or has its changes captured. What was captured in a former attempt is void.
+-- Seals a partition. Returns NULL, or why it cannot be sealed. The lock ensures that every transaction that writes to the
+-- partition has either committed before the trigger is in place, or has its changes captured. Discards changes that an
+-- earlier attempt captured.
 CREATE OR REPLACE FUNCTION modak.seal(id bigint, held_by text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -26,9 +27,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Makes a partition hot again that is not due any more; returns why not, or NULL. What was captured is forgotten: the
--- stream has all of it as long as the cut-line has not passed the partition. The triggers are switched off, not dropped,
--- since that keeps no reader out.
+-- Makes a partition hot again that is no longer due. Returns NULL, or why that is not possible. Discards captured changes: as
+-- long as the cut-line has not passed the partition, the stream has all of them. Disables the triggers and does not drop
+-- them, as a drop would block readers.
 CREATE OR REPLACE FUNCTION modak.unseal(id bigint, held_by text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -53,8 +54,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whether so many changes of a partition were captured since its seal that writers would wait too long for the cut-line to
--- pass it.
+-- Whether so many changes of a partition were captured since its seal that writers would have to wait too long while the
+-- cut-line passes it.
 CREATE OR REPLACE FUNCTION modak.captured_too_many(partition modak.partitions) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT count(*) > partition.capture_limit

@@ -1,7 +1,7 @@
 -- Shapes: everything about a mirrored table that decides what its rows and changes mean, as one JSON document.
 
--- A partitioned table's whole tree, or the table itself. Unlike pg_partition_tree() it takes no locks, so that neither a
--- user's command nor our looking at it waits for another relation.
+-- A partitioned table's whole tree, or the table itself. Unlike pg_partition_tree() it takes no locks, so neither a user's
+-- command nor the mirror waits for another relation.
 CREATE OR REPLACE FUNCTION modak.mirror_tree(root oid) RETURNS TABLE (relation oid, is_leaf boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE tree(relation) AS (
@@ -26,15 +26,15 @@ SELECT jsonb_build_object(
  WHERE c.oid = relation
 $$;
 
--- Whether a shape has a key that the mirror can go by; without one the table waits for its owner.
+-- Whether a shape has a key that the mirror can use. Without one the table waits until its owner adds one.
 CREATE OR REPLACE FUNCTION modak.mirror_has_key(shape jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT shape IS NOT NULL AND jsonb_array_length(shape -> 'identity' -> 'key') > 0
    AND shape -> 'identity' ->> 'setting' <> 'n' AND (shape -> 'identity' ->> 'immediate')::boolean
 $$;
 
--- Whether the event triggers are there and on. A single session that runs without them (event_triggers = off) leaves no
--- trace.
+-- Whether the event triggers exist and are enabled. Does not detect a session that disables them for itself
+-- (event_triggers = off).
 CREATE OR REPLACE FUNCTION modak.mirror_events() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT count(*) = 3 FROM pg_event_trigger
@@ -49,7 +49,7 @@ SELECT EXISTS (SELECT FROM modak.tables t JOIN pg_publication p ON p.pubname = t
                   AND to_jsonb(p) ->> 'pubgencols' = 's')
 $$;
 
--- Everything about a table that decides what its rows and changes mean; NULL for a table that is gone.
+-- Everything about a table that determines the meaning of its rows and changes. NULL for a dropped table.
 -- Of columns:
 --   filled      rows that exist may have a value in it that no rewrite put there. A partitioned table's own attributes do not
 --               say so, as it has no rows; its partitions' do.

@@ -1,4 +1,4 @@
--- One row a table, for people and dashboards.
+-- One row per table, for people and dashboards.
 
 CREATE OR REPLACE VIEW modak.status AS
 SELECT t.table_id,

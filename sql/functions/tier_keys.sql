@@ -1,7 +1,7 @@
 -- Tier keys: the values that a table with heap retention is partitioned by, as bigint on one axis.
 
--- A tier key on the catalog's axis: integers as they are, times in microseconds and dates in days since 1970-01-01 (UTC;
--- a timestamp as if it were). Infinities are the ends of the axis.
+-- A tier key as a number on the catalog's axis: integers as they are, times in microseconds and dates in days since
+-- 1970-01-01 (in UTC; a timestamp as if it were in UTC). Infinities are the ends of the axis.
 CREATE OR REPLACE FUNCTION modak.tier_value(value bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS 'SELECT value';
 CREATE OR REPLACE FUNCTION modak.tier_value(value timestamp) RETURNS bigint
@@ -19,7 +19,7 @@ SELECT CASE value WHEN 'infinity' THEN 9223372036854775807 WHEN '-infinity' THEN
             ELSE (value - date '1970-01-01')::bigint END
 $$;
 
--- The cut-line, or NULL as long as no row can be below it: the cut-line of a time key begins with the year 1
+-- The cut-line, or NULL while no row can be below it: the cut-line of a time key starts at the year 1
 -- (mirror_pump.model.Tier.moved).
 CREATE OR REPLACE FUNCTION modak.moved_cut(id bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -30,15 +30,15 @@ SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
                             ELSE -9223372036854775808 END
 $$;
 
--- Whether a tier value is infinity's, which the lake cannot hold. Above the cut-line the stream finds that out.
+-- Whether a tier value stands for infinity, which the lake cannot hold. For rows above the cut-line the pump detects it.
 CREATE OR REPLACE FUNCTION modak.is_infinite(id bigint, tier bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT tier = -9223372036854775808
        AND EXISTS (SELECT FROM modak.tables t WHERE t.table_id = id AND t.tier_key_type <> 'bigint')
 $$;
 
--- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Waits for whoever
--- alters the table or one of them: to print a bound, Postgres locks it.
+-- The partitions of a table that is partitioned by range of one column, with their bounds as tier values. Waits for sessions
+-- that alter the table or a partition, because Postgres locks a partition to print its bounds.
 CREATE OR REPLACE FUNCTION modak.tier_partitions(root oid) RETURNS TABLE (relation oid, lo bigint, hi bigint, is_default boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET timezone = 'UTC' AS $$
 DECLARE

@@ -1,7 +1,7 @@
--- TRUNCATE of a single partition: the stream of the partitioned table does not have it, so triggers put a note there.
+-- TRUNCATE of a single partition: the partitioned table's stream does not contain it, so triggers emit a note.
 
--- The trigger's function. It does not ask whether the table is mirrored: a transaction whose snapshot is older than the
--- registration would not see that.
+-- The trigger's function. It does not check whether the table is mirrored: a transaction whose snapshot is older than the
+-- registration would not see the registration.
 CREATE OR REPLACE FUNCTION modak.mirror_truncated() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -14,11 +14,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Puts the trigger on the partitions of a table that lack it; returns how many could not be locked (a TRUNCATE of theirs shows
--- by another file, later). Within a command that `touched` certain relations, only on those and on new ones: the
--- command may have no lock on others. ALTER TABLE ... DISABLE TRIGGER is undone within its own command. A partition that was
--- without the trigger for another reason may have been truncated meanwhile, so that is told. Partitions of other owners are
--- left alone.
+-- Creates the trigger on the partitions of a table that lack it. Returns the number of partitions that could not be locked (a
+-- TRUNCATE of such a partition is detected later by its new file). Within a command that `touched` certain relations,
+-- considers only those and new ones, since the command may hold no lock on others. ALTER TABLE ... DISABLE TRIGGER is undone
+-- within its own command. A partition that lacked the trigger for another reason may have been truncated meanwhile, so a note
+-- says that. Partitions of other owners are left alone.
 CREATE OR REPLACE FUNCTION modak.mirror_watch(root oid, touched oid[] DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
@@ -39,7 +39,7 @@ BEGIN
            AND (touched IS NULL OR c.oid = ANY (touched) OR told.leaf IS NULL)
     LOOP
         BEGIN
-            -- Known to mirror_ddl() and nobody else: the shape is noted once, not for each partition.
+            -- Only mirror_ddl() reads this: it notes the shape once, not for each partition.
             PERFORM set_config('modak.watching', secret, true) FROM modak.mirror_secret;
             IF NOT partition.made THEN
                 EXECUTE format('CREATE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s'
@@ -57,7 +57,7 @@ BEGIN
     RETURN missed;
 END $$;
 
--- Removes every trigger of ours from the partitions of a table.
+-- Removes all of our triggers from the partitions of a table.
 CREATE OR REPLACE FUNCTION modak.mirror_unwatch(root oid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,7 +1,7 @@
 -- Waiting for the frontier, from within the database.
 
--- Whether the frontier of every live table has passed a WAL position (default: the present one), now or within `timeout`.
--- An idle pump is woken by a message that is in the stream at once, whatever becomes of the caller's transaction.
+-- Whether the frontier of every live table passes a WAL position (default: the present one) within `timeout`. Wakes an idle
+-- pump by a message that is in the stream at once, even if the caller's transaction is rolled back.
 CREATE OR REPLACE FUNCTION modak.wait_for(lsn pg_lsn DEFAULT NULL, timeout interval DEFAULT '5 seconds') RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

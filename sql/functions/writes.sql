@@ -1,13 +1,13 @@
--- For applications: upsert() and delete() write a row wherever it is, in the heap or below the cut-line, with the caller's
--- own rights on the table.
+-- For applications: upsert() and delete() write a row in the heap or below the cut-line, wherever it is, with the caller's
+-- own privileges on the table.
 
--- The role whose statement this is, also within a SECURITY DEFINER function.
+-- The role that runs the statement, also within a SECURITY DEFINER function.
 CREATE OR REPLACE FUNCTION modak.caller() RETURNS name
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END
 $$;
 
--- A tombstone for a row below the cut-line, on behalf of a caller who may delete rows of the table.
+-- Writes a tombstone for a row below the cut-line, for a caller who may delete rows of the table.
 CREATE OR REPLACE FUNCTION modak.bury(relation regclass, key jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
@@ -46,8 +46,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- What callers of upsert() and delete() need of the catalog, whose tables they may not read: the tier key's column as the
--- heap has it, and the cut-line. The cut-line is NULL where no row can be below it, the row is missing for a table that is
+-- The part of the catalog that callers of upsert() and delete() need, since they may not read its tables: the present name of
+-- the tier key's column, and the cut-line. The cut-line is NULL if no row can be below it. Returns no row for a table that is
 -- not mirrored.
 CREATE OR REPLACE FUNCTION modak.tier_of(relation regclass) RETURNS TABLE (tier_column text, cut bigint)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -57,7 +57,7 @@ SELECT (SELECT a.attname::text FROM modak.mirror_tables m CROSS JOIN jsonb_to_re
   FROM modak.tables t WHERE t.table_id = relation::oid::bigint
 $$;
 
--- Checks the columns that a caller names, and says how each one's value comes out of the object $1.
+-- Checks the columns that a caller names, and returns for each the SQL that extracts its value from the object $1.
 CREATE OR REPLACE FUNCTION modak.given_columns(relation regclass, given jsonb)
 RETURNS TABLE (name name, expression text, in_key boolean, always boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -69,7 +69,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'undefined_table', MESSAGE = format('%s is not mirrored', relation);
     END IF;
     IF jsonb_typeof(given) IS DISTINCT FROM 'object' THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the row is no JSON object of its columns';
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the row is not a JSON object of its columns';
     END IF;
     SELECT array_agg(k) INTO key FROM jsonb_array_elements_text(modak.mirror_identity(relation) -> 'key') k;
     SELECT a.attname INTO wrong FROM pg_attribute a
@@ -102,8 +102,8 @@ BEGIN
      ORDER BY a.attnum;
 END $$;
 
--- Writes a whole row, wherever the row of its key is: INSERT ... ON CONFLICT (key) DO UPDATE on the table, whose triggers
--- take rows below the cut-line to modak.delta. A column that is not given gets its default. Says where the row went.
+-- Writes a whole row by INSERT ... ON CONFLICT (key) DO UPDATE on the table, whose triggers move rows below the cut-line to
+-- modak.delta. A column that is not given gets its default. Returns where the row was written.
 CREATE OR REPLACE FUNCTION modak.upsert(relation regclass, image jsonb) RETURNS text
 LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
@@ -131,8 +131,8 @@ BEGIN
     RETURN CASE WHEN tier < cut THEN 'delta' ELSE 'heap' END;
 END $$;
 
--- Deletes the row of a key, wherever it is. Says where it was, or would have been: below the cut-line nobody looks before
--- writing the tombstone.
+-- Deletes the row of a key, wherever it is. Returns where the row was or would have been: below the cut-line the tombstone is
+-- written without a check whether the row exists.
 CREATE OR REPLACE FUNCTION modak.delete(relation regclass, key jsonb) RETURNS text
 LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$

@@ -1,7 +1,7 @@
 -- The tables of schema modak, with their indexes and constraints; docs/catalog-schema.md says what is in them.
 -- Plain integers, text and jsonb only: foreign engines read these tables through Postgres scanners.
--- Functions, views and triggers are in sql/functions, whose files run behind every migration. So a migration that changes a
--- column drops the views that depend on it first.
+-- Functions, views and triggers are in sql/functions, whose files run after the migrations. So a migration that changes a
+-- column first drops the views that depend on it.
 
 CREATE TABLE modak.schema_meta (
     version     int         NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE modak.cutline (
     lake_props          jsonb,
     updated_at          timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE modak.cutline IS 'T, S and F of each table; they advance in one transaction';
+COMMENT ON TABLE modak.cutline IS 'Cut-line, published snapshot and frontier of each table; they advance in one transaction';
 
 CREATE TABLE modak.partitions (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -83,7 +83,7 @@ CREATE TABLE modak.partitions (
     gone_as         text,
     PRIMARY KEY (table_id, partition_id)
 );
-COMMENT ON TABLE modak.partitions IS 'Where each heap partition is in its life, with its tier key bounds';
+COMMENT ON TABLE modak.partitions IS 'State of each heap partition, with its tier key bounds';
 
 CREATE TABLE modak.delta (
     table_id        bigint      NOT NULL REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -97,7 +97,7 @@ CREATE TABLE modak.delta (
     folded_sequence bigint,
     PRIMARY KEY (table_id, pk)
 );
-COMMENT ON TABLE modak.delta IS 'Corrections of rows below T (op 0 upsert, 1 tombstone), merged by readers until folded';
+COMMENT ON TABLE modak.delta IS 'Corrections of rows below the cut-line (op 0 upsert, 1 tombstone), merged by readers until folded';
 CREATE INDEX modak_delta_tier_key_idx ON modak.delta (table_id, tier_key);
 CREATE SEQUENCE modak.delta_version;
 
@@ -112,7 +112,7 @@ CREATE TABLE modak.read_pins (
         || coalesce(', ' || nullif(current_setting('application_name', true), ''), ''),
     in_one_snapshot         boolean     NOT NULL DEFAULT false
 );
-COMMENT ON TABLE modak.read_pins IS 'Readers at work; nothing that the oldest pin can see may be reclaimed';
+COMMENT ON TABLE modak.read_pins IS 'Reads in progress; nothing that the oldest pin can see may be reclaimed';
 COMMENT ON COLUMN modak.read_pins.in_one_snapshot IS
     'The reader takes heap and delta in one snapshot of the database, of the corrections those below its cut-line, which moves on meanwhile';
 CREATE INDEX modak_read_pins_horizon_idx ON modak.read_pins (table_id, pinned_lake_snapshot_id);
@@ -127,11 +127,11 @@ CREATE TABLE modak.op_log (
     details             jsonb,
     updated_at          timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, for resuming and for not repeating them';
+COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, by which they are resumed and not repeated';
 CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
--- Servers look for requests whose maintainer died twice a second, and the journal keeps a month.
+-- Twice a second, servers look for requests whose maintainer has died. The journal keeps 30 days.
 CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';
--- `status` asks for the last pass and sweep of each table, among far more folds and steps of retention.
+-- `status` reads the last pass and sweep of each table, among many more folds and steps of retention.
 CREATE INDEX modak_op_log_maintenance_idx ON modak.op_log (table_id, updated_at) WHERE op_kind = 'maintenance';
 
 CREATE TABLE modak.load_labels (
@@ -154,7 +154,7 @@ CREATE TABLE modak.copy_progress (
     chunks_done         bigint      NOT NULL DEFAULT 0,
     updated_at          timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE modak.copy_progress IS 'Initial copies under way; a table without a row here is copied';
+COMMENT ON TABLE modak.copy_progress IS 'Running initial copies; the copy of a table without a row here is complete';
 
 CREATE TABLE modak.lake_stats (
     table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -163,14 +163,14 @@ CREATE TABLE modak.lake_stats (
     policy          jsonb,
     collected_at    timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE modak.lake_stats IS 'Health of the lake tables';
+COMMENT ON TABLE modak.lake_stats IS 'Statistics of the lake tables';
 
 CREATE TABLE modak.maintenance_requests (
     table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
     requested_at    timestamptz NOT NULL DEFAULT now(),
     requested_by    text        NOT NULL
 );
-COMMENT ON TABLE modak.maintenance_requests IS 'Maintenance asked for; the pump takes a request by deleting it';
+COMMENT ON TABLE modak.maintenance_requests IS 'Requests for maintenance; a maintainer claims a request by deleting it';
 
 -- The layout is fixed by Iceberg's JdbcCatalog (schema version V1); pyiceberg's SqlCatalog uses the same.
 CREATE TABLE modak.iceberg_tables (
@@ -207,7 +207,7 @@ CREATE TABLE modak.mirror_slots (
     leader              jsonb,
     last_error          jsonb
 );
-COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: whose it is, what has been applied from it, and by which leader';
+COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: the server that it belongs to, the position applied from it, and its leader';
 
 CREATE TABLE modak.mirror_tables (
     table_id        bigint      PRIMARY KEY REFERENCES modak.tables (table_id) ON DELETE CASCADE,
@@ -259,20 +259,20 @@ CREATE TABLE modak.former_locations (
     ended_at          timestamptz NOT NULL DEFAULT now(),
     ended_by          text        NOT NULL CHECK (ended_by IN ('unregister', 'register'))
 );
-COMMENT ON TABLE modak.former_locations IS 'Where files of registrations that have ended are, until somebody has them removed';
+COMMENT ON TABLE modak.former_locations IS 'Locations with files of registrations that have ended, until these files are removed';
 
 CREATE TABLE modak.mirror_shapes (
     table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
     shape       jsonb,
-    told_at     timestamptz NOT NULL DEFAULT now()
+    noted_at     timestamptz NOT NULL DEFAULT now()
 );
-COMMENT ON TABLE modak.mirror_shapes IS 'What the stream was last told about each mirrored table''s columns, key and partitions';
+COMMENT ON TABLE modak.mirror_shapes IS 'Columns, key and partitions of each mirrored table, as last noted in the stream';
 
--- Anybody may put a message into the stream; ours bear a seal that takes a secret, and is good in one transaction only.
+-- Any role may put messages into the stream. Ours bear a signature, which needs a secret and is valid in one transaction only.
 CREATE TABLE modak.mirror_secret (
     secret      text        NOT NULL
 );
-COMMENT ON TABLE modak.mirror_secret IS 'What notes of schema changes are sealed with: whoever reads it can tell the mirror anything';
+COMMENT ON TABLE modak.mirror_secret IS 'Secret that signs the notes of schema changes: a role that can read it can forge them';
 INSERT INTO modak.mirror_secret VALUES (gen_random_uuid()::text || gen_random_uuid()::text);
 
 CREATE TABLE modak.mirror_captured (
@@ -285,7 +285,7 @@ CREATE TABLE modak.mirror_captured (
     payload         jsonb,
     PRIMARY KEY (table_id, pk)
 );
-COMMENT ON TABLE modak.mirror_captured IS 'Changes of partitions that are being sealed; they become corrections when T passes';
+COMMENT ON TABLE modak.mirror_captured IS 'Changes of partitions that are being sealed; they become corrections when the cut-line passes';
 CREATE INDEX mirror_captured_partition_idx ON modak.mirror_captured (table_id, partition_id);
 
 CREATE TABLE modak.mirror_functions (

@@ -9,7 +9,7 @@ SELECT (SELECT coalesce(max(version), 0) FROM modak.mirror_migrations),
        (SELECT coalesce(max(version), 0) FROM modak.schema_meta);
 
 -- name: ledger
--- It is made before the first migration, which is recorded in it.
+-- Created before the first migration, which is recorded in it.
 CREATE TABLE IF NOT EXISTS modak.mirror_migrations (
     version     int         PRIMARY KEY,
     name        text        NOT NULL,
@@ -21,8 +21,8 @@ COMMENT ON TABLE modak.mirror_migrations IS 'The migrations of mirror-pump that 
 SELECT current_setting('check_function_bodies'), current_setting('search_path');
 
 -- name: use_settings
--- Bodies are not checked, so that the files may refer to each other in any order. The path makes objects print alike in
--- every session.
+-- Function bodies are not checked, so that the files may refer to each other in any order. With this search_path, objects
+-- print alike in every session.
 SELECT set_config('check_function_bodies', 'off', true), set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- name: restore_settings
@@ -49,7 +49,7 @@ SELECT 'VIEW ' || c.oid::regclass::text, r.ctid::text
  WHERE c.relnamespace = 'modak'::regnamespace AND c.relkind = 'v';
 
 -- name: grants
--- What was granted on an object to others than its owner, as statements. Whether PUBLIC may call a function, its file says.
+-- Privileges of other roles on an object, as GRANT statements. Whether PUBLIC may call a function is up to its file.
 SELECT format('GRANT %%s ON %%s TO %%s%%s', a.privilege_type, o.target, coalesce(quote_ident(r.rolname), 'PUBLIC'),
               CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
   FROM (SELECT 'FUNCTION ' || p.oid::regprocedure::text AS name, 'FUNCTION ' || p.oid::regprocedure::text AS target,

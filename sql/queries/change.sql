@@ -17,7 +17,7 @@ UPDATE modak.mirror_tables
  WHERE table_id = %(table_id)s AND state = %(former)s;
 
 -- name: complete_corrections
--- Those that a transaction captured beside the change, which that did not see.
+-- Corrections that a concurrent transaction captured, which the transaction of the change did not see.
 SELECT modak.complete_corrections(%(table_id)s, %(columns)s, false);
 
 -- name: names

@@ -2,8 +2,8 @@
 -- (mirror_pump/source/retention/corrections.py).
 
 -- name: backlog
--- Tables that the cut-line has passed rows of and that readers see: corrections that are not folded (as many as it takes to
--- be due), the age of the oldest in seconds, and whether some are folded and not cleared.
+-- Tables with rows below the cut-line that readers see: the number of corrections that are not folded (counted up to the
+-- number that makes a fold due), the age of the oldest in seconds, and whether folded ones have to be cleared.
 SELECT t.table_id,
        (SELECT count(*) FROM (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL
                                LIMIT %(rows)s) AS due) AS rows,
@@ -21,7 +21,7 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(table_id)s::bigint::oid;
 
 -- name: columns
--- With the type's name as the present search_path needs it, and whether it is json, jsonb, or a domain over one of them.
+-- With the type's name under the present search_path, and whether the type is json, jsonb, or a domain over one of them.
 SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
        format_type(a.atttypid, a.atttypmod) AS type_sql,
        EXISTS (WITH RECURSIVE base(oid) AS (
@@ -39,8 +39,8 @@ SELECT c.lake_snapshot_id, i.metadata_location
  WHERE c.table_id = %(table_id)s;
 
 -- name: lock_pins
--- Granted, no pin is there that nobody sees yet, and none appears before the end of the transaction. Whoever puts one in
--- place has a lock against this from before it reads the published snapshot until its pin is visible, or never will be.
+-- Once granted, all pins are visible, and none is added before the end of the transaction. A pinning transaction holds a
+-- conflicting lock from before it reads the published snapshot until it ends.
 LOCK TABLE modak.read_pins IN SHARE MODE NOWAIT;
 
 -- name: pins

@@ -1,7 +1,7 @@
--- Where files of registrations that have ended are (mirror_pump/source/catalog/former_locations.py).
+-- Locations with files of registrations that have ended (mirror_pump/source/catalog/former_locations.py).
 
 -- name: record
--- In the transaction that ends the registration, while its rows are still there.
+-- Runs in the transaction that ends the registration, before its rows are deleted.
 INSERT INTO modak.former_locations (location, schema_name, table_name, metadata_location, registered_at, ended_by)
 SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_at, %(ended_by)s
   FROM modak.mirror_tables m
@@ -29,7 +29,7 @@ SELECT catalog_name, table_namespace, table_name
     OR starts_with(coalesce(previous_metadata_location, ''), rtrim(%(location)s, '/') || '/');
 
 -- name: committed
--- Another engine may have committed to a lake table since its registration ended: what is its newest metadata file now.
+-- The newest metadata file of a lake table. Another engine may have committed to it since its registration ended.
 UPDATE modak.former_locations SET metadata_location = %(pointer)s
  WHERE starts_with(%(pointer)s, rtrim(location, '/') || '/');
 

@@ -1,7 +1,7 @@
--- Who leads, and why it cannot go on (mirror_pump/source: leader.py, standby.py, pump_error.py).
+-- The leader, and its last error (mirror_pump/source: leader.py, standby.py, pump_error.py).
 
 -- name: note_error
--- `since` stays while the pump, or the one that was killed before it, goes on failing. Not if another one leads by now.
+-- `since` stays while the pump keeps failing, also across restarts. Does nothing if another pump leads by now.
 UPDATE modak.mirror_slots
    SET last_error = jsonb_build_object(
            'at', clock_timestamp(),
@@ -25,6 +25,6 @@ SELECT pg_try_advisory_lock(%(key)s) AS locked, leader, leader_epoch, applied_ls
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: enter
--- The epoch of a new leader, which holds the lock already.
+-- Begins the epoch of a new leader, which already holds the lock.
 UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s
 RETURNING leader_epoch;

@@ -22,12 +22,12 @@ SELECT maintenance_policy FROM modak.tables WHERE table_id = %(table_id)s FOR UP
 UPDATE modak.tables SET maintenance_policy = %(policy)s WHERE table_id = %(table_id)s;
 
 -- name: request
--- One request a table: asking again refreshes it.
+-- One request per table. A repeated request refreshes it.
 INSERT INTO modak.maintenance_requests (table_id, requested_by) VALUES (%(table_id)s, %(by)s)
 ON CONFLICT (table_id) DO UPDATE SET requested_at = now(), requested_by = excluded.requested_by;
 
 -- name: requested
--- A request that was claimed by a maintainer which has been silent since counts too: who gets the table's lock files it again.
+-- Includes requests claimed by a maintainer without a recent heartbeat: the next one to lock the table files them again.
 SELECT r.table_id
   FROM (SELECT table_id, requested_at FROM modak.maintenance_requests
          UNION ALL
@@ -42,7 +42,8 @@ SELECT r.table_id
 DELETE FROM modak.maintenance_requests WHERE table_id = %(table_id)s RETURNING requested_by;
 
 -- name: withdraw
--- Requests of somebody who does not wait for them any more; those that another has refreshed since are his.
+-- Withdraws requests for which the requester no longer waits. A request that another requester has refreshed belongs to that
+-- one.
 DELETE FROM modak.maintenance_requests WHERE table_id = ANY (%(table_ids)s) AND requested_by = %(by)s;
 
 -- name: begin
@@ -60,7 +61,7 @@ UPDATE modak.op_log
  WHERE op_id = %(op_id)s;
 
 -- name: abandon
--- For whoever holds the table's lock: operations still open belong to a process that is gone.
+-- The caller holds the table's lock, so operations that have not ended belong to a dead process.
 UPDATE modak.op_log SET phase = 'abandoned', updated_at = now()
  WHERE table_id = %(table_id)s AND op_kind IN ('compaction', 'maintenance') AND phase IN ('running', 'rewriting')
 RETURNING details ->> 'operation', details ->> 'requested_by';
@@ -78,15 +79,15 @@ SELECT phase, details, extract(epoch FROM now() - updated_at)::float8 AS age
  ORDER BY updated_at DESC LIMIT 1;
 
 -- name: result
--- The outcome of the pass that answered a request: the first that began after it was filed. One that was abandoned is no
--- answer: its request is filed again.
+-- The outcome of the pass that answered a request: the first that began after it was filed. Ignores abandoned passes, whose
+-- requests are filed again.
 SELECT phase, details FROM modak.op_log
  WHERE table_id = %(table_id)s AND details ->> 'operation' = 'pass' AND phase IN ('done', 'failed')
    AND (details ->> 'began_at')::timestamptz >= %(since)s
  ORDER BY updated_at LIMIT 1;
 
 -- name: rewriting
--- Tables that a rewrite of data files is running on; see Rewriting in mirror_pump/source/catalog/maintenance.py.
+-- Tables with a running rewrite of data files (see mirror_pump/source/catalog/maintenance.py).
 SELECT o.table_id, min((o.details ->> 'since_sequence')::bigint)
   FROM modak.op_log o
  WHERE o.table_id = ANY (%(table_ids)s) AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'
@@ -99,13 +100,13 @@ ON CONFLICT (table_id) DO UPDATE
    SET stats = excluded.stats, warnings = excluded.warnings, policy = excluded.policy, collected_at = now();
 
 -- name: begin_sweep
--- Under the slot's lock: publishes that came before have landed, those that come later compare their files' age with it.
+-- Runs under the slot's lock: earlier publishes have landed, and later ones compare their files' age with this time.
 UPDATE modak.mirror_tables
    SET swept_before = greatest(swept_before, to_timestamp(%(before)s))
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: published
--- Not of tables with heap retention, whose published snapshot is of the branch cold: no rewrite of main touches it.
+-- Ignores tables with heap retention: their published snapshot is on branch cold, which a rewrite of main does not touch.
 SELECT c.lake_snapshot_id AS published_snapshot, c.lake_props ->> 'metadata_location' AS published_location,
        i.metadata_location
   FROM modak.cutline c
@@ -126,9 +127,9 @@ SELECT EXISTS (SELECT FROM pg_locks
 SELECT clock_timestamp();
 
 -- name: attention
--- How well each table is looked after: whether anything was committed since a maintainer last looked (`stats` is of that
--- moment), since when nobody did, and how the last sweep and the last pass ended. A table whose policy switches
--- maintenance off, or that is being copied, is not missing anybody.
+-- The state of each table's maintenance: the statistics of its last examination, for how long it has had commits that no
+-- maintainer examined, and the outcome of the last sweep and the last pass. A table that is being copied, or whose policy
+-- disables maintenance, does not count as unattended.
 SELECT m.table_id, t.schema_name, t.table_name, s.stats, s.collected_at,
        CASE WHEN i.metadata_location IS DISTINCT FROM s.stats ->> 'metadata_location'
              AND t.maintenance_policy ->> 'maintenance_enabled' IS DISTINCT FROM 'false' AND m.state NOT IN ('waiting', 'copying')

@@ -1,5 +1,5 @@
--- Rows of Iceberg's JDBC catalog (mirror_pump/lake/commit/catalog.py). V1 of its layout marks tables; rows from before have NULL there. A
--- view of the same name is not ours to touch.
+-- Rows of Iceberg's JDBC catalog (mirror_pump/lake/commit/catalog.py). Layout V1 marks tables; older rows have NULL there. Views
+-- of the same name are left unchanged.
 
 -- name: load
 SELECT metadata_location FROM modak.iceberg_tables

@@ -1,7 +1,8 @@
 -- The statements of the publish transaction (mirror_pump/pipeline/publish/publisher.py), in the order in which they run.
 
 -- name: pin_in_hand
--- Whether a transaction may hold a pin that nobody sees yet. Asked first: else it might commit in between, and be missed.
+-- Whether a transaction may hold a pin that is not visible yet. Runs first: otherwise the pin might become visible in between
+-- and be missed by both queries.
 SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
 -- name: registrations
@@ -27,8 +28,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
  WHERE m.table_id = ANY (%(table_ids)s);
 
 -- name: due_to_go_live
--- Tables that go live at this frontier, or the present one; of those copied again their metadata; what readers see; that
--- the frontier. Not those that are filled first (fill_next).
+-- Tables that go live at this frontier, or at the present one: their metadata if they were copied again, what readers see,
+-- and the frontier. Leaves out tables that are filled first (fill_next).
 SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS seen,
        greatest(%(frontier)s::bigint, s.applied_lsn) AS frontier
   FROM modak.mirror_tables m
@@ -40,7 +41,7 @@ SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS seen,
    AND NOT (m.state = 'copying' AND m.columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(m.table_id) IS NOT NULL);
 
 -- name: stored
--- Where the files of all mirrored tables are, which metadata file the next commit builds on, and which one readers see.
+-- The locations of all mirrored tables, the metadata file on which the next commit builds, and the one that readers see.
 SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) AS metadata_location,
        i.metadata_location AS readers_location, m.state = 'failed' AS failed
   FROM modak.mirror_tables m
@@ -49,8 +50,8 @@ SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) 
  ORDER BY m.table_id;
 
 -- name: left_to_the_lake
--- Partitions above the cut-line that the table does not have any more, though it was never deleted from: the lake alone has
--- their rows.
+-- Partitions above the cut-line that the table no longer has, although their rows were never deleted: only the lake has these
+-- rows.
 SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
   FROM modak.partitions p JOIN modak.cutline c USING (table_id)
  WHERE p.table_id = %(table_id)s AND p.tier_key_hi > c.tier_key_hi AND p.state IN ('hot', 'sealing')
@@ -58,12 +59,12 @@ SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
                     WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid);
 
 -- name: lock_slot
--- Also makes a later reader of an unknown outcome wait for this transaction's end.
+-- Also makes a session that later reads the outcome of this transaction wait for its end.
 SELECT leader_epoch, applied_lsn, publish_id FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 
 -- name: touch_table
--- A sweep (mirror_pump/ops/maintenance/sweep.py) may have taken files that waited too long for this: data files as old as the last
--- sweep says, and metadata files that were staged over 20 minutes ago.
+-- A sweep (mirror_pump/ops/maintenance/sweep.py) may have deleted files that waited too long to be published: data files older
+-- than the last sweep's limit, and metadata files that were staged more than 20 minutes ago.
 UPDATE modak.mirror_tables
    SET generation = generation + CASE WHEN %(again)s THEN 1 ELSE 0 END,
        live_after_lsn = CASE WHEN %(again)s THEN NULL
@@ -82,11 +83,11 @@ UPDATE modak.cutline
  WHERE table_id = %(table_id)s;
 
 -- name: advance_cutline
--- Why the cut-line cannot pass the partition; NULL: it has. The published snapshot follows in publish_snapshot.
+-- Why the cut-line cannot pass the partition; NULL if it has. The published snapshot follows in publish_snapshot.
 SELECT modak.advance(%(table_id)s, %(partition_id)s, %(cut)s, %(frontier)s);
 
 -- name: mark_folded
--- Not those that a transaction of somebody else's has in hand, which this one must not wait for: they are folded again.
+-- Skips corrections locked by other transactions, for which this one must not wait. They are folded again.
 UPDATE modak.delta
    SET folded_sequence = %(sequence)s
  WHERE ctid = ANY (ARRAY(
@@ -97,7 +98,7 @@ UPDATE modak.delta
           FOR UPDATE OF d SKIP LOCKED));
 
 -- name: stage_snapshot
--- Of a table that is copied again or filled: the metadata that its next commit builds on, until swap_in.
+-- The metadata on which the next commit builds while a table is copied again or filled, until swap_in.
 UPDATE modak.mirror_tables SET staged_location = %(new)s, staged_snapshot_id = %(snapshot_id)s
  WHERE table_id = %(table_id)s AND staged_location IS NOT DISTINCT FROM %(old)s;
 
@@ -110,8 +111,8 @@ UPDATE modak.copy_chunks SET done_at = now(), rows = %(rows)s
  WHERE table_id = %(table_id)s AND generation = %(generation)s AND chunk_no = %(chunk_no)s;
 
 -- name: copy_progress
--- After the last chunk the table may go live once the frontier passes the present end of WAL: what any chunk saw ends
--- before it.
+-- After the last chunk the table may go live once the frontier passes the present end of WAL: all that the chunks have read
+-- was committed before it.
 WITH progress AS (
     UPDATE modak.copy_progress
        SET chunks_done = (SELECT count(*) FROM modak.copy_chunks
@@ -137,8 +138,8 @@ UPDATE modak.mirror_slots
  WHERE slot_name = %(slot)s;
 
 -- name: fill_next
--- Tables that were copied again from the cut-line on, whose rows below the cut-line may lack the values of new columns:
--- they go on as those that are filled. Until then files must not be exchanged, since copied ones come in beside them.
+-- Tables that were copied again from the cut-line on, and whose rows below it may lack the values of new columns: these
+-- tables are filled next. Files must not be exchanged before that, since the copy adds files to the same table.
 UPDATE modak.mirror_tables
    SET state = %(state)s, live_after_lsn = NULL, updated_at = now()
  WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
@@ -146,10 +147,9 @@ UPDATE modak.mirror_tables
 RETURNING table_id;
 
 -- name: swap_in
--- A table that was copied again shows its new content in the publish that makes it live: whether the pointer was where it
--- was looked at, and has moved. The published snapshot of a table with heap retention is what it was: nothing below the
--- cut-line was copied (modak.moved_cut() says when rows may be below the cut-line). Of one that was filled, the published
--- snapshot was made anew (publish_snapshot).
+-- A table that was copied again shows its new content in the publish that makes it live. Moves the pointer if it is where it
+-- was read. The published snapshot of a table with heap retention does not change, since nothing below the cut-line was
+-- copied (modak.moved_cut() says when rows may be below the cut-line). For a filled table publish_snapshot sets it.
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
            (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS divided
@@ -177,7 +177,7 @@ shown AS (
 SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 
 -- name: go_live
--- All that are due; each must have a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
+-- All tables that are due. Each must have a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
 WITH live AS (
     UPDATE modak.mirror_tables SET state = %(state)s, dropped_rows = NULL, updated_at = now()
      WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
@@ -186,7 +186,7 @@ done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM
 SELECT table_id FROM live;
 
 -- name: promise
--- Every live table gets the same frontier, idle ones too: a reader of two tables at one frontier sees one point in time.
+-- All live tables get the same frontier, also idle ones: whoever reads two tables at one frontier sees one point in time.
 UPDATE modak.cutline c
    SET replicated_lsn = %(frontier)s, updated_at = now()
   FROM modak.mirror_tables m

@@ -5,7 +5,7 @@ SELECT publication_name, system_identifier, timeline, database_name, applied_lsn
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: copying
--- Without those that wait for their owner to give them a key, or for somebody to publish them again.
+-- Leaves out tables that wait until their owner adds a key, or until somebody publishes them again.
 SELECT count(*) FROM modak.mirror_tables m
  WHERE m.slot_name = %(slot)s AND m.state IN ('waiting', 'copying', 'filling')
    AND NOT (m.state = 'waiting' AND (EXISTS (SELECT FROM modak.mirror_shapes s
@@ -24,7 +24,7 @@ SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
 SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('live', 'filling');
 
 -- name: no_indexes
--- Not of tables that somebody has in hand, who may wait for the pump; nor in the next one.
+-- Skips locked tables, here and in `index`: the session that holds the lock may be waiting for the pump.
 UPDATE modak.mirror_tables SET key_index = key_index - '{phase,rows,bytes}'::text[]
  WHERE table_id = ANY (ARRAY(
        SELECT table_id FROM modak.mirror_tables
@@ -38,11 +38,11 @@ UPDATE modak.mirror_tables SET key_index = coalesce(key_index, '{}') || %(report
 -- name: not_failed
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state NOT IN ('failed', 'dropped') ORDER BY table_id;
 
--- name: set_aside
+-- name: failed_or_dropped
 SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s AND state IN ('failed', 'dropped');
 
 -- name: failed
--- Tables that were set aside and are published still, and the publication.
+-- Failed tables that are still published, and the publication.
 SELECT m.table_id, p.pubname
   FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
   JOIN pg_publication p ON p.pubname = s.publication_name
@@ -50,11 +50,11 @@ SELECT m.table_id, p.pubname
  WHERE m.slot_name = %(slot)s AND m.state = 'failed';
 
 -- name: waiting
--- Tables that wait for their owner before they are copied again, and why.
+-- Tables that will be copied again once their owner has acted, and what they wait for.
 SELECT table_id, error FROM modak.mirror_tables
  WHERE slot_name = %(slot)s AND state = 'waiting' AND error IS NOT NULL;
 
 -- name: failed_and_dropped
--- Of tables that failed, those that were dropped since: no change of theirs is looked at any more.
+-- Marks failed tables that have been dropped since as dropped. The pump no longer examines their changes.
 UPDATE modak.mirror_tables m SET state = %(state)s, error = %(error)s, updated_at = now()
  WHERE m.slot_name = %(slot)s AND m.state = %(former)s AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = m.table_id::oid);

@@ -64,8 +64,9 @@ ON CONFLICT (table_id, partition_id) DO UPDATE
 RETURNING partition_id;
 
 -- name: gone
--- A partition that its owner dropped or detached, noted once each time. Below the cut-line that was all; above, the
--- cut-line passes it in its turn, when the frontier has passed everything that was written to it while it was attached.
+-- Records, once each time, that the owner dropped or detached a partition. Below the cut-line nothing else follows. Above it,
+-- the cut-line passes the partition in its turn, when the frontier has passed everything that was written to it while it was
+-- attached.
 UPDATE modak.partitions
    SET state = CASE WHEN state IN ('tiering', 'tiered') THEN 'dropped' ELSE state END,
        sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, updated_at = now(),
@@ -75,13 +76,13 @@ UPDATE modak.partitions
    AND gone_as IS DISTINCT FROM modak.gone_mark(relation_id::oid);
 
 -- name: back
--- A partition that is to be sealed anew: it was away, or its trigger was.
+-- A partition that has to be sealed again, since it was detached or its trigger was missing.
 UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, reason = %(reason)s, updated_at = now(),
        tier_key_lo = %(lo)s, tier_key_hi = %(hi)s
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
 -- name: crowded
--- The same for one of which too much was captured; more and more is let by, so that the cut-line passes it some time.
+-- The same for a partition with too many captured changes. The limit grows, so that the cut-line passes it at some time.
 UPDATE modak.partitions p
    SET state = 'hot', sealed_lsn = NULL, capture_limit = 2 * capture_limit, updated_at = now()
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'sealing' AND modak.captured_too_many(p);
@@ -93,7 +94,7 @@ SELECT modak.seal(%(table_id)s::bigint, %(partition_id)s::text);
 SELECT modak.unseal(%(table_id)s::bigint, %(partition_id)s::text);
 
 -- name: sealed
--- Behind everything that was not captured: the sealing transaction has ended, and every later position will do as well.
+-- A position behind every change that was not captured: the sealing transaction has ended, so any later position serves.
 UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
  WHERE table_id = %(table_id)s AND state = 'sealing' AND sealed_lsn IS NULL;
 
@@ -101,14 +102,14 @@ UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::
 SELECT modak.retain_triggers(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(partition_id)s, %(kind)s);
 
 -- name: proven
--- Nothing if the partition is not any more what the proof saw.
+-- Updates no row if the partition has changed since the proof.
 UPDATE modak.partitions
    SET state = 'tiered', proven_at = now(), proven_as = %(watched_as)s, updated_at = now(), reason = NULL, attempts = 0
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'tiering'
    AND modak.watch_mark(relation_id::oid) = %(watched_as)s;
 
 -- name: unproven
--- A partition that is to be proven, once more or for the first time.
+-- A partition that has to be proven, for the first time or again.
 UPDATE modak.partitions SET state = 'tiering', proven_at = NULL
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s;
 
@@ -116,7 +117,7 @@ UPDATE modak.partitions SET state = 'tiering', proven_at = NULL
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
 
 -- name: reader_in_the_way
--- For whom the cut-line cannot pass a partition now, without a lock: what modak.advance() says under its locks counts.
+-- The reader because of which the cut-line cannot pass a partition now. Takes no lock: modak.advance() decides under its locks.
 SELECT coalesce(modak.pin_below(%(table_id)s, %(cut)s, false), modak.pinning() || ' is putting a pin in place');
 
 -- name: waits
@@ -136,7 +137,7 @@ UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stop
  WHERE table_id = %(table_id)s;
 
 -- name: not_made
--- Why a partition could not be made ahead, or none be looked at; NULL: all are there.
+-- Why a future partition could not be created, or could not be checked; NULL if all exist.
 UPDATE modak.mirror_tables
    SET retention = retention - 'not_made' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
                                                   ELSE jsonb_build_object('not_made', %(reason)s::text) END
@@ -179,7 +180,8 @@ INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, det
 VALUES (gen_random_uuid(), %(table_id)s, 'retention', %(phase)s, %(snapshot_id)s, %(details)s::jsonb);
 
 -- name: sweep_pins
--- Expired pins protect nothing. They stay for an hour, so that status can count them; how many went is journaled.
+-- Expired pins protect nothing. They are kept for an hour, so that `status` can count them; the journal has the number of
+-- those removed.
 WITH swept AS (
     DELETE FROM modak.read_pins p USING modak.mirror_tables m
      WHERE m.table_id = p.table_id AND m.slot_name = %(slot)s AND p.expires_at < now() - interval '1 hour'

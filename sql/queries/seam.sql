@@ -1,7 +1,7 @@
 -- A reader's side of the seam protocol (mirror_pump/source/catalog/consistent_snapshot.py).
 
 -- name: resolve
--- The mirrored table that each name is, as Postgres reads names; NULL for one that is none.
+-- The mirrored table of each name, resolved as Postgres does; NULL if it is not mirrored.
 SELECT n.name, t.table_id
   FROM unnest(%(names)s::text[]) WITH ORDINALITY AS n(name, place)
   LEFT JOIN modak.tables t ON t.table_id = to_regclass(n.name)::oid::bigint
@@ -12,12 +12,12 @@ SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
   FROM modak.pin_tables(%(table_ids)s::bigint[], make_interval(secs => %(seconds)s));
 
 -- name: pin_snapshot
--- A snapshot beside the published snapshot: of `main`, or of the past.
+-- Pins another snapshot than the published one: of `main`, or of the past.
 SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
                                     snapshot_id => %(snapshot_id)s);
 
 -- name: seam
--- What the pinned tables' cut-lines say as of the reader's snapshot.
+-- The cut-lines of the pinned tables as of the reader's database snapshot.
 SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location' AS published_location,
        c.replicated_lsn, i.metadata_location,
        t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint AS divided,
@@ -51,8 +51,8 @@ SELECT c.table_id, t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372
  ORDER BY c.table_id;
 
 -- name: leaves
--- What holds the rows: who adds a partition has to lock the partitioned table against everybody, and its DEFAULT partition,
--- which in a table with retention holds no row. So these two are left alone.
+-- The relations that hold rows. Leaves out the partitioned table and its DEFAULT partition, which holds no row under heap
+-- retention: adding a partition takes ACCESS EXCLUSIVE on both.
 SELECT r.relation::bigint, format('%%I.%%I', n.nspname, c.relname)
   FROM modak.mirror_tree(%(table_id)s::bigint::oid) r
   JOIN pg_class c ON c.oid = r.relation
@@ -62,7 +62,7 @@ SELECT r.relation::bigint, format('%%I.%%I', n.nspname, c.relname)
  ORDER BY 1;
 
 -- name: rewritten
--- The catalogs are read as of the snapshot, the function tells the present.
+-- The catalogs are read as of the database snapshot; the function returns the present state.
 WITH RECURSIVE tree(relation) AS (
     SELECT %(table_id)s::bigint::oid
     UNION ALL

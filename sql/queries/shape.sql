@@ -8,23 +8,23 @@ SELECT evtname, evtenabled::text FROM pg_event_trigger
 SELECT secret FROM modak.mirror_secret;
 
 -- name: waiting
--- Tables that wait to be described, or were registered before shapes were recorded, and when the stream was last told of
--- them. Not those that the stream has nothing or not all of.
-SELECT s.table_id, s.told_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
+-- Tables that wait to be described, or were registered before shapes were recorded, and when they were last noted. Leaves out
+-- tables that are not published, or not published whole.
+SELECT s.table_id, s.noted_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND (m.shape IS NULL OR m.state = 'waiting')
    AND modak.mirror_has_key(s.shape)
    AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged
--- Keeps everybody from telling more of the table, if nobody has since.
-SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND told_at = %(told_at)s FOR UPDATE;
+-- Locks the table's shape against other notes. Returns no row if one was emitted since.
+SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND noted_at = %(noted_at)s FOR UPDATE;
 
 -- name: note
--- Tells the stream about tables that changed without it, and about those that are settled.
+-- Emits notes for tables that changed without one, and for those that are settled.
 SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 
 -- name: differing
--- The tables that `note` would tell of a change of; reads only.
+-- The tables for which `note` would emit a note. Reads only.
 SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
    AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid);
@@ -37,7 +37,7 @@ SELECT table_id, shape FROM modak.mirror_tables WHERE table_id = %(table_id)s;
 SELECT modak.mirror_shape(%(table_id)s::bigint::oid);
 
 -- name: unwatched
--- Partitioned tables that have partitions that modak.mirror_watch() has not had watched yet.
+-- Partitioned tables with partitions for which modak.mirror_watch() has not created the trigger yet.
 SELECT m.table_id FROM modak.mirror_tables m JOIN pg_class c ON c.oid = m.table_id::oid
  WHERE c.relkind = 'p'
    AND EXISTS (SELECT FROM modak.mirror_tree(c.oid) r
@@ -53,7 +53,7 @@ SELECT modak.mirror_watch(%(table_id)s::bigint::oid);
 SELECT modak.mirror_unwatch(%(table_id)s::bigint::oid);
 
 -- name: lockers
--- Transactions that may have written to the table, or changed it, and hold their locks still.
+-- Open transactions that may have written to the table or altered it: they still hold their locks.
 SELECT DISTINCT l.virtualtransaction FROM pg_locks l
  WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

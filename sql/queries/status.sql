@@ -1,11 +1,11 @@
--- How the mirror is (mirror_pump/ops: status.py, slot_state.py, retention_state.py, wait.py).
+-- The state of the mirror (mirror_pump/ops/status).
 
 -- name: mirror
--- One statement, so that the frontier and the WAL position belong to one moment. What the pump reports as applied to its
--- walsender counts as reached: a pump with nothing in hand reports how far it has read, and publishes the frontier only now
--- and then (docs/architecture.md). What the slot has confirmed does not: somebody else may have moved it. The written
--- position, not the insert position: that one is past the header of a page on which nothing stands yet, and an idle lag
--- would not be 0.
+-- One statement, so that the frontier and the WAL position are of the same moment. The position that the pump reports to its
+-- walsender as applied counts as reached: an idle pump reports how far it has read, and publishes the frontier only now and
+-- then (docs/architecture.md). The slot's confirmed position does not count, since somebody else may have moved it. The end of
+-- WAL is the written position: the insert position may be behind the header of an empty page, so that an idle mirror would
+-- seem to lag.
 SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp() AS at, current_database() AS database,
        s.applied_lsn AS frontier, s.applied_commit_time AS commit_time, s.leader, s.leader_epoch, s.last_error,
        (p.replay_lsn - '0/0')::bigint AS replayed, p.reply_time AS replied_at
@@ -31,7 +31,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
  ORDER BY t.schema_name, t.table_name;
 
 -- name: slot
--- Columns that not every version has are looked up by name in the row as a whole.
+-- Columns that some versions lack are looked up by name in the whole row.
 SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_lsn AS applied, s.applied_at,
        s.applied_commit_time AS commit_time, r.slot_name IS NOT NULL AS exists, coalesce(r.active, false) AS active,
        r.wal_status, (pg_current_wal_lsn() - r.restart_lsn)::bigint AS retained_bytes,
@@ -41,9 +41,8 @@ SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_l
  WHERE s.slot_name = %s;
 
 -- name: holder
--- A slot keeps the WAL from the beginning of the oldest transaction that is still open, however far the frontier is. One
--- that began before the newest published commit is worth a word; other roles' transactions are for pg_read_all_stats to
--- see.
+-- A slot keeps WAL from the begin of the oldest open transaction on, wherever the frontier is. So `status` reports
+-- transactions that began before the newest published commit. Those of other roles are visible to pg_read_all_stats only.
 SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - since)::float8 AS seconds
   FROM (SELECT 'transaction' AS kind, pid, application_name AS application, NULL AS prepared, xact_start AS since
           FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()

@@ -1,7 +1,7 @@
 -- Registrations of mirrored tables (mirror_pump/source/catalog/tables.py, ops/register/unregistration.py).
 
 -- name: select
--- Everything about mirrored tables; a condition follows.
+-- All columns of mirrored tables. The program appends a condition.
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,
        m.born_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded,
@@ -33,7 +33,7 @@ INSERT INTO modak.mirror_tables
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
 
 -- name: formerly
--- The table that was registered under a name, given as SQL has it or without its quotes, with or without its schema.
+-- The table registered under a name, which is given as in SQL or without quotes, with or without its schema.
 SELECT table_id FROM modak.tables, LATERAL (VALUES
        (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),
        (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)

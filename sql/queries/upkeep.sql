@@ -1,4 +1,4 @@
--- What the upkeep of tables asks the catalog (mirror_pump/pipeline/upkeep/upkeep_threads.py).
+-- What the upkeep of tables reads from the catalog (mirror_pump/pipeline/upkeep/upkeep_threads.py).
 
 -- name: mirrored
 -- Tables whose files may have to be exchanged now or later, with their present Iceberg metadata.
@@ -11,9 +11,8 @@ SELECT m.table_id, CASE m.state WHEN 'filling' THEN coalesce(m.staged_location, 
  ORDER BY m.table_id;
 
 -- name: free_to_change
--- The table's present Iceberg metadata, if its files may be exchanged at all. Never while it is copied: a chunk that lands
--- later is born at the start sequence number and needs the deletes. Not under a rewrite either
--- (mirror_pump/source/catalog/maintenance.py).
+-- The table's present Iceberg metadata, if its files may be exchanged. Not while it is copied: later chunks have the start
+-- sequence number and need the present deletes. Nor during a rewrite (mirror_pump/source/catalog/maintenance.py).
 SELECT i.metadata_location
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
@@ -23,8 +22,8 @@ SELECT i.metadata_location
                     WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s');
 
 -- name: free_to_fill
--- The table's staged Iceberg metadata, if rows of it still lack the value of a new column. A rewrite by another engine is
--- about what readers see, so that none is in the way.
+-- The table's staged Iceberg metadata, if some of its rows still lack the value of a new column. A rewrite by another engine
+-- concerns the metadata that readers see, so it does not conflict.
 SELECT coalesce(m.staged_location, i.metadata_location)
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
@@ -32,13 +31,13 @@ SELECT coalesce(m.staged_location, i.metadata_location)
  WHERE m.table_id = %(table_id)s AND m.state = 'filling' AND m.live_after_lsn IS NULL;
 
 -- name: filled
--- Every file has the columns that the table had when its files were looked at: it may go live once the frontier passes the
--- present end of WAL. Not if it has got other columns since.
+-- Every file has the columns that the table had when its files were listed, so the table may go live once the frontier passes
+-- the present end of WAL. Not if its columns have changed since.
 UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling' AND live_after_lsn IS NULL
    AND columns = %(columns)s AND coalesce(dropped_rows, '[]') = %(dropped_rows)s;
 
 -- name: not_fillable
--- Has the next session copy the table again (mirror_pump/pipeline/schema/publication_changes.py).
+-- Makes the next session copy the table again (mirror_pump/pipeline/schema/publication_changes.py).
 UPDATE modak.mirror_tables SET published = 'its files cannot be filled'
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling';

@@ -1,17 +1,17 @@
 -- What `verify` reads (mirror_pump/ops/verify/verification.py).
 
 -- name: live
--- All that have a heap to be compared with.
+-- All tables with a heap that can be compared.
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state <> 'dropped' ORDER BY table_id;
 
 -- name: bytes
--- Of heaps, with their TOAST; nothing of those that are gone.
+-- Bytes of heaps with their TOAST. Ignores heaps that no longer exist.
 SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(relations)s::bigint[]) relation;
 
 -- name: pin
--- The frontier, every table's cut-line, and the lake at the frontier, of one moment, kept from expiry while they are
--- compared. The published snapshot of a table with heap retention is what is below the cut-line; the lake at the frontier
--- is what the catalog's pointer names. All of that comes from the function, which reads it under the pin.
+-- The frontier, every table's cut-line, and the lake at the frontier, as of one moment, and pinned while they are compared.
+-- For a table with heap retention the catalog's pointer names the lake at the frontier: its published snapshot holds only the
+-- rows below the cut-line. The function reads all of this under the pin.
 SELECT p.pin_id, p.table_id, p.replicated_lsn AS frontier,
        CASE WHEN t.heap_retention_lag IS NULL AND p.tier_key_hi = -9223372036854775808
             THEN p.lake_props ->> 'metadata_location' ELSE p.metadata_location END AS location,
@@ -20,7 +20,7 @@ SELECT p.pin_id, p.table_id, p.replicated_lsn AS frontier,
  WHERE p.metadata_location IS NOT NULL;
 
 -- name: copies
--- Of those tables that are being copied, how far they are.
+-- The progress of those tables that are being copied.
 SELECT m.table_id, m.start_lsn, m.generation, m.state, m.live_after_lsn,
        (SELECT count(*) FILTER (WHERE c.done_at IS NOT NULL) FROM modak.copy_chunks c
          WHERE c.table_id = m.table_id) AS chunks_done

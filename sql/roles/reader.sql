@@ -1,6 +1,6 @@
--- What a role needs in schema modak to read the mirror, beside its rights on the tables themselves, and no more: it can
--- pin what it reads, and change nothing else. It must not see modak.mirror_secret: who reads that can tell the mirror
--- anything. May be run again, and has to be after `mirror-pump init` has brought the catalog up to date.
+-- The privileges in schema modak that a role needs to read the mirror, in addition to those on the tables themselves. It can
+-- pin what it reads, and change nothing else. It must not read modak.mirror_secret, with which notes of schema changes could
+-- be forged. Can be run again, and has to be run after `mirror-pump init` has upgraded the catalog.
 --   psql -v reader=analyst -f reader.sql      or: mirror-pump reader analyst
 GRANT USAGE ON SCHEMA modak TO :"reader";
 

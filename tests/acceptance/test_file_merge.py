@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.metadata.snapshot_stats import snapshot_stats
 from mirror_pump.lake.storage import StorageOptions

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Load:
+class ForeignReadLoad:
     """How hard it is made."""
 
     seconds: float
@@ -52,7 +52,7 @@ class Readers:
     """Several readers at work, and what their reads were like."""
 
     database: Database
-    load: Load
+    load: ForeignReadLoad
     chance: random.Random
     done: Counter[str] = field(default_factory=Counter)
     counting: threading.Lock = field(default_factory=threading.Lock)
@@ -89,7 +89,7 @@ class Readers:
                     return
 
 
-def _run(database: Database, warehouse: str, load: Load, spark: SparkSession | None) -> None:
+def _run(database: Database, warehouse: str, load: ForeignReadLoad, spark: SparkSession | None) -> None:
     seed = int(os.environ.get("READS_SEED", random.SystemRandom().randrange(2**32)))
     print(f"READS_SEED={seed}")
     chance = random.Random(seed)
@@ -134,7 +134,7 @@ def _run(database: Database, warehouse: str, load: Load, spark: SparkSession | N
 
 @pytest.mark.slow
 def test_readers_by_the_published_algorithm_are_exact(database: Database, tmp_path: Path) -> None:
-    _run(database, tmp_path.as_uri(), Load(8, 400, 300, 60, (0.3, 1.0), 2), None)
+    _run(database, tmp_path.as_uri(), ForeignReadLoad(8, 400, 300, 60, (0.3, 1.0), 2), None)
 
 
 @pytest.mark.soak
@@ -144,4 +144,4 @@ def test_readers_by_the_published_algorithm_are_exact_for_long(
 ) -> None:
     """Looks one to twenty seconds apart, beside maintenance."""
     seconds = float(os.environ.get("READS_SECONDS", "600"))
-    _run(database, tmp_path.as_uri(), Load(seconds, 3000, 400, 60, (1.0, 20.0), 3), spark)
+    _run(database, tmp_path.as_uri(), ForeignReadLoad(seconds, 3000, 400, 60, (1.0, 20.0), 3), spark)

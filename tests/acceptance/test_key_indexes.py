@@ -12,7 +12,7 @@ from pyiceberg.table import StaticTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from mirror_pump.engine.index_keys import read_keys
+from mirror_pump.engine.lake_reads.index_keys import read_keys
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import FileContent

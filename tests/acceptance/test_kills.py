@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step

@@ -209,7 +209,7 @@ def _run(retention_tables: RetentionTables, database: Database, spark: SparkSess
 
 
 @dataclass(frozen=True)
-class Load:
+class ReadLoad:
     """How hard it is made."""
 
     seconds: float
@@ -225,7 +225,7 @@ class Load:
 
 
 def _run_beside_everything(
-    retention_tables: RetentionTables, database: Database, spark: SparkSession, load: Load
+    retention_tables: RetentionTables, database: Database, spark: SparkSession, load: ReadLoad
 ) -> None:
     chance = _drawn()
     seeds = [chance.randrange(2**32) for _ in range(5)]
@@ -297,7 +297,7 @@ def test_every_read_is_a_state_that_the_database_had(
 def test_every_read_is_exact_beside_kills_maintenance_and_late_writes(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run_beside_everything(retention_tables, database, spark, Load(10, 1500, 500, 40, (4, 9)))
+    _run_beside_everything(retention_tables, database, spark, ReadLoad(10, 1500, 500, 40, (4, 9)))
 
 
 @pytest.mark.soak
@@ -314,4 +314,4 @@ def test_every_read_is_exact_beside_kills_maintenance_and_late_writes_for_long(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
     seconds = float(os.environ.get("READS_SECONDS", "900"))
-    _run_beside_everything(retention_tables, database, spark, Load(seconds, 50_000, 5000, 200, (5, 25)))
+    _run_beside_everything(retention_tables, database, spark, ReadLoad(seconds, 50_000, 5000, 200, (5, 25)))

@@ -19,7 +19,7 @@ from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.ddl_workload import DDL, SCHEMA, TABLES, Writer, comparable
+from tests.support.ddl_workload import DDL, SCHEMA, TABLES, DdlWriter, comparable
 from tests.support.error_bounds import SOAK_SECONDS, printed_seed
 
 _TRANSACTIONS = 60
@@ -78,7 +78,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, event_trigg
     steps = Steps(on_step)
     with database.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        writer = Writer(connection, chance)
+        writer = DdlWriter(connection, chance)
         try:
             written = 0
             while written < _TRANSACTIONS:
@@ -114,7 +114,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, event_trigg
     return writer.committed
 
 
-def _await_settled(mirror: Mirror, writer: Writer) -> None:
+def _await_settled(mirror: Mirror, writer: DdlWriter) -> None:
     """Returns once every table is live at the present end of WAL and holds what the heap does."""
     deadline = time.monotonic() + _SETTLE
     while True:
@@ -130,7 +130,7 @@ def _await_settled(mirror: Mirror, writer: Writer) -> None:
         assert time.monotonic() < deadline, f"not within {_SETTLE} s: {problems}; {states}"
 
 
-def _differences(writer: Writer, points: set[tuple[int, int, str]]) -> list[str]:
+def _differences(writer: DdlWriter, points: set[tuple[int, int, str]]) -> list[str]:
     """Where a table in the lake is not what the heap was."""
     problems = []
     with duckdb_connection() as duckdb:

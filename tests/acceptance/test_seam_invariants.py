@@ -31,7 +31,7 @@ from mirror_pump.testing.verification import assert_verified
 from tests.support.maintenance import Maintained, age
 from tests.support.pipeline import writing
 from tests.support.retention_table import WIDTH, Row, at_once, run
-from tests.support.seam_scene import HANDLES, PIN, RELEASE, STORAGE, Scene, by_pyiceberg, canonical, repeatable
+from tests.support.seam_scene import HANDLES, PIN, RELEASE, STORAGE, SeamScene, by_pyiceberg, canonical, repeatable
 from tests.support.seam_scene import scene as running_scene
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def lake_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def scene(postgres: EmbeddedPostgres, lake_root: Path) -> Iterator[Scene]:
+def scene(postgres: EmbeddedPostgres, lake_root: Path) -> Iterator[SeamScene]:
     database = Database(postgres, f"t_seam_invariants_{random.getrandbits(24):06x}")
     postgres.create_database(database.name)
     try:
@@ -56,7 +56,7 @@ def scene(postgres: EmbeddedPostgres, lake_root: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("ended_by", ["delete", "rollback", "never pinned"])
-def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ended_by: str) -> None:
+def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: SeamScene, ended_by: str) -> None:
     """Step by step. All of it in one REPEATABLE READ transaction, so that the model tells what one moment is; a pin
     that is deleted is committed before, and then its cut-line and the published snapshot are the ones that are read,
     whatever has moved since."""
@@ -96,7 +96,7 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: Scene, ende
     assert scene.rows(ours) == [], "but for those of proofs, which are shorter"
 
 
-def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(scene: Scene) -> None:
+def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(scene: SeamScene) -> None:
     """In READ COMMITTED, with a fold and a partition that becomes due between the two statements."""
     scene.await_quiet()
     where = {"table_oid": scene.table_oid}
@@ -137,7 +137,7 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
     await_true(lambda: scene.events.cut > t, 60, "the cut-line goes on")
 
 
-def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: Scene) -> None:
+def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: SeamScene) -> None:
     """The connection of the advance dies when the cut-line is moved already, and nothing is committed: twice."""
     scene.database.execute(
         "CREATE SEQUENCE audit.attempts",
@@ -186,7 +186,7 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
 
 
 def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_corrected_by_the_delta(
-    scene: Scene,
+    scene: SeamScene,
 ) -> None:
     """At any committed instant, while partitions are sealed, passed by the cut-line, and dropped; nothing in both,
     nothing in neither. A pin keeps the first of them attached for a while: what is in the heap below the cut-line is
@@ -211,7 +211,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
 
 
 def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survives_with_its_newest_value(
-    scene: Scene,
+    scene: SeamScene,
 ) -> None:
     with scene.busy(2):
         for _ in scene.advancing(2, least=30):
@@ -253,7 +253,7 @@ def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survive
     assert len(survived) >= 3
 
 
-def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(scene: Scene) -> None:
+def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(scene: SeamScene) -> None:
     """It is never set: nothing of the lake expires. The lowest keys of all are read, corrected, folded, not purged."""
     lowest = -(2**63)
     with scene.busy():
@@ -270,7 +270,7 @@ def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(
     assert [found[row[:2]] for row in wanted] == wanted
 
 
-def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: Scene) -> None:
+def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamScene) -> None:
     """Several sessions at the same few keys: of partitions that are gone, sealed, and passed by the cut-line but
     attached."""
     first = scene.rows("SELECT coalesce(max(seen), 0) FROM audit.corrections")[0][0]
@@ -341,7 +341,7 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: Scene
 
 
 def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what_a_live_one_serves(
-    scene: Scene, spark: SparkSession, lake_root: Path
+    scene: SeamScene, spark: SparkSession, lake_root: Path
 ) -> None:
     """Folds and an advance after the pin, then compaction, expiry and sweep with everything old enough to go."""
     maintained = Maintained(scene.mirror, spark)

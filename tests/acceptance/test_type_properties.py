@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SECONDS = 6.0
 
 
-class Heap:
+class RandomTable:
     """One random table and the changes to it; every value is from the pool."""
 
     def __init__(self, connection: psycopg.Connection[Any], name: str, chance: random.Random) -> None:
@@ -123,7 +123,9 @@ class Heap:
         self._connection.execute(query.encode())
 
 
-def work(connection: psycopg.Connection[Any], heaps: Sequence[Heap], chance: random.Random, transactions: int) -> None:
+def work(
+    connection: psycopg.Connection[Any], heaps: Sequence[RandomTable], chance: random.Random, transactions: int
+) -> None:
     """Random transactions over the tables, some of them rolled back."""
     for _ in range(transactions):
         for _ in range(chance.choice((1, 3, 20))):
@@ -134,7 +136,7 @@ def work(connection: psycopg.Connection[Any], heaps: Sequence[Heap], chance: ran
             connection.commit()
 
 
-def lake_rows(mirror: Mirror, heap: Heap) -> Counter[str]:
+def lake_rows(mirror: Mirror, heap: RandomTable) -> Counter[str]:
     location = mirror.location(f"public.{heap.name}")
     types = lake_types(LakeTable.load(location, StorageOptions()))
     columns = by_duckdb(location, types, order="")
@@ -176,7 +178,7 @@ def test_random_tables_of_all_types(pool: Database, warehouse: str, spark: Spark
         # Names with their schema, as the mirror's sessions see them.
         with pool.connect(autocommit=False) as connection, connect(pool.dsn, autocommit=True) as reader:
             reader.execute("SET search_path = pg_catalog")
-            heaps = [Heap(connection, f"r{tables + number}", chance) for number in range(3)]
+            heaps = [RandomTable(connection, f"r{tables + number}", chance) for number in range(3)]
             tables += len(heaps)
             print(*heaps, sep="\n")
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
-from mirror_pump.engine.chunk_copy import copy_chunk
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.ingest.chunk_copy import copy_chunk
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import TableId
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify import verification as verifying
@@ -84,7 +84,7 @@ def test_no_false_alarm_while_writes_go_on(
 
 
 @dataclass
-class Interrupted:
+class HookedRunner:
     """A runner that has something done before a chunk of a heap is read."""
 
     runner: TaskRunner
@@ -134,7 +134,7 @@ def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
         await_copies(settings, table_ids)
 
     monkeypatch.setattr(verifying, "await_copies", await_them)
-    runner = Interrupted(ThreadTaskRunner(), alter)
+    runner = HookedRunner(ThreadTaskRunner(), alter)
     with Mirror(partitioned.database, partitioned.settings, gate).pumping(), duckdb_connection() as duckdb:
         report = verify(partitioned.settings, engine=ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb)))
     assert states == ["copying"]
@@ -164,7 +164,7 @@ def test_a_table_whose_partitions_change_while_it_is_read_is_compared_again(part
                 while left and chunk.name != "u":
                     database.execute(left.pop(0))
 
-            runner = Interrupted(threads, disturb)
+            runner = HookedRunner(threads, disturb)
             report = verify(
                 partitioned.settings, engine=ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
             )
@@ -184,7 +184,7 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
         if chunk.name == "low":
             partitioned.database.execute("VACUUM FULL low")
 
-    runner = Interrupted(ThreadTaskRunner(), rewrite)
+    runner = HookedRunner(ThreadTaskRunner(), rewrite)
     monkeypatch.setenv("MIRROR_PUMP_LIMITS__VERIFY_PAUSE", "0")
     with partitioned.pumping(), duckdb_connection() as duckdb:
         engine = ComparisonEngine(runner, partial(compare_duckdb.compare, duckdb))
@@ -194,7 +194,7 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
         done = CliRunner().invoke(app, ["verify", "--dsn", partitioned.database.dsn, *slot])
     assert done.exit_code == 1, done.output
     lines = {line.partition(":")[0]: line for line in done.stdout.splitlines()}
-    assert lines["public.p"].startswith("public.p: NOT COMPARED (the table changed each of the 5 times")
+    assert lines["public.p"].startswith("public.p: NOT COMPARED (the table changed during each of 5 attempts")
     assert "was rewritten" in lines["public.p"]
     assert "Run verify again" in lines["public.p"]
     assert lines["public.u"].startswith("public.u: equal (heap 10 rows, lake 10 rows")

@@ -15,7 +15,7 @@ import psycopg
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.bare_machine.machine import BareMachine
 from tests.bare_machine.readme import shell_lines
-from tests.bare_machine.steps import Step, StepFailed, run_steps
+from tests.bare_machine.steps import ScriptStep, StepFailed, run_steps
 
 ROWS = 100_000
 """Of the table that is mirrored."""
@@ -54,7 +54,7 @@ def _commands(dsn: str, machine: BareMachine) -> list[str]:
     return lines
 
 
-def _report(steps: list[Step]) -> int:
+def _report(steps: list[ScriptStep]) -> int:
     total = 0.0
     result = None
     for step in steps:

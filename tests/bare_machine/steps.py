@@ -16,7 +16,7 @@ _BEGIN = "step begins:"
 
 
 @dataclass(frozen=True)
-class Step:
+class ScriptStep:
     """One line of a script that ran."""
 
     command: str
@@ -29,7 +29,9 @@ class StepFailed(Exception):
     """A line ended with an error; the message has the line and what it parts."""
 
 
-def run_steps(lines: Sequence[str], environment: Mapping[str, str], directory: Path, timeout: float) -> list[Step]:
+def run_steps(
+    lines: Sequence[str], environment: Mapping[str, str], directory: Path, timeout: float
+) -> list[ScriptStep]:
     """Executes the lines in one bash, as somebody who pastes them. `timeout`: seconds for all of them.
 
     Nothing that they started is left running. StepFailed if a line fails, or the time is over.
@@ -68,6 +70,6 @@ def run_steps(lines: Sequence[str], environment: Mapping[str, str], directory: P
         why = f"took over {timeout:g} s" if code is None else f"ended with {code}"
         raise StepFailed(f"{lines[failed]}\n{why}:\n{texts[failed][-4000:]}")
     return [
-        Step(line, after - before, text)
+        ScriptStep(line, after - before, text)
         for line, before, after, text in zip(lines, marks[:-1], marks[1:], texts, strict=True)
     ]

@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
-from mirror_pump.engine.file_merge import merge_files
+from mirror_pump.engine.rewrite.file_merge import merge_files
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def slot() -> str:
 
 
 @pytest.fixture
-def run(database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     """Runs the program on the test's database, in this process."""
     monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
 

@@ -173,7 +173,7 @@ def test_a_role_without_rights_learns_which_it_needs(database: Database) -> None
         connection.execute(f'CREATE ROLE "{role}"'.encode())
         try:
             connection.execute(f'SET ROLE "{role}"'.encode())
-            with pytest.raises(SourceError, match="may not use or make schema modak") as caught:
+            with pytest.raises(SourceError, match="may not use or create schema modak") as caught:
                 migrate(connection)
             assert "CREATE SCHEMA modak AUTHORIZATION" in caught.value.remedy
             # With a schema of its own the role needs no right on the database.

@@ -21,7 +21,7 @@ tests may be run so."""
 
 
 _IN_THREADS = """
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.testing.tasks import ThreadTaskRunner
 SparkTaskRunner.start = lambda master, cores, others: ThreadTaskRunner(cores + others)
 from mirror_pump.cli.__main__ import main
@@ -47,7 +47,7 @@ def install_threaded(directory: Path) -> None:
     script.chmod(0o755)
 
 
-Run = Callable[..., Result]
+RunCommand = Callable[..., Result]
 """Runs the program with these arguments."""
 
 

@@ -66,7 +66,7 @@ class State:
 
 
 @dataclass
-class History:
+class StateHistory:
     """By table OID, the states with the WAL positions between which each of them became the present one."""
 
     states: dict[int, list[tuple[int, int, State]]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def comparable(rows: list[Row]) -> tuple[str, ...]:
     )
 
 
-class Writer:
+class DdlWriter:
     """The session that writes. Which types and values it takes is up to the methods at the end."""
 
     key_types: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ class Writer:
         self._names = 0
         self.done: list[str] = []
         """Statements that the database took, for the report of a failure."""
-        self.history = History()
+        self.history = StateHistory()
         self.table_ids = {
             int(oid): name
             for name, oid in connection.execute(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.pipeline.flow.events import AdvanceWanted
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.source.catalog.tables import load_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from queue import SimpleQueue
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.index_plan import FileNumbers
 from mirror_pump.lake.key_index.key_index import KeyIndex

@@ -12,10 +12,10 @@ from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
-from mirror_pump.engine.delete_conversion import convert_deletes
-from mirror_pump.engine.file_merge import merge_files, merge_positions
-from mirror_pump.engine.merge_plan import MergePlan, MergeSizes, merged_file_rewrite, plan_merge, plan_rewrite
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
+from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
+from mirror_pump.engine.rewrite.merge_plan import MergePlan, MergeSizes, merged_file_rewrite, plan_merge, plan_rewrite
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, load_pointer, swap_pointer
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -52,7 +52,7 @@ Rows = dict[int, str | None]
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class PendingRewrite:
     """A rewrite of all data files under way."""
 
     table: LakeTable
@@ -132,11 +132,11 @@ class SmallTable:
         resolution = self.compute_merge(target_bytes) or (self.compute_renewal() if target_bytes else None)
         return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
 
-    def begin_rewrite(self, rows: Rows) -> Rewrite:
+    def begin_rewrite(self, rows: Rows) -> PendingRewrite:
         """Another engine begins to rewrite all data files; `rows` are what a reader sees now."""
-        return Rewrite(self.table, rows)
+        return PendingRewrite(self.table, rows)
 
-    def end_rewrite(self, rewrite: Rewrite) -> bool:
+    def end_rewrite(self, rewrite: PendingRewrite) -> bool:
         """The other engine commits as Iceberg does: its file has the number that the rewrite began at, equality
         deletes that came since stay, but for those that are older than all data files that it did not write (see
         mirror_pump.lake.commit.concurrent_rewrites, 3). False, and nothing is done, if it finds a file gone or a new

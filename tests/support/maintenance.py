@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirror_pump.engine.procedures import Procedures
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
@@ -76,20 +76,20 @@ class Maintained:
         with self.mirror.database.connect() as connection:
             file_request(connection, self.table_id(table), "test")
 
-    def maintain(self, table: str, *, asked: bool = True) -> PassResult:
+    def maintain(self, table: str, *, requested: bool = True) -> PassResult:
         """One pass, which has to take place; a requested one unless told otherwise."""
-        if asked:
+        if requested:
             self.request(table)
         with self.maintainer() as maintainer:
             result = maintainer.maintain(self.table_id(table))
         assert result is not None
         return result
 
-    def debt(self, table: str) -> MaintenanceBacklog:
-        """The table's debt now."""
+    def backlog(self, table: str) -> MaintenanceBacklog:
+        """The table's backlog now."""
         with self.maintainer() as maintainer:
-            (debt,) = maintainer.look([self.table_id(table)])
-        return debt
+            (backlog,) = maintainer.read_backlogs([self.table_id(table)])
+        return backlog
 
     def lake_table(self, table: str) -> LakeTable:
         """What the catalog names now."""

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import CommitConflict, ConnectionLost
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
@@ -36,7 +36,7 @@ from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.history_oracle import CommitLog, History
 from tests.support.key_index_checks import check_indexes
-from tests.support.workload import SHAPES, Act, Ending, Operation, Writer, random_operations
+from tests.support.workload import SHAPES, Act, Ending, RowOperation, Writer, random_operations
 
 SIDE = "w.side"
 """A table that a second session writes to, in transactions that stay open while others commit."""
@@ -159,7 +159,7 @@ class MirrorMachine(RuleBasedStateMachine):
     )
     def begin(self, seed: int, options: dict[str, Any], tables: set[str], hold: bool) -> None:
         self._chance = random.Random(seed)
-        fill = Operation(Act.FILL, 0, 0, 0, None, None, None)
+        fill = RowOperation(Act.FILL, 0, 0, 0, None, None, None)
         work = random_operations(self._chance, 10)
         self._writer.transaction([*work, *(replace(fill, table=place) for place in range(2))], Ending.COMMIT)
         self._start(options)

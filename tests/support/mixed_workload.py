@@ -18,7 +18,7 @@ from mirror_pump.lake.format.raw_text_columns import is_raw_text, raw_text_id
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
-from tests.support.ddl_workload import SCHEMA, State, Writer
+from tests.support.ddl_workload import SCHEMA, DdlWriter, State
 from tests.support.type_oracle import CASES, KEYS, Held, by_duckdb, create_pool, held_by_text
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def create_tables(database: Database, palette: Palette, chance: random.Random) -
     return [statement for statement in statements if statement.startswith("CREATE TABLE") and "big" in statement]
 
 
-class MixedWriter(Writer):
+class MixedWriter(DdlWriter):
     """Draws types and values from a palette. Its connection is one of `source.connect`, which prints as the pump's."""
 
     computing = False

@@ -14,7 +14,7 @@ from mirror_pump.testing.database import Database
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReaderRole:
     """A role of the test's server, which may log in."""
 
     name: str
@@ -23,7 +23,7 @@ class Reader:
 
 
 @contextmanager
-def role_of(database: Database) -> Iterator[Reader]:
+def role_of(database: Database) -> Iterator[ReaderRole]:
     """A new role without any rights, which is gone after the block. Its name needs quotes."""
     name, password = f"Analyst-{os.urandom(4).hex()}", os.urandom(8).hex()
     quoted = sql.Identifier(name)
@@ -32,6 +32,6 @@ def role_of(database: Database) -> Iterator[Reader]:
         parts = urlsplit(database.dsn)
         netloc = f"{name}:{password}@{parts.netloc.rpartition('@')[2]}"
         try:
-            yield Reader(name, password, urlunsplit(parts._replace(netloc=netloc)))
+            yield ReaderRole(name, password, urlunsplit(parts._replace(netloc=netloc)))
         finally:
             connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(quoted))

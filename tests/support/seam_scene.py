@@ -75,7 +75,7 @@ transaction ended."""
 
 
 @dataclass
-class Scene:
+class SeamScene:
     """public.events and its model under a pump that runs. Of four partitions the older two have left the heap."""
 
     events: EventsTable
@@ -242,7 +242,7 @@ def repeatable(connection: psycopg.Connection[Any]) -> None:
 
 
 @contextmanager
-def scene(database: Database, warehouse: str) -> Iterator[Scene]:
+def scene(database: Database, warehouse: str) -> Iterator[SeamScene]:
     """The scene for the time of the block. At its end everything must have been right, and be right."""
     tables = RetentionTables(database, warehouse)
     events = tables.automatic(fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5)
@@ -253,7 +253,7 @@ def scene(database: Database, warehouse: str) -> Iterator[Scene]:
     with duckdb_connection() as duckdb, mirror.pumping(Steps()) as running:
         mirror.await_live("public.events")
         events.await_state(p0="dropped", p1="dropped")
-        made = Scene(events, running, duckdb, oid)
+        made = SeamScene(events, running, duckdb, oid)
         yield made
         made.await_quiet()
         made.read("the last read")

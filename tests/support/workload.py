@@ -94,7 +94,7 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True)
-class Operation:
+class RowOperation:
     act: Act
     table: int
     first: int
@@ -114,10 +114,10 @@ _TEXTS = (None, "", "\\N", "NULL", "it's", "tab\there", "ünïcode 🚰", "x" * 
 _LENGTHS = (None, 0, 5, BIG, 3 * BIG)
 
 
-def random_operations(chance: random.Random, most: int) -> list[Operation]:
+def random_operations(chance: random.Random, most: int) -> list[RowOperation]:
     """Up to `most` operations. Drawn from a seed, not one by one by hypothesis, whose budget goes to the steps."""
     return [
-        Operation(
+        RowOperation(
             act=chance.choice(_ACTS),
             table=chance.randrange(len(SHAPES)),
             first=chance.randrange(7),
@@ -145,7 +145,9 @@ class Writer:
         self._history = history
         self._big = 0
 
-    def transaction(self, operations: list[Operation], ending: Ending, shapes: tuple[TableShape, ...] = SHAPES) -> None:
+    def transaction(
+        self, operations: list[RowOperation], ending: Ending, shapes: tuple[TableShape, ...] = SHAPES
+    ) -> None:
         """One transaction of these operations; the history learns of it if it commits."""
         run = self._connection.execute
         number = self._history.next_number()
@@ -185,7 +187,7 @@ class Writer:
             run("COMMIT")
         self._history.committed(number, tables)
 
-    def _do(self, operation: Operation, shape: TableShape, rows: Contents) -> None:
+    def _do(self, operation: RowOperation, shape: TableShape, rows: Contents) -> None:
         first = shape.keys[operation.first % len(shape.keys)]
         second = shape.keys[operation.second % len(shape.keys)]
         values = (operation.n, operation.s, self._large(operation.big))

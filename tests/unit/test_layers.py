@@ -50,6 +50,14 @@ _ROOMS = {
         "key_index": {"format"},
         "commit": {"format", "metadata", "contents", "key_index"},
     },
+    "engine": {
+        "ingest": set[str](),
+        "spark_runtime": {"ingest"},
+        "lake_reads": set[str](),
+        "rewrite": {"lake_reads"},
+        "comparison": {"lake_reads", "rewrite"},
+        "iceberg_procedures": {"spark_runtime"},
+    },
     "pipeline": {
         "operations": set[str](),
         "flow": {"operations"},

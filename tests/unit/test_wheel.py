@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[2]
 _PROBE = """
 import decoders.columns, mirror_pump.errors, pathlib, sql
 from mirror_pump.source.catalog.catalog_schema import latest_version
-from mirror_pump.engine import session
+from mirror_pump.engine.spark_runtime import session
 for module in (decoders.columns, mirror_pump.errors, sql):
     assert pathlib.Path(module.__file__).is_relative_to({place!r}), module.__file__
 assert latest_version() == {version}

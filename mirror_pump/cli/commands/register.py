@@ -214,12 +214,15 @@ def _list_former(settings: Settings, *, as_json: bool) -> int:
 
     found = list_former(settings)
     if as_json:
-        write_json([one.to_json() for one in found])
+        write_json([registration.to_json() for registration in found])
         return 0
-    for one in found:
-        former = one.former
+    for registration in found:
+        former = registration.former
         ended = f"{former.ended_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        say(f"{former.table}: {count_text(one.files)} files, {bytes_text(one.size_bytes)}, ended {ended}")
+        say(
+            f"{former.table}: {count_text(registration.files)} files, {bytes_text(registration.size_bytes)},"
+            f" ended {ended}"
+        )
         say(f"  {former.location}")
     if not found:
         remark("no registration that has ended left files")

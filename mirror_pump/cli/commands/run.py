@@ -78,7 +78,7 @@ def add(app: typer.Typer) -> None:
         metrics and traces. docs/monitoring.md describes both.
 
         The pump itself keeps tables fast to read. Maintenance deletes files that nobody needs any more: `--maintain`
-        runs it beside the pump, in a separate process.
+        runs it in a separate process while the pump runs.
         """
         if once and until_lsn is not None:
             raise UsageError("--once and --until-lsn exclude each other", "give only one of them")

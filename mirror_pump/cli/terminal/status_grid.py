@@ -31,7 +31,7 @@ _READABLE_NAME = 20
 
 
 @dataclass(frozen=True)
-class _Column:
+class _GridColumn:
     heading: str
     cell: Callable[[TableStatus], str]
     right: bool = True
@@ -77,7 +77,7 @@ class TableGrid:
         if hidden:
             yield Text(f"not enough room for: {', '.join(hidden)}", style="dim")
 
-    def _layout(self, width: int) -> tuple[int, list[_Column]]:
+    def _layout(self, width: int) -> tuple[int, list[_GridColumn]]:
         """Width of the name column, and the other columns."""
         columns = list(_ALWAYS)
         names = [cell_len(table.table) for table in self._tables]
@@ -129,18 +129,18 @@ def _index(table: TableStatus) -> str:
 
 
 _ALWAYS = (
-    _Column("state", _state, right=False, style=lambda table: _STYLES[table.state]),
-    _Column("lag", _lag),
+    _GridColumn("state", _state, right=False, style=lambda table: _STYLES[table.state]),
+    _GridColumn("lag", _lag),
 )
 _OPTIONAL = (
-    _Column("rows", _rows),
-    _Column("size", lambda table: bytes_text(table.content.size_bytes if table.content else None)),
-    _Column("pending deletes", _pending),
-    _Column("behind", lambda table: bytes_text(table.lag_bytes)),
-    _Column("files", lambda table: count_text(table.content.data_files if table.content else None)),
-    _Column("delete files", lambda table: count_text(table.content.delete_files if table.content else None)),
-    _Column("deletes", lambda table: table.deletes.mode),
-    _Column("index", _index),
-    _Column("frontier", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
+    _GridColumn("rows", _rows),
+    _GridColumn("size", lambda table: bytes_text(table.content.size_bytes if table.content else None)),
+    _GridColumn("pending deletes", _pending),
+    _GridColumn("behind", lambda table: bytes_text(table.lag_bytes)),
+    _GridColumn("files", lambda table: count_text(table.content.data_files if table.content else None)),
+    _GridColumn("delete files", lambda table: count_text(table.content.delete_files if table.content else None)),
+    _GridColumn("deletes", lambda table: table.deletes.mode),
+    _GridColumn("index", _index),
+    _GridColumn("frontier", lambda table: "-" if table.frontier is None else format_lsn(table.frontier)),
 )
 """If there is no room for all, the last ones are left out."""

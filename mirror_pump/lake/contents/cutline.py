@@ -9,7 +9,6 @@ from enum import Enum, auto
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyiceberg.manifest import ManifestContent
 
 from decoders.columns import ColumnType, Kind
@@ -17,9 +16,10 @@ from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.columns import column_names, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.storage import StorageOptions, open_input
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 
 _KINDS = (Kind.INT, Kind.LONG, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE)
@@ -97,8 +97,7 @@ class CutLine:
         """
         parts = []
         begin = 0
-        with open_input(path, storage) as source:
-            file = pq.ParquetFile(source)
+        with open_parquet(path, storage) as file:
             (name,) = column_names(file, [self.field_id], path)
             for batch in file.iter_batches(columns=[name]):
                 above = pc.invert(self.below(batch.column(0))).to_numpy()

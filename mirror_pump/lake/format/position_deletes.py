@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import FIELD_ID
-from mirror_pump.lake.storage import StorageOptions, join, open_input, open_output
+from mirror_pump.lake.storage import StorageOptions, join, open_output
 
 PATH_ID = 2147483546
 """Field ID of file_path (Iceberg spec, reserved field IDs)."""
@@ -127,11 +128,12 @@ def read_position_deletes(
     found: dict[str, list[Positions]] = {}
     names = sorted(wanted)
     for file in files:
-        with open_input(file, storage) as source:
-            parquet = pq.ParquetFile(source, read_dictionary=["file_path"])
+        with open_parquet(file, storage, ["file_path"]) as parquet:
             place = leaf_of(parquet, "file_path")
-            for group in range(parquet.num_row_groups):
-                if _may_name(parquet.metadata.row_group(group).column(place), names):
+            groups = parquet.num_row_groups
+            for group in range(groups):
+                # Of one group they say what the file's bounds do. In a damaged footer Arrow aborts over some of them.
+                if groups == 1 or _may_name(parquet.metadata.row_group(group).column(place), names):
                     # The columns are selected, since engines may add one with the deleted row.
                     table = parquet.read_row_group(group, columns=["file_path", "pos"])
                     for path, rows in _by_path(table.select(["file_path", "pos"]), wanted):

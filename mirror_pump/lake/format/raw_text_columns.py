@@ -1,12 +1,13 @@
-"""Raw text columns (sidecars): they hold values that a column's Iceberg type cannot hold, as text printed by Postgres.
+"""Raw text columns: they hold values that a column's Iceberg type cannot hold, as text printed by Postgres.
 
 `amount numeric(10,2)` is decimal(10,2) in the lake, which has no NaN. The first NaN adds an optional string column
 `amount__raw` to the table. In the row, `amount` is NULL and `amount__raw` is `NaN`. Invariant: at least one of the two
 is NULL in each row, and both are NULL if and only if the value is NULL in Postgres.
 
-A sidecar's field ID is its column's plus a constant, like the ID of a list element, so no central counter is needed.
-The task that meets the first such value writes a data file with the sidecar, and the publish that commits the file adds
-the column to the schema if it is missing. The lake's schema alone records which sidecars exist.
+A raw text column's field ID is its column's plus a constant, like the ID of a list element, so no central counter is
+needed. The task that meets the first such value writes a data file with the raw text column, and the publish that
+commits the file adds the column to the schema if it is missing. The lake's schema alone records which raw text columns
+exist.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 
 SIDECAR_IDS_FROM = 200_000
-"""A sidecar has the ID of its column plus this, beyond columns and list elements (ELEMENT_IDS_FROM)."""
+"""A raw text column has the ID of its column plus this, beyond columns and list elements (ELEMENT_IDS_FROM)."""
 
 _SUFFIX = "__raw"
 _TEXT = ColumnType(Kind.STRING)
 
 
 def raw_text_id(field_id: int) -> int:
-    """Field ID of a column's sidecar; `field_id` is the column's."""
+    """Field ID of a column's raw text column; `field_id` is the column's."""
     return SIDECAR_IDS_FROM + field_id
 
 
@@ -41,15 +42,15 @@ def without_raw_text(schema: LakeSchema) -> LakeSchema:
 
 
 def raw_text_fields(schema: LakeSchema) -> frozenset[int]:
-    """Field IDs of the columns that have a sidecar (not of the sidecars themselves)."""
+    """Field IDs of the columns that have a raw text column (not of the raw text columns themselves)."""
     return frozenset(field.field_id - SIDECAR_IDS_FROM for field in schema.fields if is_raw_text(field))
 
 
 def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
-    """The schema with sidecars for exactly the columns with the field IDs `columns`, behind all other columns.
+    """The schema with raw text columns for exactly the columns with the field IDs `columns`, behind all other columns.
 
-    Each sidecar is named after its column in `schema`, so a rename renames both. If the name is taken, compared without
-    case because Spark folds names, underscores are appended.
+    Each raw text column is named after its column in `schema`, so a rename renames both. If the name is taken, compared
+    without case because Spark folds names, underscores are appended.
     """
     own = without_raw_text(schema)
     wanted = set(columns)
@@ -68,12 +69,13 @@ def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
 
 
 def every_raw_text(schema: LakeSchema) -> LakeSchema:
-    """The schema with sidecars for all columns that can ever need one."""
+    """The schema with raw text columns for all columns that can ever need one."""
     return with_raw_text(schema, (field.field_id for field in schema.fields))
 
 
 def widened(rows: pa.Table, raw: Mapping[str, pa.ChunkedArray], schema: LakeSchema) -> pa.Table:
-    """The rows with all sidecars of `every_raw_text(schema)`. `raw`: sidecar values, by the name of their column."""
+    """The rows with all raw text columns of `every_raw_text(schema)`. `raw`: raw text values, by the name of their
+    column."""
     own = {raw_text_id(field.field_id): field.name for field in schema.fields}
     for field in every_raw_text(schema).fields:
         if is_raw_text(field):
@@ -83,7 +85,7 @@ def widened(rows: pa.Table, raw: Mapping[str, pa.ChunkedArray], schema: LakeSche
 
 
 def narrowed(rows: pa.Table, schema: LakeSchema) -> tuple[pa.Table, LakeSchema]:
-    """The `widened` rows without sidecars that are entirely NULL, and the schema of a file of these rows."""
+    """The `widened` rows without raw text columns that are entirely NULL, and the schema of a file of these rows."""
     used = [
         field.field_id - SIDECAR_IDS_FROM
         for field in every_raw_text(schema).fields

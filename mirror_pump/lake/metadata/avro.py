@@ -144,15 +144,15 @@ class BytesInput(InputFile):
         """Always True."""
         return True
 
-    def open(self, seekable: bool = True) -> _Stream:  # noqa: ARG002 - pyiceberg's signature
+    def open(self, seekable: bool = True) -> _BytesStream:  # noqa: ARG002 - pyiceberg's signature
         """The bytes as a stream."""
-        return _Stream(self._content)
+        return _BytesStream(self._content)
 
 
-class _Stream(io.BytesIO):
+class _BytesStream(io.BytesIO):
     """BytesIO with the exact methods of pyiceberg's protocol."""
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> _BytesStream:
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, PartitionFieldSummary
 
+from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent
 from mirror_pump.lake.metadata.avro import BytesInput, Encoder, OpenedFile, container, schema_json
 from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
@@ -52,13 +53,14 @@ class Manifest:
 
 def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
     """The manifests of a snapshot of any engine. Raises LakeError."""
+    content = read_bytes(location, storage)
     file = OpenedFile[ManifestFile](
-        BytesInput(read_bytes(location, storage)),
+        BytesInput(content),
         MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION],
         read_types={-1: ManifestFile, 508: PartitionFieldSummary},
         read_enums={517: ManifestContent},
     )
-    with file as lines:
+    with decoding(location, "a readable manifest list"), file as lines:
         return tuple(map(_from_list, lines))
 
 

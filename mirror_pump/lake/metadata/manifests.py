@@ -16,6 +16,7 @@ import orjson
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
+from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.metadata.avro import container_of_block, raw_records
 from mirror_pump.lake.metadata.manifest_entries import (
@@ -224,7 +225,7 @@ class ManifestWriter:
             if manifest.entries is None:
                 cached = None
                 unchanged = manifest.files[0] == manifest.files[2] == 0
-                raw = raw_records(read_bytes(manifest.path, storage), formats.schema) if unchanged else None
+                raw = _raw(manifest, storage, formats.schema) if unchanged else None
                 if raw is None:
                     stored = _stored(manifest, storage)[1]
                     payloads.extend(formats.entry(entry.encoded(NO_PARTITION)) for entry in stored)
@@ -328,7 +329,15 @@ def _existing(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
     content = read_bytes(manifest.path, storage)
-    return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
+    with decoding(manifest.path, "a readable manifest"):
+        return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
+
+
+def _raw(manifest: Manifest, storage: StorageOptions, schema: str) -> tuple[int, bytes] | None:
+    """The manifest's entries as they are encoded; None if it has another schema. Raises LakeError."""
+    content = read_bytes(manifest.path, storage)
+    with decoding(manifest.path, "a readable manifest"):
+        return raw_records(content, schema)
 
 
 def _size_class(files: int) -> int:

@@ -6,7 +6,8 @@ import gzip
 import re
 import uuid
 
-from mirror_pump.errors import ForeignTable, LakeError
+from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
@@ -32,13 +33,9 @@ def read_metadata(location: str, storage: StorageOptions) -> TableMetadata:
 def read_any_version(location: str, storage: StorageOptions) -> TableMetadata:
     """Like read_metadata, for any format version: all versions have the same snapshots and branches."""
     content = read_bytes(location, storage)
-    try:
+    with decoding(location, "valid Iceberg table metadata"):
         metadata = TableMetadata.from_json(gzip.decompress(content) if content.startswith(_GZIP) else content)
         _ = metadata.format_version
-    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
-        raise LakeError(
-            f"{location} is not valid Iceberg table metadata: {error}", "restore the file, or copy the table again"
-        ) from error
     return metadata
 
 

@@ -1,13 +1,13 @@
-"""Room for Spark's commits beside a pump that never rests.
+"""Pauses the pump's publishes while Spark commits, since Spark would otherwise rarely succeed.
 
-Iceberg's commits are optimistic: read the pointer, write metadata, swap the pointer if nobody else did. Whoever is
-slower starves, and Spark takes some tenths of a second for what the pump does in hundredths: beside 20 commits a
-second it did not get through with 50 tries. So while Spark commits, the slot's row is held, which makes publishes
-wait, for half of the time at most: two seconds at first, and twice as long after each try that this was not enough
-for. Spark looks at every commit since its rewrite began whenever it tries, so that a try takes the longer the more of
-them there are; a fixed limit would be one that a long rewrite never gets below. The table's pointer tells when the
-commit is through: what Spark does after that needs no room. The server ends the session, and with it the wait, should
-this process be stopped in the middle.
+An Iceberg commit is optimistic: it reads the pointer, writes metadata, and swaps the pointer if it has not changed. The
+slower writer starves. Spark takes some tenths of a second where the pump takes hundredths: with 20 publishes a second,
+50 attempts of Spark failed.
+
+So while Spark commits, the maintainer locks the slot's row, and publishes wait. They wait for at most half of the time:
+for two seconds at first, and twice as long after each pause that was too short. The limit has to grow, because each
+attempt reads all commits since the rewrite began, and takes longer the more there are. The pause ends as soon as the
+table's pointer has changed. If this process dies, the server ends its session and thereby the pause.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from sql import queries
 _LOCK = queries("publish")["lock_slot"]
 
 _POLL = 0.02
-"""Seconds between looks at what Spark does."""
-_FIRST, _LONGEST = 2.0, 60.0
-"""Seconds that a publish is made to wait at most: for the first try, and ever."""
-_LIMIT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
+"""Seconds between two checks of Spark's jobs and of the pointer."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0
+"""Maximum seconds of the first pause, and of any."""
+_SET_TIMEOUT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 _GRACE = 3.0
-"""Seconds beyond these after which the server ends a window that this process does not."""
+"""Seconds after the maximum at which the server ends a pause that this process did not end."""
 
 
 class CommitPause:
-    """Holds publishes up whenever Spark has finished its jobs and not yet returned: then it commits. A context manager
-    around one procedure, which commits once, on this table of the Iceberg catalog.
+    """Pauses publishes while Spark has finished its jobs and the procedure has not returned: Spark commits then. A
+    context manager around one procedure that commits once to the table `lake_name` of the Iceberg catalog.
 
-    `busy` says whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first` are the
-    seconds of the first wait.
+    `busy` tells whether Spark runs jobs. With `at_once` the procedure commits before its first job. `first_pause` is
+    the maximum length of the first pause, in seconds.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class CommitPause:
         busy: Callable[[], bool],
         *,
         at_once: bool = False,
-        first: float = _FIRST,
+        first_pause: float = _FIRST_PAUSE,
     ) -> None:
         self._dsn = dsn
         self._slot = slot
         self._lake_name = lake_name
         self._busy = busy
-        self._longest = first
-        self._computed = at_once
+        self._limit = first_pause
+        self._jobs_done = at_once
         self._thread = ServiceThread("commit-pause", self._run)
 
     def __enter__(self) -> Self:
@@ -76,27 +76,27 @@ class CommitPause:
             with connect(self._dsn, autocommit=True, application_name="mirror-pump-maintain") as connection:
                 while not self._thread.stopping():
                     if self._busy():
-                        self._computed = True
-                    elif self._computed:
-                        self._thread.pause(self._hold(connection))
+                        self._jobs_done = True
+                    elif self._jobs_done:
+                        self._thread.pause(self._pause_publishes(connection))
                     self._thread.pause(_POLL)
         except SourceError as error:
-            # Without the window the commit may still get through.
-            get_logger("maintain").warning("no commit window", error=str(error))
+            # Without the pause the commit may still succeed.
+            get_logger("maintain").warning("no commit pause", error=str(error))
 
-    def _hold(self, connection: PgConnection) -> float:
-        """Keeps publishes waiting while Spark commits; returns the seconds for which."""
+    def _pause_publishes(self, connection: PgConnection) -> float:
+        """Pauses publishes while Spark commits. Returns the length of the pause in seconds. Raises SourceError."""
         with source_errors("holding publishes up for Spark's commit"), connection.transaction():
-            connection.execute(_LIMIT, (f"{self._longest + _GRACE:.0f}s",))
+            connection.execute(_SET_TIMEOUT, (f"{self._limit + _GRACE:.0f}s",))
             connection.execute(_LOCK, {"slot": self._slot})
             began = time.monotonic()
             pointer = self._pointer(connection)
-            while not self._thread.pause(_POLL) and not self._busy() and time.monotonic() - began < self._longest:
+            while not self._thread.pause(_POLL) and not self._busy() and time.monotonic() - began < self._limit:
                 if self._pointer(connection) != pointer:
                     self._thread.request_stop()
         held = time.monotonic() - began
-        if held >= self._longest:
-            self._longest = min(2 * self._longest, _LONGEST)
+        if held >= self._limit:
+            self._limit = min(2 * self._limit, _LONGEST_PAUSE)
         return held
 
     def _pointer(self, connection: PgConnection) -> str | None:

@@ -14,7 +14,7 @@ from mirror_pump.lake.storage import StorageOptions
 
 
 @dataclass
-class _Counts:
+class _ManifestCounts:
     """Sums over a manifest's live files."""
 
     sizes: list[int]
@@ -31,7 +31,7 @@ class FileCounter:
 
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
-        self._counted: dict[str, _Counts] = {}
+        self._counted: dict[str, _ManifestCounts] = {}
 
     def measure(self, table: LakeTable, target_bytes: int) -> TableStats:
         """The table's figures, for a target file size in bytes. Raises LakeError if a manifest cannot be read."""
@@ -64,11 +64,11 @@ class FileCounter:
         named = {manifest.path for table in tables for manifest in table.manifests}
         self._counted = {path: counts for path, counts in self._counted.items() if path in named}
 
-    def _count(self, manifest: Manifest) -> _Counts:
+    def _count(self, manifest: Manifest) -> _ManifestCounts:
         known = self._counted.get(manifest.path)
         if known is not None:
             return known
-        counts = self._counted[manifest.path] = _Counts([])
+        counts = self._counted[manifest.path] = _ManifestCounts([])
         for entry in stored_of(manifest, self._storage):
             if entry.content == FileContent.DATA:
                 counts.sizes.append(entry.size_bytes)

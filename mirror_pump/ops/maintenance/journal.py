@@ -1,4 +1,4 @@
-"""Operations of maintenance as the journal has them: begun, kept fresh while they run, ended with their outcome."""
+"""Records operations of maintenance in the journal: their begin, a heartbeat while they run, and their outcome."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.telemetry import get_logger, redact
 
 _BEAT = 5.0
-"""Seconds between two signs of life. After 60 s without one nobody waits for the operation any more."""
+"""Seconds between two heartbeats. After 60 s without one, others stop waiting for the operation."""
 
 
 class Heartbeat:
-    """Refreshes the journal rows of what is under way, in a thread with a connection of its own. A context manager."""
+    """Refreshes the journal rows of running operations, in a thread with its own connection. A context manager."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -58,7 +58,7 @@ class Heartbeat:
                     connection = connect(self._dsn, autocommit=True, application_name="mirror-pump-maintain")
                 beat(connection, open_now)
             except SourceError as error:
-                # The rewrite under way fails at its commit if this lasts; nothing else depends on it.
+                # If this lasts, a running rewrite fails at its commit. Nothing else depends on heartbeats.
                 get_logger("maintain").warning("heartbeat", error=str(error))
                 connection = None
         if connection is not None:
@@ -66,7 +66,7 @@ class Heartbeat:
 
 
 @contextmanager
-def operation(
+def journaled_operation(
     connection: PgConnection,
     heartbeat: Heartbeat,
     table_id: TableId,
@@ -74,16 +74,16 @@ def operation(
     phase: str,
     details: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
-    """One operation in the journal, for the time of the block; what the block puts into the yielded dict is added to
-    its details. An error ends it as failed, and goes on."""
+    """Records one operation in the journal for the duration of the block. What the block puts into the yielded dict is
+    added to its details. An error ends the operation as failed, and is raised again."""
     op_id = begin(connection, table_id, kind, phase, details)
-    with ended(connection, heartbeat, op_id) as outcome:
+    with running_operation(connection, heartbeat, op_id) as outcome:
         yield outcome
 
 
 @contextmanager
-def ended(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> Iterator[dict[str, Any]]:
-    """The same for an operation that was begun already."""
+def running_operation(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> Iterator[dict[str, Any]]:
+    """Like `journaled_operation`, for one that is already in the journal."""
     began = time.monotonic()
     outcome: dict[str, Any] = {}
     heartbeat.add(op_id)
@@ -91,7 +91,7 @@ def ended(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> I
         yield outcome
     except BaseException as error:
         heartbeat.remove(op_id)
-        outcome |= {"seconds": round(time.monotonic() - began, 3), "error": _words(error)}
+        outcome |= {"seconds": round(time.monotonic() - began, 3), "error": _error_text(error)}
         if not connection.closed and not connection.broken:
             finish(connection, op_id, FAILED, outcome)
         raise
@@ -100,6 +100,6 @@ def ended(connection: PgConnection, heartbeat: Heartbeat, op_id: uuid.UUID) -> I
     finish(connection, op_id, str(outcome.pop("phase", DONE)), outcome, outcome.pop("snapshot_id", None))
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = f"{error} {error.remedy}" if isinstance(error, MirrorPumpError) else f"{type(error).__name__}: {error}"
     return redact(" ".join(text.split()))[:2000]

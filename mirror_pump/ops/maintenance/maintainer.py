@@ -1,4 +1,4 @@
-"""Who maintains: `maintain TABLE` once, or a server that answers requests and pays debt as it becomes due."""
+"""Maintains tables: once for `maintain TABLE`, or as a server that handles requests and runs due maintenance."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
-from mirror_pump.engine.procedures import Procedures
-from mirror_pump.engine.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.spark_runtime.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
 from mirror_pump.errors import ConnectionLost, LakeError, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.journal import Heartbeat
-from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, described
+from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, operation_lines
 from mirror_pump.source.catalog.maintenance import (
     announce_server,
     answer_to,
@@ -37,16 +37,17 @@ from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.telemetry import get_logger
 
 _POLL = 0.5
-"""Seconds between looks at requests, and at the answer to one."""
+"""Seconds between two checks for requests, or for the answer to one."""
 _TABLE_BACKOFF = Backoff(first=60.0, longest=3600.0)
-"""How long a table is left alone after its pass failed."""
+"""How long a table is not maintained after its pass failed."""
 _RECONNECT_BACKOFF = Backoff(first=5.0, longest=5.0)
 
 Start = Callable[[], Procedures]
 
 
 def own_spark(settings: Settings) -> Start:
-    """Starts, at its first call, a Spark of this process with Iceberg's jars, on a bounded share of the machine."""
+    """A function that at its first call starts Spark in this process, with Iceberg's jars and limited cores and
+    memory."""
     started: list[Procedures] = []
 
     def start() -> Procedures:
@@ -71,8 +72,8 @@ def own_spark(settings: Settings) -> Start:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one table's maintenance."""
+class MaintenanceOutcome:
+    """The outcome of one table's maintenance, as lines for people."""
 
     table: str
     lines: tuple[str, ...]
@@ -81,34 +82,35 @@ class Outcome:
 
 def maintain_tables(
     settings: Settings, names: Sequence[str], *, wait: bool, start: Start | None = None
-) -> Iterator[Outcome]:
-    """Requests maintenance of the tables, all of the slot's if none is named, and yields what became of each.
+) -> Iterator[MaintenanceOutcome]:
+    """Request maintenance of the named tables, or of all, and yield the outcome for each.
 
-    A maintainer that serves does the work, else this process. Without `wait`, requests are filed and that is all.
+    If a maintainer serves the slot, it does the work; otherwise this process does. Without `wait`, only files requests.
+    Raises UsageError for a name that is no table, TableError for a table that is not mirrored.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection:
         tables = choose(connection, settings, names)
-        who = _who()
-        filed = {table_id: file_request(connection, table_id, who) for table_id in tables}
+        requester = _requester()
+        filed = {table_id: file_request(connection, table_id, requester) for table_id in tables}
         if not wait:
-            yield from (Outcome(name, ("requested",)) for name in tables.values())
+            yield from (MaintenanceOutcome(name, ("requested",)) for name in tables.values())
             return
         try:
             with Heartbeat(settings.require_dsn()) as heartbeat:
                 maintenance = _maintenance(settings, connection, start or own_spark(settings), heartbeat)
                 for table_id, name in tables.items():
-                    yield _answered(connection, settings.slot, maintenance, table_id, name, filed[table_id])
+                    yield _await_outcome(connection, settings.slot, maintenance, table_id, name, filed[table_id])
         except (KeyboardInterrupt, GeneratorExit):
-            # Else the next maintainer to start would do what nobody waits for any more.
-            withdraw_requests(connection, list(tables), who)
+            # Otherwise the next maintainer would handle requests for which nobody waits.
+            withdraw_requests(connection, list(tables), requester)
             raise
 
 
-def _answered(
+def _await_outcome(
     connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
-) -> Outcome:
-    """Waits for a server's answer, or does the work here when nobody serves. TableError once the table is not mirrored
-    any more."""
+) -> MaintenanceOutcome:
+    """Waits for a server's answer, or does the work here if no server runs. Raises TableError if the table is
+    unregistered meanwhile."""
     while True:
         answer = answer_to(connection, table_id, since)
         if answer is not None:
@@ -116,22 +118,24 @@ def _answered(
             errors = tuple(details.get("errors") or ()) or (
                 (str(details.get("error") or phase),) if phase != "done" else ()
             )
-            return Outcome(name, _lines(details.get("done") or [], str(details.get("skipped") or "")), errors)
+            return MaintenanceOutcome(
+                name, _outcome_lines(details.get("done") or [], str(details.get("skipped") or "")), errors
+            )
         if not read_tables(connection, slot, [table_id]):
             raise TableError(f"{name} is not registered any more")
         if not is_served(connection, slot):
             result = maintenance.maintain(table_id, claimed_only=True)
             if result is not None:
-                return Outcome(name, _lines(result.done, result.skipped), tuple(result.errors))
+                return MaintenanceOutcome(name, _outcome_lines(result.done, result.skipped), tuple(result.errors))
         time.sleep(_POLL)
 
 
-def _lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
+def _outcome_lines(done: Sequence[str], skipped: str) -> tuple[str, ...]:
     return tuple(done) or ((f"left alone: {skipped}",) if skipped else ("nothing to do",))
 
 
-def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None) -> Iterator[Outcome]:
-    """What maintenance of the tables would do now; changes nothing but modak.lake_stats."""
+def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None) -> Iterator[MaintenanceOutcome]:
+    """Yield what maintenance of each table would do now. Changes nothing except statistics in modak.lake_stats."""
     start = start or own_spark(settings)
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection,
@@ -140,24 +144,27 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
         maintenance = _maintenance(settings, connection, start, heartbeat)
         for table_id, name in choose(connection, settings, names).items():
             found = PassResult(name)
-            debt = maintenance.debt_of(table_id, found)
-            if debt is None:
-                yield Outcome(name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors))
+            backlog = maintenance.backlog_of(table_id, found)
+            if backlog is None:
+                yield MaintenanceOutcome(
+                    name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors)
+                )
                 continue
             try:
-                operations, swept = maintenance.dry_run(debt)
+                operations, swept = maintenance.dry_run(backlog)
             except LakeError as error:
-                yield Outcome(name, (), (str(error),))
+                yield MaintenanceOutcome(name, (), (str(error),))
                 continue
-            lines = [f"would run {line}" for line in described(operations)]
+            lines = [f"would run {line}" for line in operation_lines(operations)]
             if swept is not None:
                 lines.append(f"would delete {len(swept.files)} files of {swept.size_bytes} bytes:")
                 lines.extend(f"  {file.location}" for file in swept.files)
-            yield Outcome(name, tuple(lines) or ("nothing to do",))
+            yield MaintenanceOutcome(name, tuple(lines) or ("nothing to do",))
 
 
 def choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> dict[TableId, str]:
-    """The named tables, or all of the slot's, by ID. TableError for one that is not mirrored."""
+    """Names of the given tables, or of all tables of the slot, by ID. Raises TableError for one that is not
+    mirrored."""
     known = {table.table_id: str(table.name) for table in read_tables(connection, settings.slot)}
     if not names:
         return known
@@ -175,15 +182,14 @@ def _maintenance(settings: Settings, connection: PgConnection, start: Start, hea
     return Maintenance(settings.require_dsn(), connection, settings.slot, storage, start, heartbeat)
 
 
-def _who() -> str:
+def _requester() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
 
 class MaintenanceServer:
-    """Answers requests at once, and looks at every table's debt now and then. Several may run beside each other.
+    """Handles requests at once, and runs due maintenance of all tables periodically. Several servers may run.
 
-    Work that nobody asked for is followed by a pause in which the machine belongs to others: `maintain_share` of the
-    time is worked at most.
+    After work that nobody requested it pauses, so that this takes at most the share `maintain_share` of the time.
     """
 
     def __init__(self, settings: Settings, start: Start | None = None) -> None:
@@ -195,11 +201,11 @@ class MaintenanceServer:
         self._log = get_logger("maintain")
 
     def request_stop(self) -> None:
-        """Return from `run` after the operation under way. Safe in a signal handler."""
+        """Make `run` return after the current operation. Safe in a signal handler."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Serve until a stop is requested. Lost connections are made anew; raises what a person has to mend."""
+        """Serve until a stop is requested. Reconnects by itself; raises errors that need an operator."""
         retries = Retries(_RECONNECT_BACKOFF)
         while not self._stopping.is_set():
             try:
@@ -229,24 +235,24 @@ class MaintenanceServer:
                     self._report(table_id, maintenance.maintain(table_id, claimed_only=True))
             if time.monotonic() >= next_look:
                 began = time.monotonic()
-                worked = self._look(maintenance)
+                did_work = self._maintain_due_tables(maintenance)
                 seconds = time.monotonic() - began
-                rest = seconds * (1 / self._settings.maintain_share - 1) if worked else 0.0
+                rest = seconds * (1 / self._settings.maintain_share - 1) if did_work else 0.0
                 next_look = time.monotonic() + max(self._settings.maintain_interval, rest)
             self._stopping.wait(_POLL)
 
-    def _look(self, maintenance: Maintenance) -> bool:
-        """Maintains the tables whose debt is due; returns whether there were any."""
-        worked = False
-        for debt in maintenance.look():
-            table_id = debt.table.table_id
-            due = debt.policy.maintenance_enabled and debt.due(asked=False)
+    def _maintain_due_tables(self, maintenance: Maintenance) -> bool:
+        """Maintains the tables for which something is due. Returns whether there were any."""
+        did_work = False
+        for backlog in maintenance.read_backlogs():
+            table_id = backlog.table.table_id
+            due = backlog.policy.maintenance_enabled and backlog.due(requested=False)
             failed = self._failed.get(table_id)
             if self._stopping.is_set() or not due or (failed is not None and not failed.due):
                 continue
-            worked = True
+            did_work = True
             self._report(table_id, maintenance.maintain(table_id))
-        return worked
+        return did_work
 
     def _report(self, table_id: TableId, result: PassResult | None) -> None:
         if result is None:

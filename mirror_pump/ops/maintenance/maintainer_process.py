@@ -1,7 +1,7 @@
-"""`run --maintain`: the maintainer as a process of its own beside the pump, for as long as the pump runs.
+"""Runs the maintainer of `run --maintain` in a process of its own while the pump runs.
 
-Of its own because Spark's procedures want a Java heap and a lower priority, and because neither may end the other: a
-maintainer that dies is started again after a pause, and all that is lost is the operation that it was at.
+It is a separate process because Spark's procedures need a Java heap and a lower priority, and because a crash of one
+must not end the other. A maintainer that dies is started again after a pause; only its current operation is lost.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mirror_pump.cli.__main__ import main
 sys.argv[1:] = ["maintain", "--serve"]
 main()
 """
-"""What the process runs: first it asks for SIGTERM when the pump is gone, also when that is killed (prctl(2),
-PR_SET_PDEATHSIG)."""
+"""The process's program. prctl(2) with PR_SET_PDEATHSIG makes the kernel send it SIGTERM when the pump ends, even if
+the pump is killed."""
 _BACKOFF = Backoff(first=5.0, longest=300.0)
-"""Before a maintainer that ended is started again."""
+"""Pauses before a maintainer that ended is started again."""
 _GRACE = 10.0
-"""Seconds that it has to end when the pump does; what it was at is abandoned then, which harms nothing."""
+"""Seconds that it has to end when the pump does. After that it is killed, which is safe."""
 
 
 class MaintainerProcess:
@@ -53,7 +53,7 @@ class MaintainerProcess:
         retries = Retries(_BACKOFF)
         while not self._thread.stopping():
             command = [sys.executable, "-c", _PROGRAM]
-            # A group of its own leaves a terminal's Ctrl-C to the pump.
+            # In a process group of its own, so that only the pump receives a terminal's Ctrl-C.
             with subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, process_group=0) as process:
                 while process.poll() is None and not self._thread.pause(0.5):
                     pass

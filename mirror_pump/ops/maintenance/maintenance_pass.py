@@ -1,7 +1,7 @@
-"""One pass of maintenance over one table: look at its debt, do what is due, journal it, publish what it left.
+"""One maintenance pass over one table: finds out what is due, does it, records it in the journal, publishes the result.
 
-The pump may run or not, and commits meanwhile; Iceberg's optimistic commits and ours see to it that neither undoes the
-other. A table whose initial copy is not complete is left alone: its later chunks need the deletes that it has.
+The pump may run meanwhile: since commits of both are optimistic, neither undoes the other's. A table whose initial copy
+is incomplete is skipped, because its remaining chunks need the present delete files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from mirror_pump.backoff import Backoff
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.commit.presence import head_files, require_files
@@ -24,12 +24,12 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId, TableName
 from mirror_pump.ops.maintenance.commit_pause import CommitPause
 from mirror_pump.ops.maintenance.file_counts import FileCounter
-from mirror_pump.ops.maintenance.journal import Heartbeat, ended, operation
+from mirror_pump.ops.maintenance.journal import Heartbeat, journaled_operation, running_operation
 from mirror_pump.ops.maintenance.plan import (
     NAMES,
     ExpireSnapshots,
-    Operation,
-    Past,
+    MaintenanceOperation,
+    PastMaintenance,
     RewriteDataFiles,
     RewriteManifests,
     RewritePositionDeletes,
@@ -65,17 +65,17 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.telemetry import get_logger
 
 _ATTEMPTS = 4
-"""Of an operation that other commits were in the way of: Iceberg itself has tried its commit 50 times by then, so the
-conflict is in substance, and goes away only with new input."""
+"""Number of attempts at an operation whose commit conflicts with others. Iceberg has already tried each commit 50
+times, so the operation has to be computed again."""
 _BACKOFF = Backoff(first=0.5, longest=10.0, jitter=1.0)
-"""Between these attempts."""
+"""Pauses between these attempts."""
 _SWEPT_SHOWN = 20
-"""Locations of deleted files that the journal keeps."""
+"""Number of deleted files whose locations the journal keeps."""
 
 
 @dataclass(frozen=True)
 class MaintenanceBacklog:
-    """A table as a look at it found it."""
+    """A table's state, from which follows what maintenance is due."""
 
     table: MaintainedTable
     state: LakeTable
@@ -83,7 +83,7 @@ class MaintenanceBacklog:
     """Names of the key columns in the lake."""
     policy: Policy
     figures: TableStats
-    past: Past
+    past: PastMaintenance
     warnings: tuple[str, ...]
 
     @property
@@ -91,28 +91,32 @@ class MaintenanceBacklog:
         """The table's name in the Iceberg catalog."""
         return TableName(self.table.name.schema, self.table.lake_table)
 
-    def due(self, *, asked: bool) -> tuple[Operation, ...]:
-        """What there is to do; `asked`: somebody wants all of it, whether it is worth the effort or not."""
-        return tuple(operation for decide in _DECISIONS if (operation := decide(self, asked)) is not None)
+    def due(self, *, requested: bool) -> tuple[MaintenanceOperation, ...]:
+        """The operations that are due. With `requested`, also those below the policy's thresholds."""
+        return tuple(operation for decide in _DECISIONS if (operation := decide(self, requested)) is not None)
 
 
-_Decision = Callable[[MaintenanceBacklog, bool], Operation | None]
+_Decision = Callable[[MaintenanceBacklog, bool], MaintenanceOperation | None]
 
 
-def _rewrite(debt: MaintenanceBacklog, asked: bool) -> Operation | None:
-    return rewrite_of(debt.figures, debt.policy, debt.key, asked=asked)
+def _rewrite(backlog: MaintenanceBacklog, requested: bool) -> MaintenanceOperation | None:
+    return rewrite_of(backlog.figures, backlog.policy, backlog.key, requested=requested)
 
 
 _DECISIONS: tuple[_Decision, ...] = (
     _rewrite,
-    lambda debt, asked: position_deletes_of(debt.figures, debt.policy, asked=asked),
-    lambda debt, asked: manifests_of(debt.figures, debt.policy, asked=asked),
-    lambda debt, asked: expiry_of(
-        debt.state.metadata, debt.table.protected, debt.policy, time.time_ns() // 1_000_000, asked=asked
+    lambda backlog, requested: position_deletes_of(backlog.figures, backlog.policy, requested=requested),
+    lambda backlog, requested: manifests_of(backlog.figures, backlog.policy, requested=requested),
+    lambda backlog, requested: expiry_of(
+        backlog.state.metadata,
+        backlog.table.protected,
+        backlog.policy,
+        time.time_ns() // 1_000_000,
+        requested=requested,
     ),
-    lambda debt, asked: sweep_of(debt.figures, debt.policy, debt.past, asked=asked),
+    lambda backlog, requested: sweep_of(backlog.figures, backlog.policy, backlog.past, requested=requested),
 )
-"""In the order in which the operations follow each other: each makes work for the next."""
+"""Decides on each operation, in the order in which they run: each makes work for the next."""
 
 
 @dataclass
@@ -121,16 +125,16 @@ class PassResult:
 
     table: str
     done: list[str] = field(default_factory=list)
-    """A line per operation."""
+    """A line per operation that was done."""
     errors: list[str] = field(default_factory=list)
     skipped: str = ""
-    """Why nothing was done, if nothing could be."""
+    """Why the table could not be maintained; empty if it could."""
     before: TableStats | None = None
     after: TableStats | None = None
 
 
 class Maintenance:
-    """Looks at tables and maintains them, one at a time. `procedures` starts Spark when it is first called."""
+    """Maintains tables, one at a time. `procedures` starts Spark when it is first called."""
 
     def __init__(
         self,
@@ -147,30 +151,35 @@ class Maintenance:
         self._storage = storage
         self._procedures = procedures
         self._heartbeat = heartbeat
-        self._meter = FileCounter(storage)
+        self._counter = FileCounter(storage)
         self._loaded: dict[TableId, LakeTable] = {}
         self._log = get_logger("maintain")
 
-    def look(self, table_ids: Sequence[TableId] | None = None) -> list[MaintenanceBacklog]:
-        """Each table's debt, stored in modak.lake_stats too. Tables that are being copied, or cannot be read, are left
-        out; the latter are logged."""
+    def read_backlogs(self, table_ids: Sequence[TableId] | None = None) -> list[MaintenanceBacklog]:
+        """The backlog of each of the tables, of all tables by default. Its statistics are stored in modak.lake_stats.
+
+        Leaves out tables that are being copied, and those that cannot be read, with a warning in the log.
+        """
         found = []
         for table in read_tables(self._connection, self._slot, table_ids):
             if table.copying:
                 continue
             try:
-                found.append(self._debt(table))
+                found.append(self._backlog_now(table))
             except (LakeError, UsageError) as error:
-                self._log.warning("cannot look at a table", table=str(table.name), error=str(error))
+                self._log.warning("cannot read a table", table=str(table.name), error=str(error))
         if table_ids is None:
-            present = {debt.table.table_id: debt.state for debt in found}
+            present = {backlog.table.table_id: backlog.state for backlog in found}
             self._loaded = present
-            self._meter.forget_all_but(tuple(present.values()))
+            self._counter.forget_all_but(tuple(present.values()))
         return found
 
     def maintain(self, table_id: TableId, *, claimed_only: bool = False) -> PassResult | None:
-        """One pass. A request for it that is pending is claimed, and makes the pass do all there is to do; with
-        `claimed_only` nothing is done without one. None: another maintainer works on the table, or has the request."""
+        """One pass over a table. Returns None if another maintainer works on the table.
+
+        Claims a pending request for the table; such a pass ignores the policy's thresholds. With `claimed_only` nothing
+        is done, and None is returned, if no request is pending.
+        """
         with table_lock(self._connection, table_id) as granted:
             if not granted:
                 return None
@@ -181,39 +190,50 @@ class Maintenance:
                 return None
             return self._pass(table_id, claimed[0] if claimed else None)
 
-    def dry_run(self, debt: MaintenanceBacklog) -> tuple[tuple[Operation, ...], Sweep | None]:
-        """What a requested pass would do now, and which files its sweep would delete."""
-        operations = debt.due(asked=True)
+    def dry_run(self, backlog: MaintenanceBacklog) -> tuple[tuple[MaintenanceOperation, ...], Sweep | None]:
+        """The operations that a requested pass would run now, and the files that its sweep would delete."""
+        operations = backlog.due(requested=True)
         swept = None
         if any(isinstance(operation, SweepFiles) for operation in operations):
             swept = sweep(
-                self._connection, self._slot, debt.table, debt.policy, self._procedures(), self._storage, dry_run=True
+                self._connection,
+                self._slot,
+                backlog.table,
+                backlog.policy,
+                self._procedures(),
+                self._storage,
+                dry_run=True,
             )
         return operations, swept
 
     def _pass(self, table_id: TableId, op_id: uuid.UUID | None) -> PassResult:
-        asked = op_id is not None
+        requested = op_id is not None
         result = PassResult(str(table_id))
         if op_id is None:
             if not self._anything_due(table_id, result):
                 return result
             op_id = begin(self._connection, table_id, MAINTENANCE, RUNNING, {"operation": "pass"})
-        with ended(self._connection, self._heartbeat, op_id) as outcome:
+        with running_operation(self._connection, self._heartbeat, op_id) as outcome:
             for decide in _DECISIONS:
                 parts = None
                 more = True
                 while more:
-                    debt = self.debt_of(table_id, result)
-                    due = decide(debt, asked) if debt is not None else None
+                    backlog = self.backlog_of(table_id, result)
+                    due = decide(backlog, requested) if backlog is not None else None
                     if isinstance(due, RewriteDataFiles):
                         parts = due.parts if parts is None else parts
                         parts -= 1
-                    more = debt is not None and due is not None and self._do(debt, due, result) and bool(parts)
-                    result.before = result.before or (debt.figures if debt is not None else None)
-            last_look = self.debt_of(table_id, result)
-            if last_look is not None:
-                result.after = last_look.figures
-                self._republish(last_look)
+                    more = (
+                        backlog is not None
+                        and due is not None
+                        and self._run_operation(backlog, due, result)
+                        and bool(parts)
+                    )
+                    result.before = result.before or (backlog.figures if backlog is not None else None)
+            final_backlog = self.backlog_of(table_id, result)
+            if final_backlog is not None:
+                result.after = final_backlog.figures
+                self._republish(final_backlog)
             outcome |= {"done": result.done, "errors": result.errors, "skipped": result.skipped}
             outcome["before"] = result.before.to_json() if result.before else None
             outcome["after"] = result.after.to_json() if result.after else None
@@ -222,21 +242,21 @@ class Maintenance:
         return result
 
     def _anything_due(self, table_id: TableId, result: PassResult) -> bool:
-        debt = self.debt_of(table_id, result)
-        return debt is not None and debt.policy.maintenance_enabled and bool(debt.due(asked=False))
+        backlog = self.backlog_of(table_id, result)
+        return backlog is not None and backlog.policy.maintenance_enabled and bool(backlog.due(requested=False))
 
-    def _do(self, debt: MaintenanceBacklog, due: Operation, result: PassResult) -> bool:
-        """One operation, journalled; tried again when other commits were in the way. Whether it left a part of its work
-        to the next."""
+    def _run_operation(self, backlog: MaintenanceBacklog, due: MaintenanceOperation, result: PassResult) -> bool:
+        """Runs one operation, again after conflicts with other commits, and adds the outcome to `result`. Returns True
+        if it was one part of a rewrite and more parts are left."""
         name = NAMES[type(due)]
-        self._log.info(name, table=str(debt.table.name), reason=due.reason)
+        self._log.info(name, table=str(backlog.table.name), reason=due.reason)
         try:
             for attempt in _BACKOFF.attempts(lambda error: isinstance(error, CommitConflict), most=_ATTEMPTS):
                 with attempt:
-                    counts = self._once(debt.table.table_id, due)
+                    counts = self._attempt(backlog.table.table_id, due)
         except (LakeError, TableError) as error:
             result.errors.append(f"{name}: {error}")
-            self._log.warning(name, table=str(debt.table.name), error=str(error))
+            self._log.warning(name, table=str(backlog.table.name), error=str(error))
         else:
             if counts is not None:
                 shown = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in counts.items() if value)
@@ -244,12 +264,14 @@ class Maintenance:
                 return isinstance(due, RewriteDataFiles) and not due.rewrite.complete(counts)
         return False
 
-    def _once(self, table_id: TableId, due: Operation) -> dict[str, int] | None:
-        """One attempt, on the table as it is now. None: the table is gone or being copied."""
-        # First: its start may take minutes, in which commits land, readers pin, and a pump should know of no rewrite.
+    def _attempt(self, table_id: TableId, due: MaintenanceOperation) -> dict[str, int] | None:
+        """One attempt, on the table as it is now. Returns the procedure's counts, or None if the table cannot be
+        maintained now."""
+        # Start Spark before looking at the table. It may take minutes, during which the pump commits and readers pin
+        # snapshots, and the journal should not show a rewrite yet.
         procedures = self._procedures()
-        debt = self.debt_of(table_id, PassResult(""))
-        if debt is None:
+        backlog = self.backlog_of(table_id, PassResult(""))
+        if backlog is None:
             return None
         kind = COMPACTION
         phase = RUNNING
@@ -258,56 +280,65 @@ class Maintenance:
             kind = MAINTENANCE
         else:
             phase = REWRITING
-            # Of main's head, which Spark begins at: the last commit may have been one to the branch `cold`.
-            details["since_sequence"] = int(debt.state.sequence_number)
-        with operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
-            counts = self._execute(procedures, debt, due, outcome)
+            # The sequence number of main's head, where Spark begins. The last commit may have been to branch `cold`.
+            details["since_sequence"] = int(backlog.state.sequence_number)
+        with journaled_operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
+            counts = self._execute(procedures, backlog, due, outcome)
             outcome["counts"] = counts
-            outcome["sequence_number"] = debt.figures.sequence_number
+            outcome["sequence_number"] = backlog.figures.sequence_number
             if kind == COMPACTION:
-                after = self.debt_of(table_id, PassResult(""))
+                after = self.backlog_of(table_id, PassResult(""))
                 if after is not None:
                     self._republish(after)
                     outcome["snapshot_id"] = int(after.state.snapshot_id)
         return counts
 
     def _execute(
-        self, procedures: Procedures, debt: MaintenanceBacklog, due: Operation, outcome: dict[str, Any]
+        self, procedures: Procedures, backlog: MaintenanceBacklog, due: MaintenanceOperation, outcome: dict[str, Any]
     ) -> dict[str, int]:
-        name = debt.lake_name
+        name = backlog.lake_name
         match due:
             case RewriteDataFiles():
                 missing = {
                     key: value
-                    for key, value in {**ENGINE_PROPERTIES, **debt.state.schema.engine_properties}.items()
-                    if key not in debt.state.metadata.properties
+                    for key, value in {**ENGINE_PROPERTIES, **backlog.state.schema.engine_properties}.items()
+                    if key not in backlog.state.metadata.properties
                 }
                 if missing:
-                    with self._window(debt, at_once=True):
+                    with self._commit_pause(backlog, at_once=True):
                         procedures.set_properties(name, missing)
-                with self._window(debt):
+                with self._commit_pause(backlog):
                     counts = procedures.rewrite_data_files(name, due.rewrite)
                 if due.rewrite.deletes and due.rewrite.complete(counts):
-                    # The rewrite began at this table or a later one, and took every file that one of its deletes may
-                    # concern. Iceberg keeps them as long as any older file is left, which they do not concern.
-                    with self._window(debt, at_once=True):
-                        dropped = procedures.drop_deletes(name, int(debt.state.sequence_number))
+                    # The rewrite began at this state of the table or a later one, and rewrote every file that its
+                    # deletes may apply to. Iceberg itself keeps a delete while any older data file exists, even if it
+                    # does not apply to that file.
+                    with self._commit_pause(backlog, at_once=True):
+                        dropped = procedures.drop_deletes(name, int(backlog.state.sequence_number))
                     counts["removed_delete_files_count"] = counts.get("removed_delete_files_count", 0) + dropped
                 return counts
             case RewritePositionDeletes():
-                with self._window(debt):
+                with self._commit_pause(backlog):
                     return procedures.rewrite_position_deletes(name, due.min_input_files)
             case RewriteManifests():
-                with self._window(debt):
+                with self._commit_pause(backlog):
                     return procedures.rewrite_manifests(name)
             case ExpireSnapshots():
-                return self._expire(procedures, debt, due, outcome)
+                return self._expire(procedures, backlog, due, outcome)
             case SweepFiles():
                 swept = sweep(
-                    self._connection, self._slot, debt.table, debt.policy, procedures, self._storage, dry_run=False
+                    self._connection,
+                    self._slot,
+                    backlog.table,
+                    backlog.policy,
+                    procedures,
+                    self._storage,
+                    dry_run=False,
                 )
                 if swept is None:
-                    raise TableError(f"{debt.table.name} changed before its sweep", "the next pass looks at it again")
+                    raise TableError(
+                        f"{backlog.table.name} changed before its sweep", "the next pass looks at it again"
+                    )
                 outcome["locations"] = [file.location for file in swept.files[:_SWEPT_SHOWN]]
                 return {
                     "listed_files": swept.listed,
@@ -317,82 +348,86 @@ class Maintenance:
                 }
 
     def _expire(
-        self, procedures: Procedures, debt: MaintenanceBacklog, due: ExpireSnapshots, outcome: dict[str, Any]
+        self, procedures: Procedures, backlog: MaintenanceBacklog, due: ExpireSnapshots, outcome: dict[str, Any]
     ) -> dict[str, int]:
-        # A pinned one that the history lost may need files of those that are in it.
-        pinned_snapshots(debt.state, debt.table)
-        # What was pinned since the decision, and what the history has lost since, is left out.
-        present = {snapshot.snapshot_id for snapshot in debt.state.metadata.snapshots}
+        # Raises LakeError if a pinned snapshot is no longer in the history: it may need files that expiry would delete.
+        pinned_snapshots(backlog.state, backlog.table)
+        # Leave out snapshots that were pinned, or removed from the history, since the decision.
+        present = {snapshot.snapshot_id for snapshot in backlog.state.metadata.snapshots}
         ids = [
             snapshot_id
             for snapshot_id in due.snapshot_ids
-            if snapshot_id in present and snapshot_id not in debt.table.protected
+            if snapshot_id in present and snapshot_id not in backlog.table.protected
         ]
         if not ids:
             return {"expired_snapshots": 0}
-        with self._window(debt, at_once=True):
-            delete = procedures.expire_snapshots(debt.lake_name, ids)
-        # Readers look whether a snapshot is in the history after they pinned it. So a pin that is not seen now comes
-        # from one who does not find it there any more, and reads nothing of it.
-        (table,) = read_tables(self._connection, self._slot, [debt.table.table_id]) or (None,)
+        with self._commit_pause(backlog, at_once=True):
+            delete = procedures.expire_snapshots(backlog.lake_name, ids)
+        # Readers pin a snapshot first, and then check that it is in the history. So a reader whose pin is not visible
+        # here will find that the snapshot is gone, and read nothing.
+        (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
         if table is None or not table.pinned.isdisjoint(ids):
-            outcome["left"] = "one of them was pinned meanwhile: their files are for the sweep, once it no longer is"
+            outcome["left"] = "one of them was pinned meanwhile: a sweep deletes their files once the pin is released"
             return {"expired_snapshots": len(ids)}
         return {"expired_snapshots": len(ids), **delete()}
 
-    def _window(self, debt: MaintenanceBacklog, *, at_once: bool = False) -> CommitPause:
-        return CommitPause(self._dsn, self._slot, debt.lake_name, self._procedures().busy, at_once=at_once)
+    def _commit_pause(self, backlog: MaintenanceBacklog, *, at_once: bool = False) -> CommitPause:
+        return CommitPause(self._dsn, self._slot, backlog.lake_name, self._procedures().busy, at_once=at_once)
 
-    def _republish(self, debt: MaintenanceBacklog) -> None:
-        republish(self._connection, self._slot, debt.table.table_id, debt.table.start_lsn, self._storage)
+    def _republish(self, backlog: MaintenanceBacklog) -> None:
+        republish(self._connection, self._slot, backlog.table.table_id, backlog.table.start_lsn, self._storage)
 
-    def debt_of(self, table_id: TableId, result: PassResult) -> MaintenanceBacklog | None:
-        """The table's present debt; None, with the reason in `result`, if it cannot be maintained now."""
+    def backlog_of(self, table_id: TableId, result: PassResult) -> MaintenanceBacklog | None:
+        """The table's present backlog. If it cannot be maintained now, adds the reason to `result` and returns None."""
         tables = read_tables(self._connection, self._slot, [table_id])
         if not tables:
-            result.skipped = "not registered any more"
+            result.skipped = "no longer registered"
             return None
         result.table = str(tables[0].name)
         if tables[0].copying:
             result.skipped = "its initial copy is not complete"
             return None
         try:
-            return self._debt(tables[0])
+            return self._backlog_now(tables[0])
         except (LakeError, UsageError) as error:
             result.errors.append(str(error))
             return None
 
-    def _debt(self, table: MaintainedTable) -> MaintenanceBacklog:
+    def _backlog_now(self, table: MaintainedTable) -> MaintenanceBacklog:
         policy = policy_of(table.policy)
         state = self._loaded.get(table.table_id)
         try:
             if state is None or state.metadata_location != table.metadata_location:
                 state = self._loaded[table.table_id] = LakeTable.load(table.metadata_location, self._storage)
-            # What is remembered of it may be gone.
+            # The state may have been loaded long ago, and its files may be missing by now.
             require_files(head_files(state), self._storage)
         except FileMissing as error:
-            raise self._explained(table.table_id, error) from error
-        # Raises where another engine altered the table: of such a one there is no debt to be decided on.
+            raise self._explain_missing_file(table.table_id, error) from error
+        # Raises if another engine has altered the table. Such a table is not maintained.
         key = tuple(field.name for field in state.schema.key.fields)
-        figures = self._meter.measure(state, policy.rewrite_target_bytes)
+        figures = self._counter.measure(state, policy.rewrite_target_bytes)
         warnings = tuple(warnings_of(state.metadata, figures, policy))
         stats = {**figures.to_json(), "metadata_location": table.metadata_location}
         store_stats(self._connection, table.table_id, stats, warnings, policy.to_json())
         return MaintenanceBacklog(table, state, key, policy, figures, self._past(table.table_id), warnings)
 
-    def _explained(self, table_id: TableId, error: FileMissing) -> LakeError:
-        """What a missing file means: for this table, or for the warehouse."""
+    def _explain_missing_file(self, table_id: TableId, error: FileMissing) -> LakeError:
+        """An error that says whether only this table lacks files, or the whole warehouse is gone."""
         table = load_table(self._connection, table_id)
         if table is None:
             return error
         found = MissingFiles(self._storage, partial(stored_tables, self._connection)).error_of(table, error)
         return LakeError(f"{found}: {found.remedy}")
 
-    def _past(self, table_id: TableId) -> Past:
-        swept = last(self._connection, table_id, NAMES[SweepFiles])
-        return Past() if swept is None else Past(swept_at_sequence=int(swept[1].get("sequence_number", 0)))
+    def _past(self, table_id: TableId) -> PastMaintenance:
+        last_sweep = last(self._connection, table_id, NAMES[SweepFiles])
+        return (
+            PastMaintenance()
+            if last_sweep is None
+            else PastMaintenance(swept_at_sequence=int(last_sweep[1].get("sequence_number", 0)))
+        )
 
 
-def described(operations: Iterable[Operation]) -> list[str]:
-    """Operations as lines for people."""
+def operation_lines(operations: Iterable[MaintenanceOperation]) -> list[str]:
+    """One line of text per operation: its name and its reason."""
     return [f"{NAMES[type(operation)]}: {operation.reason}" for operation in operations]

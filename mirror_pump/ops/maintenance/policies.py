@@ -18,22 +18,20 @@ from mirror_pump.source.relations.relations import resolve_name
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """A key of one table's policy."""
+    """One key of a table's policy, with its value."""
 
     key: str
     value: Any
-    """In force, as JSON has it."""
+    """The value in force, as in JSON."""
     default: Any
     shown: str
     is_set: bool
-    """The table overrides the default."""
+    """True if the table overrides the default."""
 
 
 def show(settings: Settings, name: str) -> list[PolicyEntry]:
-    """Every key of the table's policy.
-
-    UsageError if a stored value is wrong, TableError if the table is not mirrored.
-    """
+    """Every key of the table's policy. Raises UsageError if a stored value is invalid, TableError if the table is not
+    mirrored."""
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-policy") as connection:
         table_id = _mirrored(connection, settings, name)
         overrides = read_tables(connection, settings.slot, [table_id])[0].policy
@@ -51,7 +49,8 @@ def show(settings: Settings, name: str) -> list[PolicyEntry]:
 
 
 def change(settings: Settings, name: str, changes: Mapping[str, Any] | None) -> None:
-    """Sets keys of the table's policy, removes those whose value is None; with None for all, removes every key."""
+    """Sets keys of the table's policy. A key whose value is None returns to its default; `changes=None` resets all
+    keys. Raises TableError if the table is not mirrored."""
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-policy") as connection:
         table_id = _mirrored(connection, settings, name)
         change_policy(connection, table_id, dict.fromkeys(KEYS) if changes is None else changes)

@@ -1,16 +1,16 @@
-"""Deletes files of a table that nothing refers to, so that nothing that anybody may still need can be among them.
+"""Deletes files of a table that nothing refers to. Four safeguards keep files that somebody may still need:
 
-Four fences, each for what the others cannot see:
-1. Reachability: what the table's metadata names, in any retained snapshot, branch, tag or log, stays (Iceberg's own
-   procedure decides, in its dry run).
-2. Grace: files younger than the policy's grace stay. Other engines' jobs write files before they commit them.
-3. The declared sweep (`begin_sweep`): a publish that was held up for longer than the grace, or whose outcome was
-   unknown, cannot name a swept file afterwards; it fails and its batch is received again. Publishes that landed before
-   are seen by fence 1, which looks later. The metadata that a publish stages is never older than 20 minutes when it
-   lands (sql/queries/publish.sql, touch_table), and the grace of metadata files is at least 30.
-4. Pins and published locations: metadata files that the catalog names stay, and all that are not older than the oldest
-   pinned snapshot, since its reader may come back to the metadata file that it was given.
-A table whose initial copy runs is not swept at all.
+1. Reachability. What the table's metadata names, in any retained snapshot, branch, tag or log, stays. Iceberg's own
+   procedure decides that, in a dry run.
+2. Grace. Files younger than the policy's grace stay, since other engines write files before they commit them.
+3. The declared sweep (`begin_sweep`). A publish that was delayed for longer than the grace, or whose outcome was
+   unknown, cannot name a swept file afterwards: it fails, and its batch is received again. Safeguard 1 looks later, and
+   so sees all publishes that landed before. The metadata that a publish stages is at most 20 minutes old when it lands
+   (sql/queries/publish.sql, touch_table), and the grace of metadata files is at least 30 minutes.
+4. Pins and published locations. Metadata files that the catalog names stay, and so do all that are newer than the
+   oldest pinned snapshot, since its reader may open the metadata file that it was given again.
+
+A table is not swept during its initial copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.metadata.metadata_files import metadata_directory, seam_directory
@@ -34,24 +34,26 @@ from mirror_pump.source.connect import PgConnection
 CLOCK_SKEW = 600.0
 """Seconds by which the clocks of pump, maintainer and storage may differ."""
 _PIN_MARGIN = 3600.0
-"""Seconds: a metadata file is written about when its snapshot is made, or, by a rewrite, later."""
+"""Seconds by which a metadata file may be older than its snapshot."""
 _MOST_FILES = 200_000
-"""Candidates of one sweep, oldest first: they pass through Spark's driver. The next sweep goes on."""
+"""Maximum number of candidates of one sweep, since they pass through Spark's driver. The oldest come first, and the
+next sweep continues."""
 _PARALLEL_DELETES = 8
 _METADATA_SUFFIX = ".metadata.json"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep found, and did unless it was a dry run."""
+    """The result of a sweep or of its dry run."""
 
     files: tuple[StoredFile, ...]
     """Files that nothing refers to and nothing protects."""
     listed: int
-    """Files below the table's location."""
+    """Number of files below the table's location."""
     candidates: int
-    """Old enough."""
+    """Number of files that are old enough, and not named by the catalog."""
     deleted: bool
+    """False after a dry run."""
 
     @property
     def size_bytes(self) -> int:
@@ -69,19 +71,19 @@ def sweep(
     dry_run: bool,
     clock_skew: float = CLOCK_SKEW,
 ) -> Sweep | None:
-    """Look for unreferenced files and, unless it is a dry run, delete them. The caller holds the table's lock.
+    """Find unreferenced files and, unless it is a dry run, delete them. The caller holds the table's lock.
 
     `clock_skew`: seconds by which the clocks of pump, maintainer and storage may differ.
 
-    None: the table is not what it was, or is being copied. Raises LakeError when the storage fails, or when a pinned
-    snapshot is not in the table's history, so that what it needs cannot be told.
+    Returns None if the table was registered again or is being copied. Raises LakeError if the storage fails, or if a
+    pinned snapshot is not in the table's history, since the files that it needs are unknown then.
     """
     now = time.time()
     before = now - policy.orphan_grace_hours * 3600
     metadata_before = now - policy.metadata_grace_hours * 3600
     if not dry_run and not begin_sweep(connection, slot, table, before + clock_skew):
         return None
-    # Read after the declaration: every publish that did not heed it is in what is read now.
+    # Read after the declaration, so that this sees every publish that did not obey it.
     present = read_tables(connection, slot, [table.table_id])
     if not present or present[0].start_lsn != table.start_lsn or present[0].copying:
         return None
@@ -105,8 +107,9 @@ def sweep(
     unreferenced = set(procedures.unreferenced(lake_name, [file.location for file in candidates]))
     found = tuple(file for file in candidates if file.location in unreferenced)
     if not dry_run:
-        # Readers of the past pin a snapshot and then look whether it is in the history. So one that the pump thinned
-        # out before fence 1 looked, and that somebody may read, is pinned by now, and found to be lost.
+        # Readers of past snapshots pin one first, and then check that it is in the history. So if somebody may read a
+        # snapshot that the pump removed from the history before safeguard 1 looked, it is pinned by now, and this
+        # raises.
         present = read_tables(connection, slot, [table.table_id])
         if not present:
             return None
@@ -121,8 +124,8 @@ def _roots(state: LakeTable) -> Collection[str]:
 
 
 def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Snapshot]:
-    """The snapshots that readers have pinned. Raises LakeError if one is not in the table's history: what it needs
-    cannot be told then, and no file may be deleted."""
+    """The snapshots that readers have pinned. Raises LakeError if one is not in the table's history: the files that it
+    needs are unknown then, so no file may be deleted."""
     found: list[Snapshot] = []
     for snapshot_id in table.pinned:
         snapshot = state.metadata.snapshot(snapshot_id)

@@ -13,7 +13,14 @@ from urllib.parse import quote
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.session import CATALOG, ICEBERG_PACKAGE, JDBC_PACKAGE, LibpqAccess, jdbc_catalog, libpq_access
+from mirror_pump.engine.spark_runtime.session import (
+    CATALOG,
+    ICEBERG_PACKAGE,
+    JDBC_PACKAGE,
+    LibpqAccess,
+    jdbc_catalog,
+    libpq_access,
+)
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.ops.reads.reader_roles import may_read

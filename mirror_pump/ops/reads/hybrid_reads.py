@@ -5,19 +5,20 @@ heap snapshot taken before the frontier misses transactions committed up to the 
 the frontier shows more than the frontier. An ordinary snapshot does not say which WAL position it corresponds to. A
 hybrid read therefore takes three steps:
 
-1. It creates a temporary slot, which gives a WAL position L and a database snapshot that sees exactly the transactions
-that ended before L.
-2. It waits until the frontier has passed L and the position that the reader asks for. It pins the lake there.
-3. It reads the temporary slot's stream from L to the frontier and applies the changes of the requested tables to the
-heap's rows.
+1. It creates a temporary slot, which gives a consistent point: a WAL position, and a database snapshot that sees
+   exactly the transactions that ended before it.
+2. It waits until the frontier has passed the consistent point and the position that the reader requests. It pins the
+   lake there.
+3. It reads the temporary slot's stream from the consistent point to the frontier, and applies the changes of the
+   requested tables to the heap's rows.
 
 Old side: the rows below the split, from the lake at the frontier. Young side: the rows at or above the split. Young
-rows whose key did not change between L and the frontier come from the heap at L; those whose key changed are read as
-they were at the frontier.
+rows whose key did not change between the consistent point and the frontier come from the heap; those whose key changed
+are read as they were at the frontier.
 
 Invariant: the union of both sides is the table at the frontier, which is a state that the database had. Both sides
-decide by the row as it was at the frontier whether it is old or young. If a row moved across the split between L and
-the frontier, its key changed, so the heap's version is hidden; the row comes from the side it is on at the frontier.
+decide by the row as it was at the frontier whether it is old or young. If a row moved across the split
+in between, its key changed, so the heap's version is hidden; the row comes from the side it is on at the frontier.
 All tables are read at the same frontier. The frontier includes everything that was committed when the read began.
 
 The read falls back to the heap, in one database snapshot for all tables, and warns the reader if the frontier is too
@@ -57,7 +58,7 @@ from mirror_pump.ops.reads.table_reads import (
     seam_read,
 )
 from mirror_pump.ops.status.wait_for_frontier import wait_for
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, Unchanged, former_rows, read_catch_up_changes
+from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows, read_catch_up_changes
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, Locks, TableCutline
 from mirror_pump.source.connect import as_source_error, source_errors
@@ -137,14 +138,14 @@ def _exact(
         attempt.callback(lake.release)
         frontier = one_frontier(lake.seams.values())
         if frontier is None or frontier < target:
-            raise _FromHeap("a table was set aside by the mirror")
+            raise _FromHeap("a table can no longer be mirrored")
         tables = {seam.table.table_id: seam.table for seam in lake.seams.values()}
         for seam in old.seams.values():
             if old.rewritten(seam):
                 raise _FromHeap(f"{seam.table.name} was truncated or rewritten this moment")
         with point.stream(settings.publication) as stream:
-            overlay = read_catch_up_changes(stream, tables, point.lsn, frontier)
-        reads = [_read(old, lake.seams[table_id], overlay.tables[table_id], split, storage) for table_id in table_ids]
+            changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
+        reads = [_read(old, lake.seams[table_id], changes.tables[table_id], split, storage) for table_id in table_ids]
         attempt.pop_all()
     enter(old)
     enter(lake)
@@ -152,18 +153,18 @@ def _exact(
 
 
 def _read(
-    moment: ConsistentSnapshot, seam: TableCutline, overlay: CatchUpTable, split: Split | None, storage: StorageOptions
+    moment: ConsistentSnapshot, seam: TableCutline, changes: CatchUpTable, split: Split | None, storage: StorageOptions
 ) -> TableRead:
     table = seam.table
-    if overlay.altered:
-        raise _FromHeap(f"{table.name} was altered this moment: {overlay.altered}")
-    if overlay.truncated:
+    if changes.altered:
+        raise _FromHeap(f"{table.name} was altered this moment: {changes.altered}")
+    if changes.truncated:
         raise _FromHeap(f"{table.name} was truncated this moment")
     point = _point(moment, table, split)
     if point is None:
         return lake_read(seam, published(seam), storage)
     heap = heap_side(moment.connection, moment.snapshot, table, point.above)
-    rows = _changed(moment, overlay)
+    rows = _changed(moment, changes)
     young = _young(moment, table, rows, point)
     # A row that is old or deleted at the frontier only hides the heap's version of its key.
     corrections = [
@@ -173,20 +174,22 @@ def _read(
     return assemble(table, ReadMode.HYBRID, lake, heap, storage, corrections, of_lake=False, frontier=promised(seam))
 
 
-def _changed(moment: ConsistentSnapshot, overlay: CatchUpTable) -> list[DeltaRow]:
-    """Return the last version of each key that changed between L and the frontier."""
-    table = overlay.table
+def _changed(moment: ConsistentSnapshot, changes: CatchUpTable) -> list[DeltaRow]:
+    """Return the last version of each key that changed between the consistent point and the frontier."""
+    table = changes.table
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-    former = former_rows(overlay, moment.connection)
+    former = former_rows(changes, moment.connection)
     found = []
-    for key, row in overlay.rows.items():
+    for key, row in changes.rows.items():
         if row is None:
             values: list[str | None] = [None] * len(table.columns)
             for place, part in zip(places, key, strict=True):
                 values[place] = part
             found.append(DeltaRow(gone=True, values=tuple(values)))
         else:
-            cells = (former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
+            cells = (
+                former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
+            )
             found.append(DeltaRow(gone=False, values=tuple(cells)))
     return found
 

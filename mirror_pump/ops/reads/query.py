@@ -44,7 +44,7 @@ from mirror_pump.ops.reads.table_reads import (
     published,
     seam_read,
 )
-from mirror_pump.ops.reads.time_travel import When, history, snapshots_at
+from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
 from mirror_pump.ops.reads.views import create_view, fill_heaps
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.quoting import identifier
@@ -66,7 +66,7 @@ class Query:
 
     statement: str
     mode: ReadMode = ReadMode.SEAM
-    at: When | None = None
+    at: PastPoint | None = None
     """A past state to read. If it is set, the lake is read and `mode` is ignored."""
     min_lsn: Lsn | None = None
     """The oldest frontier that may be read. None: the current frontier; in mode hybrid, the current end of WAL."""
@@ -145,7 +145,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),
     ):
-        rows = fetch_rows(catalog, _TableRow, _SQL["tables"])
+        rows = fetch_rows(catalog, _QueriedTableRow, _SQL["tables"])
     mirrored = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
     found: dict[TableId, list[str]] = {}
     for parts in sorted({_parts(name) for name in used}):
@@ -156,7 +156,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
 
 
 @dataclass(frozen=True)
-class _TableRow:
+class _QueriedTableRow:
     """A row of the query `tables`."""
 
     table_id: TableId
@@ -273,8 +273,8 @@ def _not_followed(seam: TableCutline) -> str | None:
     if seam.dropped:
         return "was dropped in Postgres"
     states = {
-        TableState.FAILED: "was set aside by the mirror",
-        TableState.WAITING: "waits to be copied again",
+        TableState.FAILED: "has failed",
+        TableState.WAITING: "is waiting to be copied again",
     }
     return states.get(seam.table.state)
 
@@ -288,7 +288,7 @@ def _await(settings: Settings, query: Query) -> None:
         raise error
 
 
-def _past(when: When, moment: ConsistentSnapshot, storage: StorageOptions, warn: Warn) -> list[TableRead]:
+def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, warn: Warn) -> list[TableRead]:
     seams = {seam.table.name: seam for seam in moment.seams.values()}
     present = one_frontier(seams.values())
     assert present is not None

@@ -202,7 +202,7 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
     found = {promised(seam): seam for seam in seams}
     if len(found) > 1:
         oldest = found[min(found)]
-        state = "was set aside" if oldest.table.state is TableState.FAILED else "is behind"
+        state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"
         if oldest.dropped:
             state = "was dropped in Postgres"
         raise TableError(
@@ -234,7 +234,7 @@ def assemble(
     columns = _columns(table, _schema(lake, storage), needed)
     corrections = None
     if rows:
-        names = _sidecar_names(table)
+        names = _raw_text_names(table)
         raw = {names[column.field_id]: raws[column.name] for column in table.columns if column.name in raws}
         nothing = pa.nulls(len(rows), pa.string())
         content = pa.table(
@@ -272,7 +272,7 @@ def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:
     return metadata.schema(schema_id)
 
 
-def _sidecar_names(table: MirroredTable) -> dict[int, str]:
+def _raw_text_names(table: MirroredTable) -> dict[int, str]:
     """Return the names of the raw text columns, by the field ID of the column that each belongs to."""
     every = with_raw_text(LakeSchema.of_table(table), (column.field_id for column in table.columns))
     return {field.field_id - SIDECAR_IDS_FROM: field.name for field in every.fields if is_raw_text(field)}
@@ -294,15 +294,15 @@ def narrowed(read: TableRead, wanted: frozenset[str] | None = None) -> tuple[Hea
     """
     heap = read.heap
     assert heap is not None
-    names = _sidecar_names(read.table)
+    names = _raw_text_names(read.table)
 
     def used(column: Column) -> bool:
         return wanted is None or column.name in wanted or names.get(column.field_id) in wanted
 
     columns = tuple(column for column in read.table.columns if used(column)) or read.table.key_columns[:1]
-    beside = heap.raw_text_columns & {column.name for column in columns}
-    raw = [names[column.field_id] for column in columns if column.name in beside]
-    side = replace(heap, table=replace(heap.table, columns=columns), raw_text_columns=beside)
+    raw_text = heap.raw_text_columns & {column.name for column in columns}
+    raw = [names[column.field_id] for column in columns if column.name in raw_text]
+    side = replace(heap, table=replace(heap.table, columns=columns), raw_text_columns=raw_text)
     return side, [*(column.name for column in columns), *raw]
 
 

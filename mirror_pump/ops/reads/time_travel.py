@@ -29,7 +29,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class When:
+class PastPoint:
     """The point that `--at` asks for: either a frontier or a time. The other one is None."""
 
     frontier: Lsn | None
@@ -50,7 +50,7 @@ class PastSnapshot:
 
 
 @dataclass(frozen=True)
-class History:
+class SnapshotHistory:
     """The snapshots that remain of a table's past."""
 
     snapshots: tuple[PastSnapshot, ...]
@@ -59,13 +59,13 @@ class History:
     """True if the table went live with the oldest of them. False if older ones may have been removed."""
 
 
-def parse_when(text: str) -> When:
+def parse_when(text: str) -> PastPoint:
     """Parse a WAL position (16/B374D848) or an ISO time. A time without an offset is in UTC.
 
     Raises UsageError for any other text.
     """
     try:
-        return When(parse_lsn(text), None)
+        return PastPoint(parse_lsn(text), None)
     except ValueError:
         pass
     try:
@@ -76,10 +76,10 @@ def parse_when(text: str) -> When:
         ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
-    return When(None, round(moment.timestamp() * 1000))
+    return PastPoint(None, round(moment.timestamp() * 1000))
 
 
-def history(metadata: TableMetadata, complete_from: Lsn) -> History:
+def history(metadata: TableMetadata, complete_from: Lsn) -> SnapshotHistory:
     """Return the history of the table's branch `main`.
 
     Before the position `complete_from` the table was incomplete, because its copy was still running.
@@ -104,7 +104,7 @@ def history(metadata: TableMetadata, complete_from: Lsn) -> History:
             followed = following is None or _follows(following, snapshot)
             found.append(PastSnapshot(snapshot.snapshot_id, frontier, followed, snapshot.timestamp_ms))
         before = snapshot
-    return History(tuple(found), begins)
+    return SnapshotHistory(tuple(found), begins)
 
 
 def _copied(snapshot: Snapshot) -> bool:
@@ -117,7 +117,7 @@ def _follows(snapshot: Snapshot, former: Snapshot) -> bool:
 
 
 def snapshots_at(
-    when: When, histories: Mapping[TableName, History], present: Lsn, now_ms: int
+    when: PastPoint, histories: Mapping[TableName, SnapshotHistory], present: Lsn, now_ms: int
 ) -> tuple[Lsn, dict[TableName, int]]:
     """Return the newest published frontier that is not after `when`, and the ID of each table's snapshot at it.
 
@@ -149,14 +149,14 @@ def snapshots_at(
     return Lsn(chosen), found
 
 
-def _not_after(snapshot: PastSnapshot, when: When) -> bool:
+def _not_after(snapshot: PastSnapshot, when: PastPoint) -> bool:
     if when.frontier is not None:
         return snapshot.frontier <= when.frontier
     assert when.moment_ms is not None
     return snapshot.moment_ms <= when.moment_ms
 
 
-def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
+def _refuse_future(when: PastPoint, present: Lsn, now_ms: int) -> None:
     if when.frontier is not None and when.frontier > present:
         raise UsageError(
             f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}",
@@ -169,7 +169,9 @@ def _refuse_future(when: When, present: Lsn, now_ms: int) -> None:
         )
 
 
-def _refuse_before_live(when: When, histories: Mapping[TableName, History], published: Collection[Lsn]) -> None:
+def _refuse_before_live(
+    when: PastPoint, histories: Mapping[TableName, SnapshotHistory], published: Collection[Lsn]
+) -> None:
     """Raise TableError if a table is known not to have been live yet. It names the table that went live last."""
     first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
     late = {name: snapshot for name, snapshot in first.items() if not _not_after(snapshot, when)}
@@ -202,7 +204,9 @@ def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
     return newest if newest.followed or newest.frontier == frontier else None
 
 
-def _readable(histories: Mapping[TableName, History], published: Collection[Lsn], around: Lsn | None = None) -> str:
+def _readable(
+    histories: Mapping[TableName, SnapshotHistory], published: Collection[Lsn], around: Lsn | None = None
+) -> str:
     points = [
         point for point in published if all(_at(past.snapshots, point) is not None for past in histories.values())
     ]

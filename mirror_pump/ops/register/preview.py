@@ -113,7 +113,7 @@ def _preview(
 
 
 @dataclass(frozen=True)
-class _Size:
+class _PartitionSizeRow:
     """A row of the query `sizes`."""
 
     relation_id: int
@@ -129,13 +129,13 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
     with source_errors("looking at partitions"):
         attached = source.read_attached(connection, table_id)
         newest = source.high_water(connection, tier, attached)
-        found = fetch_rows(connection, _Size, _SQL["sizes"], {"table_id": table_id})
+        found = fetch_rows(connection, _PartitionSizeRow, _SQL["sizes"], {"table_id": table_id})
         sizes = {size.relation_id: size for size in found}
     partitions = []
     for partition in attached:
         if partition.is_default:
             continue
-        size = sizes.get(partition.relation_id, _Size(partition.relation_id, rows=-1, bytes=0))
+        size = sizes.get(partition.relation_id, _PartitionSizeRow(partition.relation_id, rows=-1, bytes=0))
         due = source.is_due(tier, partition.hi, lag, lambda: newest)
         partitions.append(
             PartitionPreview(

@@ -186,8 +186,8 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
     stands = []
     if registered:
         stands.append(
-            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register` goes on"
-            " with"
+            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register`"
+            " continues"
         )
     if missing:
         stands.append(f"not registered: {', '.join(missing)}")
@@ -209,8 +209,8 @@ def _register_one(
     if known is not None and former is None:
         if known.state is TableState.FAILED:
             raise TableError(
-                f"{known.name} is registered, but was set aside",
-                "`mirror-pump status` says why; mend that, then unregister and register the table.",
+                f"{known.name} is registered, but has failed",
+                "`mirror-pump status` says why. Fix that, then unregister and register the table.",
             )
         if table_id in not_whole(connection, settings.slot):
             raise TableError(

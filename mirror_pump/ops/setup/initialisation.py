@@ -57,7 +57,7 @@ class Initialised:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedSlot:
     """A row of modak.mirror_slots."""
 
     slot: str
@@ -128,7 +128,7 @@ def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -
     tables = make_publication(connection, settings.publication)
     made = "there already" if tables is None else "created"
     # The stream lacks the changes that were made while the publication was missing.
-    again = f" anew, with {tables} tables, which are copied again" if tables else ""
+    again = f" again, with {tables} tables, which are copied again" if tables else ""
     say(f"publication {settings.publication}: {made}{again}")
     if tables is None and publishes_generated(connection):
         _send_generated(connection, settings, say)
@@ -149,14 +149,14 @@ def _triggers(connection: PgConnection, say: Say) -> None:
         )
 
 
-def _recorded(connection: PgConnection) -> tuple[_Recorded, ...]:
+def _recorded(connection: PgConnection) -> tuple[_RecordedSlot, ...]:
     if connection.execute("SELECT to_regclass('modak.mirror_slots') IS NULL").fetchone() == (True,):
         return ()
-    return tuple(row.recorded() for row in fetch_rows(connection, _SlotRow, _SQL["slots"]))
+    return tuple(row.recorded() for row in fetch_rows(connection, _StoredSlotRow, _SQL["slots"]))
 
 
 @dataclass(frozen=True)
-class _SlotRow:
+class _StoredSlotRow:
     """A row of the query `slots`."""
 
     slot_name: str
@@ -166,18 +166,18 @@ class _SlotRow:
     database_name: str
     applied_lsn: Lsn
 
-    def recorded(self) -> _Recorded:
+    def recorded(self) -> _RecordedSlot:
         identity = SystemIdentity(self.system_identifier, self.timeline, self.database_name)
-        return _Recorded(self.slot_name, self.publication_name, identity, self.applied_lsn)
+        return _RecordedSlot(self.slot_name, self.publication_name, identity, self.applied_lsn)
 
 
-def _recorded_names(settings: Settings, recorded: tuple[_Recorded, ...]) -> Settings:
+def _recorded_names(settings: Settings, recorded: tuple[_RecordedSlot, ...]) -> Settings:
     """Return the settings with the mirror's slot and publication. Raises UsageError if other names were requested."""
     if not recorded:
         return settings
     mirror = recorded[0]
-    asked = {name: getattr(settings, name) for name in ("slot", "publication") if name in settings.model_fields_set}
-    for name, value in asked.items():
+    requested = {name: getattr(settings, name) for name in ("slot", "publication") if name in settings.model_fields_set}
+    for name, value in requested.items():
         present = mirror.slot if name == "slot" else mirror.publication
         if value != present:
             raise UsageError(
@@ -271,7 +271,7 @@ def _slot(connection: PgConnection, settings: Settings, say: Say, undo: Undo) ->
         check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied
-    again = " anew: the old one is gone, and no table depended on it" if recorded is not None else ""
+    again = " again: the old one is gone, and no table depended on it" if recorded is not None else ""
     position = _slot_made(connection, settings, say, undo, again)
     _store_slot(connection, settings, position)
     return position

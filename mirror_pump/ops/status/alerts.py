@@ -30,7 +30,7 @@ def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
     return Alert(
         Severity.CRITICAL,
         f"the lake is {status.lag_seconds:.1f} s behind, more than the {max_lag:g} s that --max-lag allows",
-        "see what else is said here, and the pump's log",
+        "see the other alerts, and the pump's log",
     )
 
 
@@ -73,7 +73,7 @@ def _leader(status: MirrorStatus) -> list[Alert]:
         return [Alert(Severity.CRITICAL, "no pump leads: the frontier stands still", start)]
     last = f"the last one stopped at {moment_text(error.at)}: {error.error}"
     if error.retry_in is not None:
-        last = f"the last one is gone, while {failing(error)}"
+        last = f"the last one disappeared while {failing(error)}"
     return [Alert(Severity.CRITICAL, f"no pump leads: the frontier stands still; {last}", f"{error.remedy or start}")]
 
 
@@ -94,14 +94,14 @@ def _neglect(status: MirrorStatus) -> list[Alert]:
     more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
     commits = sum(table.maintenance.commits for table in tables if table.maintenance is not None)
     remedy = (
-        "a maintainer runs, but has not come to them: see its log"
+        "a maintainer runs, but has not maintained them: see its log"
         if status.served
-        else "start `mirror-pump run --maintain`, or have cron run `mirror-pump maintain` daily; where nobody shall:"
+        else "start `mirror-pump run --maintain`, or have cron run `mirror-pump maintain` daily. To do without:"
         " `mirror-pump policy set TABLE maintenance_enabled false`"
     )
     message = (
         f"no maintenance for more than a day: {names}{more}. {commits} commits have left small files, snapshots and"
-        " metadata files that nobody removes"
+        " metadata files, which accumulate"
     )
     return [Alert(Severity.WARNING, message, remedy)]
 
@@ -111,7 +111,7 @@ def _table(table: TableStatus) -> list[Alert]:
     if table.error is not None:
         found.append(Alert(Severity.CRITICAL, table.error, table=table.table))
     elif table.state is TableState.FAILED:
-        found.append(Alert(Severity.CRITICAL, "set aside, without a reason", table=table.table))
+        found.append(Alert(Severity.CRITICAL, "failed, but no reason is recorded", table=table.table))
     if table.state is TableState.DROPPED:
         # The table was dropped on purpose. Nothing has stopped, and nobody needs to act.
         return found

@@ -18,8 +18,8 @@ from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.plan import (
     NAMES,
     ExpireSnapshots,
-    Operation,
-    Past,
+    MaintenanceOperation,
+    PastMaintenance,
     RewriteDataFiles,
     RewriteManifests,
     RewritePositionDeletes,
@@ -103,7 +103,7 @@ def maintenance_due(
 
 
 def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now: datetime) -> MaintenanceDue:
-    due: list[Operation] = []
+    due: list[MaintenanceOperation] = []
     enabled, problem = True, state.failure
     try:
         policy = policy_of(table.policy)
@@ -125,15 +125,15 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
 
 def _due(
     table: MaintainedTable, content: LakeContent, state: Attention, policy: Policy, now: datetime
-) -> list[Operation]:
+) -> list[MaintenanceOperation]:
     figures = _figures(table, content.figures, state.stats, policy)
     now_ms = round(now.timestamp() * 1000)
     decided = (
-        rewrite_of(figures, policy, (), asked=False),
-        position_deletes_of(figures, policy, asked=False),
-        manifests_of(figures, policy, asked=False),
-        expiry_of(content.history, table.protected, policy, now_ms, asked=False),
-        sweep_of(figures, policy, Past(state.swept_at_sequence), asked=False),
+        rewrite_of(figures, policy, (), requested=False),
+        position_deletes_of(figures, policy, requested=False),
+        manifests_of(figures, policy, requested=False),
+        expiry_of(content.history, table.protected, policy, now_ms, requested=False),
+        sweep_of(figures, policy, PastMaintenance(state.swept_at_sequence), requested=False),
     )
     return [operation for operation in decided if operation is not None]
 

@@ -70,7 +70,7 @@ class StatusReader:
             row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
             slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
             assert row is not None, "no slot leaves the catalog"
-            tables = fetch_rows(self._connection, _TableRow, _SQL["tables"], (self._settings.slot,))
+            tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
             last_error = pump_error(row.last_error)
             leader = self._leader(row.leader, row.leader_epoch, last_error, row.at)
             waiting = standbys(self._connection, self._settings.slot)
@@ -191,7 +191,7 @@ class _MirrorRow:
 
 
 @dataclass(frozen=True)
-class _TableRow:
+class _StatusTableRow:
     """A row of the query `tables`."""
 
     table_id: TableId
@@ -216,7 +216,7 @@ class _TableRow:
 
 
 def _table(
-    row: _TableRow, mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
+    row: _StatusTableRow, mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
     state, frontier, location, error = row.state, row.frontier, row.metadata_location, row.error
     name = TableName(row.schema_name, row.table_name)

@@ -1,1 +1,1 @@
-"""Heap against lake, row by row."""
+"""Compares the heap with the lake, row by row."""

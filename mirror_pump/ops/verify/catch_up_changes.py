@@ -1,8 +1,8 @@
-"""What the stream did to rows between two WAL positions, by a reading of pgoutput that shares nothing with the pump's.
+"""Reads from the stream how rows changed between two WAL positions, independently of the pump's decoder.
 
-`verify` needs it: the heap is read as of a slot's consistent point L, the lake stands at some frontier beyond L, and
-the difference between the two moments is exactly the transactions that ended in between. It is written for being
-obviously right, one message after the other into a dict, since the time in between is short.
+`verify` reads the heap as of a slot's consistent point, and the lake at a later frontier. The two differ by exactly the
+transactions that ended in between. Their messages are applied to a dict one at a time: that is slow but easy to check,
+and the interval is short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mirror_pump.source.relations.change_notes import PREFIX, parse_note
 from mirror_pump.source.stream.replication_stream import XLOG_HEADER_BYTES, ReplicationStream
 
 _STREAM_WAIT = 0.05
-"""Seconds between status updates to the temporary slot's walsender while nothing comes."""
+"""Seconds between status updates to the temporary slot's walsender while the stream is idle."""
 _READ_MESSAGES = 8192
 
 Key: TypeAlias = tuple[str, ...]
@@ -29,41 +29,42 @@ Key: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Unchanged:
-    """A value that an UPDATE did not send: it is the one that the heap has, at L, under `key`."""
+class UnchangedValue:
+    """A value that an UPDATE did not send, as it did not change. The row with `key` has it at the consistent point."""
 
     key: Key
 
 
-Cell: TypeAlias = str | Unchanged | None
+Cell: TypeAlias = str | UnchangedValue | None
 
 
 @dataclass
 class CatchUpTable:
-    """One table's changes since L."""
+    """One table's changes since the consistent point."""
 
     table: MirroredTable
     rows: dict[Key, tuple[Cell, ...] | None] = field(default_factory=dict)
-    """The last image by key; None for a row that is gone."""
+    """By key, the last version of each changed row, or None if the row was deleted."""
     truncated: bool = False
-    """Nothing of the heap at L is left."""
+    """True if a TRUNCATE removed all rows of the consistent point."""
     altered: str = ""
-    """How the columns changed meanwhile; then nothing can be said about the table."""
+    """How the columns changed. If not empty, the table's rows cannot be derived from the stream."""
 
 
 class CatchUpChanges:
-    """Takes pgoutput messages (XLogData headers removed) in stream order, transaction by transaction."""
+    """Applies pgoutput messages, without their XLogData headers, in stream order. A transaction is applied at its
+    end."""
 
     def __init__(self, tables: Mapping[TableId, MirroredTable], after: Lsn) -> None:
         self.tables: dict[int, CatchUpTable] = {table_id: CatchUpTable(table) for table_id, table in tables.items()}
         self.position = after
-        """The end of the last transaction taken."""
+        """WAL position after the last transaction that was applied."""
         self._after = after
         self._pending: list[bytes] = []
         self._skip = False
 
     def feed(self, message: bytes, until: Lsn) -> bool:
-        """Take one message; False once a transaction ends beyond `until`, of which nothing is taken."""
+        """Take one message. Return False, and discard the transaction, if the message ends one beyond `until`."""
         tag = message[:1]
         if tag == b"B":
             self._pending = []
@@ -89,11 +90,11 @@ class CatchUpChanges:
                 table.altered = table.altered or difference_from(table.table, relation)
             return
         if tag == b"M":
-            told = parse_logical_message(message)
-            note = parse_note(told.content) if told.prefix == PREFIX else None
+            logical = parse_logical_message(message)
+            note = parse_note(logical.content) if logical.prefix == PREFIX else None
             table = self.tables.get(note.table_id) if note is not None else None
             if table is not None:
-                table.altered = table.altered or "a note of a schema change came"
+                table.altered = table.altered or "its schema changed"
             return
         if tag == b"T":
             for relation_id in parse_truncate(message).relation_ids:
@@ -107,40 +108,41 @@ class CatchUpChanges:
             _change(table, tag, message)
 
 
-def _change(overlay: CatchUpTable, tag: bytes, message: bytes) -> None:
-    key_places = [place for place, column in enumerate(overlay.table.columns) if column.name in overlay.table.key]
+def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
+    key_places = [place for place, column in enumerate(changes.table.columns) if column.name in changes.table.key]
     position = 5
     old: list[Cell | bytes] | None = None
     new: list[Cell | bytes] | None = None
     while position < len(message):
         kind = message[position : position + 1]
         cells, position = _tuple(message, position + 1)
-        cells = [cell for place, cell in enumerate(cells) if place not in overlay.table.excluded_places]
+        cells = [cell for place, cell in enumerate(cells) if place not in changes.table.excluded_places]
         if kind == b"N":
             new = cells
         else:
             old = cells
     if new is None:
         assert old is not None
-        overlay.rows[_key(old, key_places)] = None
+        changes.rows[_key(old, key_places)] = None
         return
     if old is not None:
         new = [before if cell == b"u" and before is not None else cell for cell, before in zip(new, old, strict=True)]
     key = _key(new, key_places)
     former = _key(old, key_places) if old is not None else key
     if tag == b"U":
-        known = overlay.rows.get(former)
+        known = changes.rows.get(former)
         new = [
-            (known[place] if known is not None else Unchanged(former)) if cell == b"u" else cell
+            (known[place] if known is not None else UnchangedValue(former)) if cell == b"u" else cell
             for place, cell in enumerate(new)
         ]
         if former != key:
-            overlay.rows[former] = None
-    overlay.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
+            changes.rows[former] = None
+    changes.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
 
 
 def _tuple(message: bytes, position: int) -> tuple[list[Cell | bytes], int]:
-    """TupleData at `position`: texts, None for NULL, b"u" for an unchanged TOAST value; and where it ends."""
+    """The TupleData at `position`, and where it ends. A cell is a text, None for NULL, or b"u" for an unchanged TOAST
+    value."""
     (count,) = struct.unpack_from(">H", message, position)
     position += 2
     cells: list[Cell | bytes] = []
@@ -163,29 +165,29 @@ def _key(cells: list[Cell | bytes], places: list[int]) -> Key:
     return tuple(str(part) for part in key)
 
 
-def former_rows(overlay: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
-    """The heap's rows at the consistent point that unchanged values refer to, by key."""
+def former_rows(changes: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
+    """By key, the rows of the consistent point that unchanged values refer to. `reader` sees the consistent point."""
     wanted = {
-        cell.key for row in overlay.rows.values() if row is not None for cell in row if isinstance(cell, Unchanged)
+        cell.key for row in changes.rows.values() if row is not None for cell in row if isinstance(cell, UnchangedValue)
     }
-    columns = overlay.table.columns
-    found = read_rows(reader, overlay.table, columns, sorted(wanted))
-    places = [place for place, column in enumerate(columns) if column.name in overlay.table.key]
+    columns = changes.table.columns
+    found = read_rows(reader, changes.table, columns, sorted(wanted))
+    places = [place for place, column in enumerate(columns) if column.name in changes.table.key]
     return {tuple(str(row[place]) for place in places): row for row in found}
 
 
 def read_catch_up_changes(
     stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
 ) -> CatchUpChanges:
-    """Everything that ended after `start` and at or before `until`."""
-    overlay = CatchUpChanges(tables, start)
+    """The changes of all transactions that ended after `start` and at or before `until`."""
+    changes = CatchUpChanges(tables, start)
     while True:
         messages: list[bytes] = []
         stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
         for message in messages:
-            if not overlay.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
-                return overlay
+            if not changes.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
+                return changes
         keepalive = stream.keepalive
-        if overlay.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
-            return overlay
+        if changes.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
+            return changes
         stream.send_status(start, start, start, reply=not messages)

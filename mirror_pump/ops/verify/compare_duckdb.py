@@ -1,4 +1,4 @@
-"""Compares two Iceberg tables row by row, in DuckDB within the process: as exact as Spark, and there at once."""
+"""Compares two Iceberg tables row by row with DuckDB, in this process: as exact as Spark, and without its start."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def compare(
     *,
     shown: int = SHOWN_ROWS,
 ) -> Comparison:
-    """As `mirror_pump.ops.verify.compare_spark.compare`. Raises duckdb.Error, also where the connection's memory does
-    not suffice."""
+    """Like `mirror_pump.ops.verify.compare_spark.compare`. Raises duckdb.Error, also if the connection's memory limit
+    is too low."""
     scans = {
         side: f"iceberg_scan({literal(at)})" for side, at in zip(_SIDES, (heap_location, lake_location), strict=True)
     }
@@ -46,7 +46,7 @@ def compare(
     try:
         for side, scan in scans.items():
             columns = ", ".join(f"{_exact(field, present[side])} AS c{place}" for place, field in enumerate(fields))
-            # A table rather than a view: each of the queries below would scan the files anew.
+            # With a view, each of the queries below would scan the files again.
             duckdb.execute(
                 f"CREATE OR REPLACE TEMP TABLE compared_{side} AS SELECT *, row_number() OVER (PARTITION BY"
                 f" {', '.join(f'c{place}' for place in keys)}) AS n FROM (SELECT {columns} FROM {scan}{compared})"
@@ -58,7 +58,8 @@ def compare(
 
 
 def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int], shown: int) -> Comparison:
-    """Of the tables compared_heap and compared_lake: c0, c1, ... are the fields, n numbers the rows of a key."""
+    """Compares the tables compared_heap and compared_lake. Columns c0, c1, ... are the fields; n numbers the rows that
+    share a key."""
     values = [place for place in range(len(fields)) if place not in keys]
     same_row = " AND ".join(["h.n = l.n", *(f"h.c{place} IS NOT DISTINCT FROM l.c{place}" for place in keys)])
     joined = f"FROM compared_heap h FULL JOIN compared_lake l ON {same_row}"
@@ -85,7 +86,7 @@ def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Seq
 
 
 def _tier_value(line: CutLine) -> str:
-    """The tier key as the number that the cut-line is."""
+    """The tier key as a number that can be compared with the cut-line."""
     name = identifier(line.name)
     match line.type.kind:
         case Kind.DATE:
@@ -97,7 +98,8 @@ def _tier_value(line: CutLine) -> str:
 
 
 def _exact(field: LakeField, present: set[str]) -> str:
-    """The column such that equal means the same value; NULL for a sidecar that the table does without."""
+    """The column in a form in which only identical values are equal. NULL for a raw text column that the table
+    lacks."""
     name = identifier(field.name)
     if is_raw_text(field) and field.name not in present:
         return "NULL::text"

@@ -1,4 +1,4 @@
-"""Compares two Iceberg tables row by row, in Spark: an engine that we did not write applies the delete files."""
+"""Compares two Iceberg tables row by row with Spark, so that an independent engine applies the delete files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def compare(
     *,
     shown: int = SHOWN_ROWS,
 ) -> Comparison:
-    """Both locations are metadata files; the tables have the columns of `schema`, and those of its sidecars that they
-    need: one that is missing is NULL throughout. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key that
-    occurs twice on one side is a difference. With `line`, only rows at or above it are compared. The result names
-    the first `shown` differing rows."""
+    """Compare the tables of two metadata files. They have the columns of `schema`, and its raw text columns as needed.
+
+    A raw text column that one side lacks counts as NULL. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key
+    that occurs twice on one side is a difference. With `line`, only rows at or above the cut-line are compared.
+    The result contains the first `shown` differing rows.
+    """
     tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
     if line is not None:
         tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
@@ -60,7 +62,7 @@ def compare(
 
 
 def _tier_value(line: CutLine) -> Column:
-    """The tier key as the number that the cut-line is."""
+    """The tier key as a number that can be compared with the cut-line."""
     column = f.col(spark_identifier(line.name))
     match line.type.kind:
         case Kind.DATE:
@@ -84,13 +86,13 @@ def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
 
 
 def _exact(field: LakeField) -> Column:
-    """The column such that equal means the same value: Spark takes -0.0 for 0.0, also within a list."""
+    """The column in a form in which only identical values are equal: to Spark -0.0 equals 0.0, also within a list."""
     column = f.col(spark_identifier(field.name))
     return (column.cast("string") if is_floating(field) else column).alias(field.name)
 
 
 def _printable(schema: LakeSchema) -> list[Column]:
-    """Both sides' columns as Python can have them: its calendar ends with the years 1 and 9999, Postgres's does not."""
+    """Both sides' columns, dates and times as text: Python's years end at 1 and 9999, Postgres's do not."""
     selected = [f.col("hn"), f.col("ln")]
     for field in schema.fields:
         for side in "hl":
@@ -100,7 +102,7 @@ def _printable(schema: LakeSchema) -> list[Column]:
 
 
 def _numbered(table: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
-    """Columns prefixed by the side, and a number among rows of one key: 1, unless the key occurs more than once."""
+    """The columns prefixed by the side, and the row's number among those of its key: always 1 if keys are unique."""
     renamed = table.select([f.col(spark_identifier(name)).alias(f"{side}_{name}") for name in table.columns])
     from pyspark.sql import Window
 

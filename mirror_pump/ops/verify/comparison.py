@@ -1,4 +1,4 @@
-"""What a comparison of two Iceberg tables finds, whichever engine makes it."""
+"""The result of a comparison of two Iceberg tables, the same for every engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mirror_pump.lake.format.schema import LakeField
 from mirror_pump.limits import InternalLimits
 
 SHOWN_ROWS = InternalLimits().verify_shown_rows
-"""Differing rows that a report names unless told otherwise; the count is of all."""
+"""Default number of differing rows that a report shows. It counts all."""
 _SHOWN_CHARACTERS = 200
-"""Of each value in a report."""
+"""Number of characters that a report shows of each value."""
 
 _FLOATING = frozenset({Kind.FLOAT, Kind.DOUBLE})
 _TEMPORAL = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
@@ -21,7 +21,7 @@ _TEMPORAL = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two tables have in common, and not."""
+    """How many rows two tables have and how many of these differ, with examples."""
 
     heap_rows: int
     lake_rows: int
@@ -31,21 +31,20 @@ class Comparison:
 
 
 def is_floating(field: LakeField) -> bool:
-    """Whether engines take different values of the column, or of its elements, for equal: -0 and 0. Their texts are
-    compared."""
+    """Whether engines treat -0 and 0 in the column, or in its elements, as equal. Such columns are compared as text."""
     return (field.type.element or field.type).kind in _FLOATING
 
 
 def is_temporal(field: LakeField) -> bool:
-    """Whether Python lacks values of the column: its calendar ends with the years 1 and 9999, Postgres's does not."""
+    """Whether Python cannot represent all values: its years end at 1 and 9999, those of Postgres do not."""
     return (field.type.element or field.type).kind in _TEMPORAL
 
 
 def difference(row: Mapping[str, Any], keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
-    """One differing row as a report shows it.
+    """Describe one differing row for the report (`Comparison.differences`).
 
-    `row`: the columns of both sides, as h_NAME and l_NAME, and hn and ln, the number of the row among those of its key,
-    None where a side lacks it.
+    `row` has the columns of both sides as h_NAME and l_NAME. hn and ln number the row among those of its key, and are
+    None if that side lacks the row.
     """
     side = "h" if row["hn"] is not None else "l"
     key = {name: _shown(row[f"{side}_{name}"]) for name in keys}

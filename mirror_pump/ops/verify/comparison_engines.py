@@ -1,4 +1,5 @@
-"""Who compares a table: DuckDB within the process if it is small, for there is nothing to start; else Spark."""
+"""Chooses the engine that compares a table: DuckDB in this process for small tables, as it starts at once, else
+Spark."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.local_runner import LocalTaskRunner
-from mirror_pump.engine.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
+from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
@@ -28,32 +29,33 @@ from mirror_pump.quoting import literal
 from mirror_pump.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from mirror_pump.engine.runner import TaskRunner
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
 @dataclass(frozen=True)
 class ComparisonEngine:
-    """Who reads the heap's chunks, and who compares two Iceberg tables by their metadata files, as
-    `mirror_pump.ops.verify.compare_spark.compare` does."""
+    """A runner that reads the heap's chunks, and a function that compares two Iceberg tables given their metadata files
+    (see `mirror_pump.ops.verify.compare_spark.compare`)."""
 
     runner: TaskRunner
     compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
 
 
 class Engines(Protocol):
-    """The engines of one verification. `heap_bytes`: of the table's heap, TOAST included."""
+    """The engines of one verification. `heap_bytes` is the size of the table's heap, TOAST included."""
 
     def for_heap(self, heap_bytes: int, /) -> ComparisonEngine:
-        """Whose runner is to read the heap."""
+        """The engine whose runner reads the heap."""
         ...
 
     def for_tables(self, heap_bytes: int, lake_location: str, /) -> ComparisonEngine:
-        """Who is to compare it with the lake table that has this metadata file."""
+        """The engine that compares the heap with the lake table whose metadata file is `lake_location`."""
         ...
 
 
 class EnginesBySize:
-    """A context manager: Spark starts when a table first needs it, and ends with the block."""
+    """Chooses by the table's size. A context manager: Spark starts when a table first needs it, and ends at its
+    exit."""
 
     def __init__(self, settings: Settings, storage: StorageOptions) -> None:
         self._settings = settings
@@ -72,7 +74,7 @@ class EnginesBySize:
 
     def for_tables(self, heap_bytes: int, lake_location: str) -> ComparisonEngine:
         engine = self.for_heap(heap_bytes)
-        # The lake may hold more than the heap: that is what is being looked for.
+        # The lake may hold more than the heap: that would be a difference to find.
         return engine if engine is not self._small or self._is_small(lake_location) else self._spark
 
     def _is_small(self, lake_location: str) -> bool:
@@ -89,7 +91,7 @@ class EnginesBySize:
 
     @cached_property
     def _small(self) -> ComparisonEngine | None:
-        """DuckDB; None where it is not installed, or cannot reach the lake."""
+        """DuckDB. None if it is not installed or cannot reach the lake."""
         try:
             duckdb = open_duckdb()
         except UsageError:
@@ -120,7 +122,7 @@ class EnginesBySize:
 
     @cached_property
     def _spark(self) -> ComparisonEngine:
-        from mirror_pump.engine.runner import SparkTaskRunner
+        from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
         from mirror_pump.ops.verify.compare_spark import compare
 
         log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
@@ -131,8 +133,8 @@ class EnginesBySize:
 
 
 @dataclass(frozen=True)
-class OneEngine:
-    """The same for all tables."""
+class SingleEngine:
+    """Uses the same engine for all tables."""
 
     engine: ComparisonEngine
 

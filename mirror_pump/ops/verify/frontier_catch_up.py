@@ -1,4 +1,4 @@
-"""Makes the frontier reach a WAL position: waits for the pump that runs, or runs one for as long as that takes."""
+"""Waits until the frontier reaches a WAL position. If no pump runs, starts one for that time."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from sql import queries
 _SQL = queries("verify")
 
 _PATIENCE = 3600.0
-"""Seconds in all: a mirror that is behind by more than this is not verified by waiting."""
+"""Seconds to wait in all before giving up."""
 _GRACE = 10.0
-"""Seconds that our pump has to end when we are interrupted."""
+"""Seconds that the pump started here has to end when this process is interrupted."""
 _COPY_PATIENCE = 300.0
-"""Seconds without a step of any copy: one that waits for its owner, for a key say, is not waited for."""
+"""Seconds without progress of any copy before giving up. A copy may be blocked until its owner acts, by adding a key
+for example."""
 _COPY_LOOK_INTERVAL = 0.2
-"""Seconds between two looks at the copies."""
+"""Seconds between two checks of the copies' progress."""
 _LOOK_INTERVAL = 5.0
-"""Seconds after which it is looked again whether a pump runs."""
+"""Seconds between two checks whether a pump runs."""
 
 
 def reach(settings: Settings, target: Lsn) -> None:
-    """Return once the frontier has passed `target`. Raises SourceError when it does not get there."""
+    """Return once the frontier has reached `target`. Raises SourceError if it does not within an hour."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         with connect(settings.require_dsn(), autocommit=True) as connection:
@@ -41,7 +42,7 @@ def reach(settings: Settings, target: Lsn) -> None:
                 try:
                     _pump(settings, "--until-lsn", format_lsn(target))
                 except SourceError:
-                    # Another pump may have begun meanwhile: then it is that one's work.
+                    # If another pump has taken the lead meanwhile, that one catches up.
                     if not is_led(connection, settings.slot):
                         raise
         result = wait_for(settings, target, _LOOK_INTERVAL)
@@ -52,8 +53,8 @@ def reach(settings: Settings, target: Lsn) -> None:
 
 
 def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
-    """Return once none of the tables is being copied, or copies do not come any further. Without a running pump, one
-    runs until it has caught up. Raises SourceError if that fails."""
+    """Return once none of the tables is being copied, or their copies make no progress. If no pump runs, start one
+    until it has caught up. Raises SourceError if that fails."""
     former: list[_CopyRow] = []
     deadline = time.monotonic() + _COPY_PATIENCE
     with connect(settings.require_dsn(), autocommit=True) as connection:
@@ -86,16 +87,17 @@ class _CopyRow:
 
 
 def _pump(settings: Settings, *until: str) -> None:
-    """A pump in a process of its own, since a process has one Spark and ours has other work for it."""
+    """Run a pump in a process of its own: a process has only one Spark session, and this one uses it for comparisons.
+    Raises SourceError, with its last log lines, if it fails."""
     environment = os.environ | settings.environment(settings.model_fields_set)
-    # Its last lines become the error's.
+    # The error below quotes its last lines.
     environment[f"{ENV_PREFIX}LOG_FORMAT"] = "human"
     command = [sys.executable, "-m", "mirror_pump.cli", "run", "--no-standby", *until]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
             _, errors = process.communicate()
         except BaseException:
-            # It ends in order: a terminal's Ctrl-C has reached it as well.
+            # Let it shut down in order. A terminal's Ctrl-C has reached it as well.
             process.terminate()
             process.wait(_GRACE)
             raise

@@ -1,4 +1,4 @@
-"""The heap of a table as it was at a consistent point, and then at the frontier, as a scratch Iceberg table."""
+"""Copies a table's heap as of a consistent point into a scratch Iceberg table, and brings it to the frontier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from decoders.text import parse_rows
-from mirror_pump.engine.chunk_copy import ChunkTask, copy_chunk
+from mirror_pump.engine.ingest.chunk_copy import ChunkTask, copy_chunk
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
@@ -19,22 +19,22 @@ from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, 
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, Unchanged, former_rows
+from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk
 
 if TYPE_CHECKING:
-    # Not otherwise: it would load pyspark.
-    from mirror_pump.engine.runner import TaskRunner
+    # Imported for type checking only, since it loads pyspark.
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
 class Disturbed(MirrorPumpError):
-    """A table changed while it was being read, in a way that the stream's rows cannot make up for: another try, of the
-    whole table, may be left in peace."""
+    """While the table was being read, it changed in a way that cannot be derived from the stream. A new attempt, from
+    the start, may succeed."""
 
 
 class NotReadable(MirrorPumpError):
-    """The heap of a table cannot be read, and would not be the next time."""
+    """The table's heap cannot be read. A new attempt would fail as well."""
 
 
 def read_heap(
@@ -47,22 +47,23 @@ def read_heap(
     location: str,
     on_chunk: Callable[[int], None] = lambda _: None,
 ) -> LakeTable:
-    """The rows that the exported `snapshot` sees, as an Iceberg table at `location`.
+    """Copy the rows that the exported database snapshot `snapshot` sees into an Iceberg table at `location`.
 
-    `on_chunk` is called with the rows of each chunk that was read, in this thread. Raises Disturbed if a chunk's heap
-    was rewritten, dropped or altered, or stayed locked, NotReadable for what Postgres does not print.
+    `on_chunk` is called in this thread, with the number of rows of each chunk that was read. Raises Disturbed if the
+    heap or a partition was rewritten, dropped, altered or locked for too long, and NotReadable if Postgres cannot
+    output a row.
     """
     target = replace(table, location=location)
     staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
     futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
     backdated = []
-    beside: frozenset[int] = frozenset()
+    raw_text: frozenset[int] = frozenset()
     try:
         for future in futures:
             try:
                 result = future.result()
             except ConnectionLost as error:
-                # A lock that is held for too long, too. If the server is gone, the next try says so.
+                # Also raised for a lock held too long. If the server is gone, the next attempt reports that.
                 raise Disturbed(f"its heap could not be read: {error}") from error
             if result.error is not None:
                 raise NotReadable(result.error)
@@ -70,51 +71,53 @@ def read_heap(
                 raise Disturbed("its heap, or a partition's, was rewritten, altered or dropped while it was being read")
             if result.file is not None:
                 backdated.append(BackdatedFile(result.file, staged.sequence_number))
-                beside |= result.sidecars
+                raw_text |= result.raw_text_columns
             on_chunk(result.rows)
     finally:
         for future in futures:
             future.cancel()
-        # What runs writes files, which the caller is about to remove.
+        # Wait for running tasks: the caller is about to remove the files that they write.
         for future in futures:
             if not future.cancelled():
                 future.exception()
-    schema = with_raw_text(staged.table.schema, beside)
+    schema = with_raw_text(staged.table.schema, raw_text)
     return staged.table.stage(RowDelta((), backdated=tuple(backdated), schema=schema), _now_ms()).table
 
 
-def laid_over(heap: LakeTable, overlay: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
-    """The scratch table with the overlay on top. `reader` sees the consistent point. Raises Disturbed if the heap is
-    not any more what the consistent point saw."""
-    if not overlay.rows and not overlay.truncated:
+def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
+    """The scratch table with the changes applied. `reader` sees the consistent point. Raises Disturbed if the heap has
+    been truncated or rewritten since, so that `reader` no longer finds the rows of the consistent point."""
+    if not changes.rows and not changes.truncated:
         return heap
-    table, schema = overlay.table, without_raw_text(heap.schema)
-    beside = raw_text_fields(heap.schema)
-    rows = _rows(overlay, reader)
+    table, schema = changes.table, without_raw_text(heap.schema)
+    raw_text = raw_text_fields(heap.schema)
+    rows = _rows(changes, reader)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
     if rows:
         typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
-        beside |= raw_text_fields(file_schema)
+        raw_text |= raw_text_fields(file_schema)
         data = (write_data_file(typed, file_schema, heap.location, storage),)
-    if overlay.rows:
-        keys = _typed(list(overlay.rows), table.key_columns, schema).select(schema.key.arrow.names)
+    if changes.rows:
+        keys = _typed(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
-    grown = with_raw_text(schema, beside)
-    replaces = EveryFile() if overlay.truncated else None
+    grown = with_raw_text(schema, raw_text)
+    replaces = EveryFile() if changes.truncated else None
     delta = RowDelta((SegmentFiles(data, deletes),), replaces=replaces, schema=grown)
     return heap.stage(delta, _now_ms()).table
 
 
-def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
-    """The overlay's rows, with the values that the stream did not send."""
+def _rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
+    """The changed rows, completed by the values that the stream did not send."""
     try:
-        # A savepoint: the reader has other tables to read.
-        with source_errors(f"reading rows of {overlay.table.name}"), reader.transaction():
-            former = former_rows(overlay, reader)
+        # In a savepoint, so that after an error the reader can read other tables.
+        with source_errors(f"reading rows of {changes.table.name}"), reader.transaction():
+            former = former_rows(changes, reader)
         return [
-            tuple(former[cell.key][place] if isinstance(cell, Unchanged) else cell for place, cell in enumerate(row))
-            for row in overlay.rows.values()
+            tuple(
+                former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
+            )
+            for row in changes.rows.values()
             if row is not None
         ]
     except ConnectionLost:
@@ -126,7 +129,7 @@ def _rows(overlay: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
 
 
 def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
-    """The columns, and every sidecar of the schema."""
+    """The rows as an Arrow table with the columns, and every raw text column of the schema."""
     typed, raw = parse_rows(rows, {column.name: column.type for column in columns})
     return widened(pa.table(typed), raw, schema)
 

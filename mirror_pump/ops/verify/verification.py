@@ -1,18 +1,18 @@
-"""Heap against lake, every column of every row, while writes go on and without a lock.
+"""Compares heap and lake, every column of every row, during writes and without locks that block them.
 
-1. A temporary slot gives a WAL position L and a snapshot that sees exactly what ended before it. The heap is read in
-   that snapshot, chunk by chunk, into a scratch Iceberg table.
-2. The frontier is waited for until it has passed L; then the frontier and every table's published snapshot are read,
-and pinned, in one statement.
-3. The temporary slot's own stream from L to the frontier is laid over the scratch table: now it holds what the heap
-held at the frontier.
+1. A temporary slot yields a consistent point: a WAL position, and a database snapshot of exactly the transactions that
+   ended before it. The heap is read in that snapshot, chunk by chunk, into a scratch Iceberg table.
+2. Once the frontier has passed the consistent point, one statement reads the frontier and pins every table's published
+   snapshot.
+3. The temporary slot's stream from the consistent point to the frontier is applied to the scratch table, which then
+   holds what the heap held at the frontier.
 4. DuckDB compares the two Iceberg tables if they are small, else Spark (mirror_pump.ops.verify.comparison_engines).
 
-A table that changes meanwhile in a way that the stream's rows do not tell (a partition is made, dropped or rewritten,
-say) is begun again by itself, at another consistent point, and given up after several tries.
+If a table changes meanwhile in a way that cannot be derived from the stream (a partition is created, dropped or
+rewritten, for example), it is compared again at a new consistent point, up to TRIES times.
 
-Heap and lake are never compared at different points in time, so concurrent writes cannot look like differences, nor
-excuse any. Of a table with heap retention, rows from the cut-line on are compared: each partition below is compared
+Heap and lake are always compared at the same point in time. So concurrent writes neither look like differences nor hide
+any. Of a table with heap retention, only rows at or above the cut-line are compared: each partition below is compared
 with the lake and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof).
 """
 
@@ -36,9 +36,9 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_ls
 from mirror_pump.ops.missing_files import refuse_missing
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, OneEngine
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
-from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, laid_over, read_heap
+from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
@@ -51,25 +51,25 @@ from sql import queries
 _SQL = queries("verify")
 
 _POINT_TIMEOUT = 120.0
-"""Seconds to wait for transactions that were open when the consistent point was asked for."""
+"""Seconds to wait for transactions that were open when the consistent point was requested."""
 _CHUNK_BYTES = 64 << 20
 """Heap bytes that one task reads."""
 TRIES = 5
-"""Of comparing a table that changes while it is read."""
+"""Number of attempts at a table that changes while it is read."""
 _LONGEST_PAUSE = 60.0
-"""Seconds between two tries. Pauses double, as whoever makes partitions may be about to make some more."""
+"""Maximum seconds between two attempts. Pauses double, since a series of partitions may be under construction."""
 
-_LEFT = "the table left the mirror while it was being compared"
+_UNREGISTERED = "the table was unregistered while it was being compared"
 
 
 @dataclass(frozen=True)
 class TableReport:
-    """The outcome for one table."""
+    """The result for one table."""
 
     table: str
     comparison: Comparison | None
     problem: str | None = None
-    """Why the table could not be compared; then it does not count as equal."""
+    """Why the table could not be compared. If set, the table does not count as equal."""
     frontier: Lsn | None = None
     """The frontier at which it was compared."""
 
@@ -94,7 +94,7 @@ class TableReport:
 @dataclass(frozen=True)
 class VerifyReport:
     frontier: Lsn
-    """The newest frontier at which a table was compared; the mirror's, if none was."""
+    """The newest frontier at which a table was compared. If none was, the mirror's frontier."""
     tables: tuple[TableReport, ...]
 
     @property
@@ -110,32 +110,32 @@ class VerifyPhase(StrEnum):
     """How far the comparison of a table is."""
 
     READING = "reading"
-    """Chunks of its heap."""
+    """Its heap is being read."""
     READ = "read"
-    """The frontier has to come, and other tables may be first."""
+    """Its heap was read. It waits for the frontier and for other tables."""
     COMPARING = "comparing"
     DONE = "done"
     AGAIN = "again"
-    """It changed meanwhile, and is begun again."""
+    """It changed meanwhile, and will be compared again."""
 
 
 @dataclass(frozen=True)
 class TableProgress:
-    """How far a table is."""
+    """How far the comparison of a table has come."""
 
     table: str
     phase: VerifyPhase
     small: bool
-    """It takes a moment."""
+    """True if the comparison takes only a moment."""
     chunks_done: int = 0
     chunks_total: int = 0
     rows: int = 0
-    """Read from the heap."""
+    """Rows read from the heap."""
 
 
 @dataclass(frozen=True)
-class _Heap:
-    """A heap as it was at the consistent point."""
+class _CopiedHeap:
+    """A heap's rows at the consistent point, as a scratch Iceberg table, and the heap's size in bytes."""
 
     lake: LakeTable
     nbytes: int
@@ -147,15 +147,19 @@ def verify(
     engine: ComparisonEngine | None = None,
     observe: Callable[[TableProgress], None] = lambda _: None,
 ) -> VerifyReport:
-    """Compare the named tables, or all live ones. Raises UsageError for a name that is no table, SourceError when no
-    consistent point is reached or no free slot is left. Without a running pump it catches up first. Without an
-    `engine` small tables are compared within the process, and a Spark is started for others, which ends with the
-    comparison. `observe` is called in this thread, and must return quickly."""
+    """Compare the named tables, or all live ones. If no pump runs, starts one until the frontier has caught up.
+
+    `engine` compares all tables. Without it, small tables are compared in this process, and a Spark is started for
+    large ones and stopped at the end. `observe` is called in this thread and must return quickly.
+
+    Raises UsageError for a name that is no table, TableError for a table that is not mirrored, and SourceError if no
+    replication slot is free or no consistent point is reached.
+    """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
         chosen = _choose(connection, settings, names)
         tables = {table.table_id: table for table in chosen if table.state is TableState.LIVE}
         storage = StorageOptions(settings.storage_properties, fsync=False)
-        with EnginesBySize(settings, storage) if engine is None else nullcontext(OneEngine(engine)) as engines:
+        with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
             reports = _Verification(settings, storage, connection, engines, observe).run(tables)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
@@ -183,7 +187,7 @@ def _not_live(table: MirroredTable) -> TableReport:
 
 
 class _Verification:
-    """Compares tables at one consistent point, and those that changed meanwhile at another one."""
+    """Compares tables at one consistent point, and those that changed meanwhile again at another."""
 
     def __init__(
         self,
@@ -201,7 +205,7 @@ class _Verification:
         self._log = get_logger("verify")
 
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
-        """What came of each table, all of which were live a moment ago."""
+        """A report on each table. All of them were live a moment ago."""
         reports: dict[TableId, TableReport] = {}
         retries = Retries(Backoff(self._settings.limits.verify_pause, _LONGEST_PAUSE))
         for tried in range(1, TRIES + 1):
@@ -230,13 +234,14 @@ class _Verification:
     def _live_again(
         self, table_ids: Sequence[TableId], reports: dict[TableId, TableReport]
     ) -> dict[TableId, MirroredTable]:
-        """The tables as they are now, once those that are copied again are complete. Reports those that are gone."""
+        """Waits for tables that are copied again, and returns those that are live. Adds a report for each of the
+        others."""
         await_copies(self._settings, table_ids)
         live = {}
         for table_id in table_ids:
             table = load_table(self._connection, table_id)
             if table is None:
-                reports[table_id] = TableReport(reports[table_id].table, None, _LEFT)
+                reports[table_id] = TableReport(reports[table_id].table, None, _UNREGISTERED)
             elif table.state is not TableState.LIVE:
                 reports[table_id] = _not_live(table)
             else:
@@ -244,7 +249,7 @@ class _Verification:
         return live
 
     def _compare(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport | Disturbed]:
-        """One try."""
+        """One attempt: a report on each table, or why it has to be compared again."""
         if not tables:
             return {}
         settings = self._settings
@@ -272,27 +277,27 @@ class _Verification:
     def _compare_at_frontier(
         self,
         tables: Mapping[TableId, MirroredTable],
-        heaps: Mapping[TableId, _Heap],
+        heaps: Mapping[TableId, _CopiedHeap],
         point: ConsistentPoint,
         reader: PgConnection,
     ) -> dict[TableId, TableReport | Disturbed]:
-        """Bring the heaps from the consistent point to the frontier, and compare them with the lake at the frontier."""
+        """Bring the heap copies from the consistent point to the frontier, and compare them with the lake there."""
         outcomes: dict[TableId, TableReport | Disturbed] = {}
         with self._pinned(tables) as (frontier, locations, cuts):
             present = {table_id: table for table_id, table in tables.items() if table_id in locations}
             for table_id in tables.keys() - present.keys():
-                # Readers have it as of a former frontier until its copy is complete.
-                outcomes[table_id] = Disturbed("it was set aside, is copied again, or left the mirror")
+                # Until its copy is complete, readers see the table as of a former frontier.
+                outcomes[table_id] = Disturbed("it failed, is being copied again, or was unregistered")
             if not present:
                 return outcomes
             with point.stream(self._settings.publication) as stream:
-                overlay = read_catch_up_changes(stream, present, point.lsn, frontier)
+                changes = read_catch_up_changes(stream, present, point.lsn, frontier)
             for table_id, table in present.items():
                 line = CutLine.of(table, cuts[table_id])
                 try:
                     refuse_missing(self._connection, table, self._storage)
                     found = self._compare_table(
-                        heaps[table_id], overlay.tables[table_id], reader, locations[table_id], line
+                        heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
                     )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
@@ -302,7 +307,9 @@ class _Verification:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes
 
-    def _read_heap(self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str) -> _Heap:
+    def _read_heap(
+        self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str
+    ) -> _CopiedHeap:
         chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
         with source_errors(f"looking how large {table.name} is"):
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
@@ -320,26 +327,26 @@ class _Verification:
         dsn = self._settings.require_dsn()
         heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
         self._observe(replace(progress, phase=VerifyPhase.READ))
-        return _Heap(heap, nbytes)
+        return _CopiedHeap(heap, nbytes)
 
     def _compare_table(
-        self, heap: _Heap, overlay: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
+        self, heap: _CopiedHeap, changes: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
     ) -> Comparison:
-        if overlay.altered:
-            raise Disturbed(f"it was altered: {overlay.altered}")
+        if changes.altered:
+            raise Disturbed(f"it was altered: {changes.altered}")
         small = heap.nbytes <= self._settings.limits.verify_small_bytes
-        progress = TableProgress(str(overlay.table.name), VerifyPhase.COMPARING, small)
+        progress = TableProgress(str(changes.table.name), VerifyPhase.COMPARING, small)
         self._observe(progress)
-        over = laid_over(heap.lake, overlay, reader, self._storage)
-        schema = LakeSchema.of_table(overlay.table)
+        changed = with_changes(heap.lake, changes, reader, self._storage)
+        schema = LakeSchema.of_table(changes.table)
         engine = self._engines.for_tables(heap.nbytes, location)
-        found = engine.compare(over.metadata_location, location, schema, line)
+        found = engine.compare(changed.metadata_location, location, schema, line)
         self._observe(replace(progress, phase=VerifyPhase.DONE))
         return found
 
     @contextmanager
     def _reader(self, point: ConsistentPoint) -> Iterator[PgConnection]:
-        """A connection that sees the consistent point for as long as it is open."""
+        """A connection with a transaction that sees the consistent point."""
         dsn = self._settings.require_dsn()
         with connect(dsn, autocommit=True, application_name="mirror-pump-verify") as connection:
             with source_errors("importing the consistent point's snapshot"):
@@ -351,13 +358,17 @@ class _Verification:
     def _pinned(
         self, tables: Mapping[TableId, MirroredTable]
     ) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
-        """The frontier, and of each table the metadata file that has it at that the frontier, and the cut-line;
-        nothing of tables that are not live any more, or were registered or copied again since `tables` were read."""
+        """The frontier, and by table the metadata file to read at that frontier, and the cut-line. Pins are held until
+        exit.
+
+        Leaves out tables that are no longer live, or were registered or copied again since `tables` were read. Raises
+        SourceError if the tables have different frontiers.
+        """
         with source_errors("reading the frontier"):
             pins = fetch_rows(self._connection, _PinnedTable, _SQL["pin"], {"table_ids": list(tables)})
         try:
             same = [pin for pin in pins if pin.live and pin.start_lsn == tables[pin.table_id].start_lsn]
-            # Of tables that are copied again it is a former one.
+            # A table that is being copied again has a former frontier, and is not in `same`.
             frontiers = {pin.frontier for pin in same} or {Lsn(0)}
             frontier = frontiers.pop()
             if frontiers or frontier is None:
@@ -386,6 +397,6 @@ class _PinnedTable:
 
 def _given_up(reason: Disturbed) -> str:
     return (
-        f"the table changed each of the {TRIES} times that it was being compared, the last time: {reason}. Run verify"
-        " again when nobody alters it"
+        f"the table changed during each of {TRIES} attempts to compare it. In the last one: {reason}. Run verify again"
+        " when nobody alters the table"
     )

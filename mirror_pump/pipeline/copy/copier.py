@@ -19,7 +19,7 @@ from functools import partial
 
 import psycopg
 
-from mirror_pump.engine.chunk_copy import ChunkResult, ChunkTask, copy_chunk
+from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
 from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState
@@ -184,7 +184,7 @@ class Copier:
             self._reported.add(identity)
             chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
             raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, beside=raw_text_columns)
+            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 
@@ -216,9 +216,11 @@ class Copier:
             self._inbox.put(CopyInvalid(table))
         else:
             identity = table.table_id, table.start_lsn
-            self._raw_text_columns[identity] = self._raw_text_columns.get(identity, frozenset()) | result.sidecars
+            self._raw_text_columns[identity] = (
+                self._raw_text_columns.get(identity, frozenset()) | result.raw_text_columns
+            )
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
-            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.sidecars)
+            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.raw_text_columns)
             self._inbox.put(ChunkCopied(table, copied))
 
 

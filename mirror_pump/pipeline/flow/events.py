@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mirror_pump.engine.segment_tasks import SegmentResult
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, Period

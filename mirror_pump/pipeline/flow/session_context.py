@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.events import Event
 from mirror_pump.pipeline.flow.steps import Observer

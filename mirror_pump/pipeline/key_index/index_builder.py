@@ -11,8 +11,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from mirror_pump.engine.index_keys import FileKeys, KeysTask, read_keys
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_keys
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
@@ -24,7 +24,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, uniqu
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, IndexRead, LakeFileMissing
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.upkeep.jobs import Tasks
+from mirror_pump.pipeline.flow.tasks import Tasks
 
 _TASK_ROWS = 2_000_000
 """Number of rows whose keys one task reads. The keys take 16 to 32 MB."""

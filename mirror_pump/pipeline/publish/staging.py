@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from mirror_pump.errors import FileMissing, ForeignTable, LakeError, TableError, about
+from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -35,6 +35,7 @@ from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FILLING
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.combinations import TableOperation
@@ -162,6 +163,8 @@ class Stager:
                 )
             except FileMissing as error:
                 staged.failures.append(self._missing.failure(due_table.table, error))
+            except FileDamaged as error:
+                staged.failures.append(damage_failure(due_table.table, error))
 
     def discard(self, staged: StagedPublish) -> None:
         """Removes the files of a publish that certainly failed."""
@@ -200,7 +203,7 @@ class Stager:
                 heads[table_id] = self.known(table_id, row.metadata_location)
             except FileMissing as error:
                 missing[table_id] = error
-            except ForeignTable:
+            except (ForeignTable, FileDamaged):
                 # Staging reports the error.
                 continue
         return missing | self._missing.in_heads(heads)
@@ -234,6 +237,8 @@ class Stager:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
         except FileMissing as error:
             staged.failures.append(self._missing.failure(known, error))
+        except FileDamaged as error:
+            staged.failures.append(damage_failure(known, error))
         else:
             staged.accepted.append(accepted)
 

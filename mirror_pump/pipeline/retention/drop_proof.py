@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from decoders.text import parse_rows
-from mirror_pump.engine.partition_digests import (
+from mirror_pump.engine.comparison.partition_digests import (
     Comparing,
     Digest,
     FilesTask,
@@ -30,7 +30,7 @@ from mirror_pump.engine.partition_digests import (
     digest_files,
     digest_heap,
 )
-from mirror_pump.engine.row_hashes import HashSecret
+from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, naming
@@ -42,7 +42,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.upkeep.jobs import Tasks
+from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded

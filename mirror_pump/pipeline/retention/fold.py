@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.engine.segment_tasks import row_keys
-from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, SourceError, TableError
+from mirror_pump.engine.ingest.segment_tasks import row_keys
+from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, MirrorPumpError, SourceError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
@@ -41,11 +41,11 @@ from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, I
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.flow.tasks import outcome
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.pipeline.upkeep.jobs import outcome
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import (
@@ -203,7 +203,8 @@ class Folder:
                 self._failed(table, error)
 
     def _failed(self, table: MirroredTable, error: Exception) -> None:
-        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error))
+        remedy = error.remedy if isinstance(error, MirrorPumpError) else ""
+        self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error), remedy=remedy)
         if isinstance(error, FileMissing):
             self._inbox.put(LakeFileMissing(table.table_id, error.location))
 

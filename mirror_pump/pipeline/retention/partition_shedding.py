@@ -37,12 +37,12 @@ from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted, Lake
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.flow.tasks import Tasks, outcome
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.pipeline.retention.partition_premake import Premaker
 from mirror_pump.pipeline.retention.partition_sync import reconcile
-from mirror_pump.pipeline.upkeep.jobs import Tasks, outcome
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import partitions as source

@@ -46,26 +46,25 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from psycopg.types.json import Jsonb
 
-from mirror_pump.engine.file_merge import MergeTask, merge_files, merge_positions
-from mirror_pump.engine.merge_plan import NotFillable, merged_file_rewrite, plan_fill
+from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files, merge_positions
+from mirror_pump.engine.rewrite.merge_plan import NotFillable, merged_file_rewrite, plan_fill
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.dropped_rows import DroppedRows, parse_dropped
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.columns import places_by_id
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StorageOptions, open_input
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import CopyFailed, CopyPlanned, FileRewriteReady
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.upkeep.jobs import FileTasks
+from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.source.catalog.tables import columns_to_json
 from sql import queries
 
@@ -178,11 +177,8 @@ class FillJob:
     def _fields_of(self, file: LiveFile, storage: StorageOptions) -> frozenset[int]:
         known = self._fields.get(file.path)
         if known is None:
-            try:
-                with open_input(file.path, storage) as source, pq.ParquetFile(source) as parquet:
-                    known = self._fields[file.path] = frozenset(places_by_id(parquet))
-            except (pa.ArrowException, OSError) as error:
-                raise LakeError(f"{file.path} cannot be read: {error}", "the pump tries again") from error
+            with open_parquet(file.path, storage) as parquet:
+                known = self._fields[file.path] = frozenset(places_by_id(parquet))
         return known
 
     def _execute(self, statement: str, table: MirroredTable) -> bool:

@@ -14,7 +14,7 @@ from mirror_pump.pipeline.schema.decisions import DROPPED, Action, SchemaChangeD
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import (
-    NONSENSE,
+    INVALID_NOTE_ERRORS,
     Note,
     Waiting,
     describe_note,
@@ -38,7 +38,7 @@ def decide_from_note(connection: PgConnection, table: MirroredTable, note: Note)
     """What to do about a table after a note. Queries the database for the types that the note names."""
     try:
         return decide(table, note, describe_note(connection, note))
-    except NONSENSE:
+    except INVALID_NOTE_ERRORS:
         # Either the catalogs are ahead of the stream and a type no longer exists: a later note describes the table
         # without it. Or another program emitted the message. It must neither end the pump nor be trusted: the pump's
         # own next note describes the table.

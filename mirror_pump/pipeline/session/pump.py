@@ -15,8 +15,8 @@ import psycopg
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
-from mirror_pump.engine.session import end_java
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
+from mirror_pump.engine.spark_runtime.session import end_java
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
@@ -47,7 +47,7 @@ from sql import queries
 
 _SQL = queries("pump")
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 _CURABLE = (
     ConnectionLost,
@@ -219,7 +219,7 @@ class Pump:
             self._failures.failed(error, run_state.frontier, run_state.epoch, retry_in=None)
             raise
 
-    def _persist(self, attempt: Callable[[], Outcome], run_state: RunState) -> Outcome | None:
+    def _persist(self, attempt: Callable[[], Result], run_state: RunState) -> Result | None:
         """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is
         requested."""
         retries = Retries(Backoff(_FIRST_PAUSE, self._settings.reconnect_backoff_max, _JITTER))

@@ -152,7 +152,7 @@ def drop_stale_indexes(indexes: KeyIndexes, connection: PgConnection, slot: str)
 
 
 @dataclass(frozen=True)
-class _SlotRow:
+class _SessionSlotRow:
     """A row of the query `slot`."""
 
     publication_name: str
@@ -170,7 +170,7 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     Another program may have changed the catalog since the last session.
     """
     require_current(connection)
-    row = fetch_row(connection, _SlotRow, _SQL["slot"], {"slot": slot})
+    row = fetch_row(connection, _SessionSlotRow, _SQL["slot"], {"slot": slot})
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
     identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)

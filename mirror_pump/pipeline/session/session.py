@@ -16,8 +16,8 @@ from queue import Empty
 import psycopg
 from psycopg.types.json import Jsonb
 
-from mirror_pump.engine.segment_tasks import SegmentResult
-from mirror_pump.errors import FileMissing, LakeError, SourceError, TableError, UnsendableRow
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
+from mirror_pump.errors import FileDamaged, FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, TableId, TableState
 from mirror_pump.pipeline.flow.events import (
@@ -317,7 +317,10 @@ class PumpSession:
                     remove_from_publication(self._services.connection, publication, table_id)
                 # This transaction now holds a lock that registering needs. If the table was registered again before
                 # that, it has to stay published.
-                if self._services.connection.execute(_SQL["set_aside"], {"table_id": table_id}).fetchone() is None:
+                if (
+                    self._services.connection.execute(_SQL["failed_or_dropped"], {"table_id": table_id}).fetchone()
+                    is None
+                ):
                     raise psycopg.Rollback(transaction)
 
     def _publish_copies(self) -> None:
@@ -364,8 +367,8 @@ class PumpSession:
         try:
             lake = self._services.publisher.load(work.table)
             work.answer.set_result(self._indexes.request(work.table, lake, work.deletes))
-        except TableError:
-            # The table has changed. Its fold will find that out.
+        except (TableError, FileDamaged):
+            # The table has changed, or cannot be read. Its fold will find that out.
             work.answer.set_result(False)
         except BaseException as error:
             work.answer.set_exception(error)

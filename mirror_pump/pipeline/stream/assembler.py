@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from decoders.messages import (
-    Begin,
-    Relation,
+    BeginMessage,
+    RelationMessage,
     parse_begin,
     parse_commit,
     parse_logical_message,
@@ -428,7 +428,7 @@ class Assembler:
         """The registration to which changes at this position of the stream belong."""
         return self._tables.registered(relation_id, self._final_lsn)
 
-    def _relation(self, relation: Relation) -> None:
+    def _relation(self, relation: RelationMessage) -> None:
         self._tables.forget_sent(relation.relation_id)
         self._take_notes(relation.relation_id)
         self._tables.set_sent(relation)
@@ -445,7 +445,7 @@ class Assembler:
             self._tables.activate(table)
 
 
-def _begin(message: bytes) -> Begin:
+def _begin(message: bytes) -> BeginMessage:
     return parse_begin(bytes(message[HEADER:]))
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from mirror_pump.engine.runner import TaskRunner
-from mirror_pump.engine.segment_tasks import SegmentResult, TableResult, row_keys
-from mirror_pump.errors import FileMissing, ForeignTable, TableError, about
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult, TableResult, row_keys
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
@@ -18,6 +18,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd
+from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.combinations import TableOperation, schema_operation
@@ -122,6 +123,8 @@ class BatchApplier:
                 failures[table_id] = Failure.of(present[table_id], error)
             except FileMissing as error:
                 failures[table_id] = self._missing.failure(present[table_id], error)
+            except FileDamaged as error:
+                failures[table_id] = damage_failure(present[table_id], error)
             else:
                 table_requests.append(table_request)
         return AppliedBatch(
@@ -139,7 +142,7 @@ class BatchApplier:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}
-        raw_text_columns: frozenset[int] = frozenset().union(*(result.sidecars for result in counted.values()))
+        raw_text_columns: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:

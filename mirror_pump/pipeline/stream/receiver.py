@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from mirror_pump.engine.segment_tasks import SegmentResult, SegmentTask, apply_segment, segment_table
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult, SegmentTask, apply_segment, segment_table
 from mirror_pump.errors import SourceError, UnsendableRow
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import Lsn, MirroredTable, TableId

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from decoders.messages import Relation
+from decoders.messages import RelationMessage
 from mirror_pump.model import MirroredTable
 
 _FULL = "f"
 """The pg_class.relreplident with which the server sends the whole old row, whatever the key."""
 
 
-def difference_from(table: MirroredTable, relation: Relation) -> str:
+def difference_from(table: MirroredTable, relation: RelationMessage) -> str:
     """What differs between the table as registered and as the server now sends it. Empty if nothing differs.
 
     The replica identity matters as much as the columns: the server sends an old row only when columns of the identity

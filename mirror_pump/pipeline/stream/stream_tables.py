@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decoders.messages import Relation
+from decoders.messages import RelationMessage
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.pipeline.stream.relation_difference import difference_from
 
@@ -25,7 +25,7 @@ class StreamTables:
         """The current state of tables that changed in the stream."""
         self._failed: dict[int, Lsn] = {}
         """The start LSN of failed registrations. They must not become active again."""
-        self._sent: dict[int, Relation] = {}
+        self._sent: dict[int, RelationMessage] = {}
         """The last Relation message of each relation. The server sends it again only after a change of the relation
         itself, not after a table that was awaiting its description has been described."""
         self._saved = self.active, self._changed, self._failed
@@ -77,7 +77,7 @@ class StreamTables:
         """The server describes the relation again."""
         self._sent.pop(relation_id, None)
 
-    def set_sent(self, relation: Relation) -> None:
+    def set_sent(self, relation: RelationMessage) -> None:
         """The server has described the relation."""
         self._sent[relation.relation_id] = relation
 

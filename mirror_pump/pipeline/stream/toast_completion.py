@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from decoders.segment import IncompleteRows
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.stream.toast_lookup import Completed, HeapFilled, VersionedFile, complete_rows

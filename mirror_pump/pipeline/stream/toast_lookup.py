@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 from decoders.columns import Kind
 from decoders.segment import IncompleteRows
 from decoders.text import parse_rows
-from mirror_pump.engine.lookup import Found, LookupTask, find_rows, rows_of
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.lake_reads.lookup import Found, LookupTask, find_rows, rows_of
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import TableError
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text, raw_text_id, widened
 from mirror_pump.lake.format.schema import LakeSchema

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 
-from mirror_pump.engine.segment_tasks import SegmentResult
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.pipeline.operations.requests import PublishRequest
 

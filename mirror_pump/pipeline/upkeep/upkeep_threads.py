@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.engine.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
@@ -26,7 +26,8 @@ from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.upkeep.jobs import FileTasks, Job
+from mirror_pump.pipeline.flow.tasks import FileTasks
+from mirror_pump.pipeline.upkeep.jobs import Job
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from sql import queries
@@ -238,7 +239,8 @@ class Upkeep:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
         except (LakeError, TaskFailed) as error:
-            self._observer(job.failed, table=str(table_id if table is None else table.name), error=str(error))
+            name = str(table_id if table is None else table.name)
+            self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
             if isinstance(error, FileMissing):
                 self._inbox.put(LakeFileMissing(table_id, error.location))
             turn.failed()

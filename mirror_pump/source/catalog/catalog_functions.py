@@ -43,13 +43,13 @@ class FunctionDifference:
     files: tuple[str, ...]
     """The files of sql/functions that differ, or that only one of the two has."""
     applied_by: str | None
-    """Version of the program that applied them last; None if nobody has."""
+    """Version of the program that applied them last; None if none has."""
     newer: bool
     """That program is newer than this one."""
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedFunctions:
     """A row of the query `recorded`."""
 
     file: str
@@ -112,7 +112,7 @@ def apply_functions(connection: _Connection, *, everything: bool) -> tuple[str, 
     return tuple(file.name for file in stale)
 
 
-def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _Recorded]) -> list[str]:
+def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _RecordedFunctions]) -> list[str]:
     """Runs one file; returns the objects that it defines."""
     ours = {name for row in former.values() for name in row.objects}
     before = _present(connection)
@@ -153,14 +153,17 @@ def _drop_to_replace(connection: _Connection, name: str) -> None:
             connection.execute(f"DROP {name}".encode())
     except psycopg.errors.DependentObjectsStillExist as error:
         raise SourceError(
-            f"{name.lower()} has to be made anew for this mirror-pump, and something depends on it:"
+            f"{name.lower()} has to be dropped and created again for this mirror-pump, but other objects depend on it:"
             f" {error.diag.message_detail}",
             "drop what depends on it, run `mirror-pump init`, then create it again",
         ) from error
 
 
 def _drop_undefined(
-    connection: _Connection, former: Mapping[str, _Recorded], defined: Mapping[str, list[str]], files: Iterable[str]
+    connection: _Connection,
+    former: Mapping[str, _RecordedFunctions],
+    defined: Mapping[str, list[str]],
+    files: Iterable[str],
 ) -> None:
     """Drops recorded objects that no file defines any more. Those that something depends on stay recorded."""
     kept = {name for file, row in former.items() if file not in defined and file in files for name in row.objects}
@@ -193,8 +196,8 @@ def _present(connection: _Connection) -> dict[str, str]:
     return dict(_rows(connection, _SQL["objects"]))
 
 
-def _recorded(connection: _Connection) -> dict[str, _Recorded]:
-    return {row.file: row for row in fetch_rows(connection, _Recorded, _SQL["recorded"])}
+def _recorded(connection: _Connection) -> dict[str, _RecordedFunctions]:
+    return {row.file: row for row in fetch_rows(connection, _RecordedFunctions, _SQL["recorded"])}
 
 
 def _release(program: str) -> tuple[int, ...]:

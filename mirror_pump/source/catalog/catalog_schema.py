@@ -1,6 +1,6 @@
-"""Brings schema modak of a source database up to date, and refuses one that is newer than this program.
+"""Creates and upgrades schema modak of a source database. Refuses a schema that is newer than this program.
 
-Tables come from migrations, each of which runs once; functions and views from files that are applied whenever they have
+Migrations create the tables; each runs once. Functions and views are in files that are applied whenever they have
 changed (catalog_functions.py). Both happen in one transaction.
 """
 
@@ -29,15 +29,15 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations'
 
 @dataclass(frozen=True)
 class MigrationResult:
-    """What migrate() did."""
+    """What `migrate` did."""
 
     before: int
-    """The version that it found; 0 where schema modak was empty or missing."""
+    """The version that was installed before; 0 if schema modak was empty or missing."""
     after: int
     applied: tuple[str, ...]
-    """Names of the migrations that it ran, in order, such as `0001_catalog`; empty if there was nothing to do."""
+    """Names of the migrations that were run, in order, such as `0001_catalog`."""
     functions: tuple[str, ...]
-    """Names of the files of sql/functions that it applied; empty if there was nothing to do."""
+    """Names of the files of sql/functions that were applied."""
 
 
 def latest_version() -> int:
@@ -46,9 +46,10 @@ def latest_version() -> int:
 
 
 def installed_version(connection: psycopg.Connection[Any]) -> int | None:
-    """The version of schema modak; None if it does not hold our catalog.
+    """The version of schema modak; None if it does not contain our catalog.
 
-    Raises SourceError if somebody else made it: two writers of one cut-line would ruin it.
+    Raises SourceError if the schema belongs to another program, since two writers of one cut-line would corrupt it, or
+    if it is newer than this program.
     """
     ledger, seam = _one(
         connection,
@@ -57,8 +58,8 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     if not ledger:
         if seam:
             raise SourceError(
-                "schema modak of this database was made by another program that keeps the seam catalog",
-                "mirror from a database without it, or unregister its tables there and drop schema modak",
+                "schema modak of this database belongs to another program that implements the seam protocol",
+                "mirror a database without that program, or unregister its tables there and drop schema modak",
             )
         return None
     version, seam_version = _one(
@@ -78,7 +79,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def require_current(connection: psycopg.Connection[Any]) -> None:
-    """Raises SourceError unless schema modak is there, at this program's version and with its functions."""
+    """Raises SourceError unless schema modak exists and has this program's version and functions."""
     with _readable():
         version = installed_version(connection)
     if version != latest_version():
@@ -95,7 +96,7 @@ def require_current(connection: psycopg.Connection[Any]) -> None:
     _refuse_newer(difference)
     raise SourceError(
         f"the functions in schema modak are not those of this mirror-pump, {program_version()}:"
-        f" {', '.join(difference.files)} differ, as applied by {difference.applied_by or 'none'}",
+        f" {', '.join(difference.files)} differ (last applied by mirror-pump {difference.applied_by or '-'})",
         "run: mirror-pump init",
     )
 
@@ -110,10 +111,10 @@ def _refuse_newer(difference: FunctionDifference | None) -> None:
 
 
 def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
-    """Runs the missing migrations and applies the functions that have changed, all in one transaction (the caller's, if
-    it has one open), one caller at a time. Takes no lock but that if there is nothing to do.
+    """Runs the missing migrations and applies changed functions, in one transaction (the caller's, if one is open).
 
-    Raises SourceError for a database that is newer than this program, is somebody else's, or does not let us in.
+    Concurrent calls wait for each other. If there is nothing to do, no other lock is taken. Raises SourceError if the
+    schema is newer than this program, belongs to another program, or if this role lacks privileges.
     """
     with _readable(), connection.transaction():
         connection.execute(_LOCK)
@@ -122,7 +123,7 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
             _refuse_newer(function_difference(connection))
         pending = [step for step in sql.migrations() if step.version > before]
         if pending and before == 0:
-            # Asked first: CREATE SCHEMA IF NOT EXISTS wants the right to create even where the schema is there.
+            # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
             if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
                 connection.execute("CREATE SCHEMA modak")
             _script(connection, _SQL["ledger"])
@@ -137,7 +138,7 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
 
 
 def _script(connection: psycopg.Connection[Any], text: str) -> None:
-    # As bytes: psycopg takes a str from source code only, and these come from the package's files.
+    # As bytes: psycopg's types accept only literal strings, and these come from the package's files.
     connection.execute(text.encode())
 
 
@@ -154,7 +155,7 @@ def _readable() -> Iterator[None]:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise SourceError(
-            f"this role may not use or make schema modak: {error.diag.message_primary}",
-            "use the role that owns schema modak; where there is none yet, as an owner of the database:"
+            f"this role may not use or create schema modak: {error.diag.message_primary}",
+            "use the role that owns schema modak. If the schema does not exist yet, run as the database's owner:"
             " CREATE SCHEMA modak AUTHORIZATION <the mirror's role>",
         ) from error

@@ -84,12 +84,12 @@ def read_tables(
     """The slot's tables, or those of them with these IDs, ordered by table_id."""
     with source_errors("reading the tables to maintain"):
         wanted = {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
-        rows = fetch_rows(connection, _TableRow, _SQL["tables"], wanted)
+        rows = fetch_rows(connection, _MaintainedTableRow, _SQL["tables"], wanted)
     return tuple(row.table() for row in rows)
 
 
 @dataclass(frozen=True)
-class _TableRow:
+class _MaintainedTableRow:
     """A row of the query `tables`."""
 
     table_id: TableId
@@ -373,7 +373,7 @@ def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, bef
 
     Publishes that committed earlier are visible to everybody who reads the pointer afterwards. A later publish that
     contains a file as old as that fails, and its batch is received again. So no publish can refer to a file that is
-    being swept, no matter how long it was delayed. False: the table was registered anew, or is being copied.
+    being swept, no matter how long it was delayed. Returns False if the table was registered again or is being copied.
     """
     with source_errors("declaring a sweep"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})

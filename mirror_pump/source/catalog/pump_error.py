@@ -1,8 +1,8 @@
-"""Why the pump cannot go on, as the catalog has it (modak.mirror_slots.last_error).
+"""The pump's last error, as stored in the catalog (modak.mirror_slots.last_error).
 
-Between two attempts a pump does not lead and has no connection. Only this row shows that it exists and what it is
-waiting for. It is cleared by the next publish that moves the frontier (sql/queries/publish.sql), and by a session that
-has caught up.
+Between two attempts a pump does not lead and has no connection, so only this value shows that it exists and why it
+waits. The next publish that moves the frontier clears it (sql/queries/publish.sql), and so does a session that has
+caught up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from sql import queries
 _SQL = queries("leader")
 
 _CONNECT_TIMEOUT = 3
-"""Seconds: the pump itself waits for this before it tries again."""
+"""Seconds. It is short, since the pump waits for this connection before it retries."""
 _LONGEST_TEXT = 4000
-"""Characters of an error that the catalog keeps."""
+"""Number of characters of an error that the catalog keeps."""
 _OVERDUE = timedelta(seconds=20)
-"""How long after the time of its next attempt a pump that does not lead counts as gone: connecting takes a while."""
+"""Time after its announced attempt until a pump that does not lead counts as dead, since connecting takes some
+seconds."""
 
 
 _CLEAR = "UPDATE modak.mirror_slots SET last_error = NULL WHERE slot_name = %s AND last_error IS NOT NULL"
@@ -36,27 +37,27 @@ _CLEAR = "UPDATE modak.mirror_slots SET last_error = NULL WHERE slot_name = %s A
 
 @dataclass(frozen=True)
 class PumpError:
-    """The last error of a pump that has not been successful since."""
+    """The last error of a pump that has not succeeded since."""
 
     at: datetime
     """When the last attempt failed."""
     since: datetime
-    """When the first one did."""
+    """When the first attempt failed."""
     attempts: int
     error: str
     remedy: str
     retry_in: float | None
-    """Seconds from `at` to the next attempt; None: the pump has stopped."""
+    """Seconds from `at` to the next attempt; None if the pump has stopped."""
     host: str
     pid: int
 
     def expects_retry(self, now: datetime) -> bool:
-        """Whether the pump is about to try again, if nobody has killed it."""
+        """Whether the pump will retry, unless it has been killed."""
         return self.retry_in is not None and now < self.at + timedelta(seconds=self.retry_in) + _OVERDUE
 
 
 def pump_error(stored: Mapping[str, Any] | None) -> PumpError | None:
-    """The value of the column."""
+    """Parses the value of modak.mirror_slots.last_error."""
     if stored is None:
         return None
     moments = {name: datetime.fromisoformat(stored[name]) for name in ("at", "since")}
@@ -74,9 +75,10 @@ def note_error(
     failing_for: float,
     retry_in: float | None,
 ) -> None:
-    """Stores the error of the pump that led last, with `epoch`. `failing_for`: seconds since its first failure.
+    """Stores the error of the pump that led last, with `epoch`. `failing_for` is the seconds since its first failure.
 
-    Raises SourceError or a driver's error when that is not possible within seconds, the database being down for one.
+    Raises SourceError or an error of psycopg if that is not possible within seconds, for example because the database
+    is down.
     """
     details = {
         "error": _text(error),
@@ -98,11 +100,11 @@ def note_error(
 
 
 def clear_error(connection: PgConnection, slot: str) -> None:
-    """Says that the pump is successful again."""
+    """Clears the error, once the pump has succeeded."""
     with source_errors("clearing the pump's last error"):
         connection.execute(_CLEAR, (slot,))
 
 
 def _text(text: str) -> str:
-    """Without secrets, as jsonb takes it: without characters that are none."""
+    """The text without secrets, cut to its limit, and without characters that jsonb cannot store."""
     return redact(text).replace("\0", "").encode(errors="replace").decode()[:_LONGEST_TEXT]

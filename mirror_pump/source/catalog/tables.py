@@ -1,4 +1,4 @@
-"""The catalog rows of mirrored tables (modak.tables, cutline, mirror_tables) as values."""
+"""Reads and writes the catalog rows of mirrored tables (modak.tables, cutline, mirror_tables)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TIER_KEY_TYPES = {
     Kind.TIMESTAMP: "timestamp",
     Kind.TIMESTAMPTZ: "timestamptz",
 }
-"""The names that the seam protocol knows (catalog reference, modak.tables.tier_key_type)."""
+"""The seam protocol's names of types (docs/catalog-schema.md, modak.tables.tier_key_type)."""
 
 
 def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[str, tuple[str, ...]]:
@@ -51,17 +51,17 @@ def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict
 
 
 def load_tables(conn: PgConnection, slot_name: str) -> tuple[MirroredTable, ...]:
-    """Every table of a slot, failed ones too, in table_id order."""
+    """All tables of a slot, also failed ones, ordered by table_id."""
     with source_errors("reading the mirrored tables"):
         query = _SQL["select"] + " WHERE m.slot_name = %s ORDER BY t.table_id"
-        rows = fetch_rows(conn, _TableRow, query, (slot_name,))
+        rows = fetch_rows(conn, _MirroredTableRow, query, (slot_name,))
     return tuple(row.table() for row in rows)
 
 
 def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     """One table; None if it is not registered."""
     with source_errors("reading a mirrored table"):
-        row = fetch_row(conn, _TableRow, _SQL["select"] + " WHERE t.table_id = %s", (table_id,))
+        row = fetch_row(conn, _MirroredTableRow, _SQL["select"] + " WHERE t.table_id = %s", (table_id,))
     return row.table() if row is not None else None
 
 
@@ -73,12 +73,11 @@ def insert_table(
     slot: str,
     publication: str,
 ) -> None:
-    """Registers a table, in the transaction that published it. `lake_props` names its lake metadata
-    (cutline.lake_props).
+    """Registers a table, in the transaction that publishes its empty lake table. `lake_props` is stored in
+    cutline.lake_props.
 
-    The tier key of a plain mirror is the first key column. The frontier is NULL: readers are promised nothing before
-    the copy is complete.
-    SourceError if the table is registered already.
+    Without heap retention, the tier key is the first key column. The frontier is NULL until the copy is complete, so
+    readers are promised nothing. Raises SourceError if the table is already registered.
     """
     names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
     with source_errors(f"registering {table.name}"):
@@ -128,12 +127,12 @@ def insert_table(
 
 
 def tier_key(table: MirroredTable) -> str:
-    """modak.tables.tier_key_col: without heap retention the first key column."""
+    """The value of modak.tables.tier_key_col. Without heap retention it is the first key column."""
     return table.tier.column if table.tier is not None else table.key_columns[0].name
 
 
 def tier_key_type(table: MirroredTable) -> str:
-    """modak.tables.tier_key_type: the tier key's."""
+    """The value of modak.tables.tier_key_type: the tier key's type."""
     if table.tier is not None:
         return table.tier.kind.value
     first_key = table.key_columns[0]
@@ -141,13 +140,13 @@ def tier_key_type(table: MirroredTable) -> str:
 
 
 def delete_table(conn: PgConnection, table_id: TableId) -> bool:
-    """Removes a table's rows from every catalog table but modak.iceberg_tables. False if it was not registered."""
+    """Removes a table's rows from all catalog tables except modak.iceberg_tables. False if it was not registered."""
     with source_errors("unregistering a table"):
         return conn.execute("DELETE FROM modak.tables WHERE table_id = %s", (table_id,)).rowcount > 0
 
 
 def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    """What mirror_tables.columns holds."""
+    """The value of mirror_tables.columns."""
     return [
         {
             "attnum": column.attnum,
@@ -166,7 +165,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
 
 
 def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:
-    """What mirror_tables.excluded holds."""
+    """The value of mirror_tables.excluded."""
     return [{"attnum": column.attnum, "name": column.name} for column in excluded]
 
 
@@ -185,7 +184,7 @@ class _LeftOutRow:
 
 
 @dataclass(frozen=True)
-class _TableRow:
+class _MirroredTableRow:
     """A row of the query `select`."""
 
     table_id: TableId
@@ -233,7 +232,8 @@ class _TableRow:
 
 
 def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
-    """The heap retention in these catalog columns. None for a plain mirror: no lag, and the cut-line never moved."""
+    """The heap retention that these catalog columns describe. None for a table without: it has no lag, and its cut-line
+    has never moved."""
     if lag is None and cut == EVERYTHING_IN_HEAP:
         return None
     tier = Tier(column, TierKind(kind), cut, lag)

@@ -56,7 +56,7 @@ _SQL = queries("shape")
 
 _TRIGGERS = queries("event_triggers")
 """The statements that create the event triggers, by their names."""
-NONSENSE = (
+INVALID_NOTE_ERRORS = (
     AttributeError,
     LookupError,
     RecursionError,
@@ -68,7 +68,7 @@ NONSENSE = (
 )
 """Errors raised by a note with an invalid shape: values are missing, or not of the types that modak.mirror_shape()
 uses."""
-_SEAL_LENGTH = 64
+_SIGNATURE_LENGTH = 64
 """Bytes of a signature: a SHA-256 digest in hexadecimal."""
 _NEXT_LOCK_TIMEOUT = "10ms"
 """Used instead of LOCK_TIMEOUT for each table, once the pump has waited for one that somebody is altering."""
@@ -79,7 +79,7 @@ _BUSY = (
     psycopg.errors.InvalidSchemaName,
 )
 """Errors caused by a table that somebody is altering, moving or dropping."""
-_UNTELLABLE = (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire)
+_ENCODING_ERRORS = (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire)
 """Errors caused by a name with a character that UTF-8 does not have, in a database with another encoding."""
 
 
@@ -140,34 +140,35 @@ NoteReader = Callable[[bytes, int], Note | None]
 ours."""
 
 
-def note_reader(connection: PgConnection, strange: Callable[[int], None]) -> NoteReader:
-    """Returns a reader of this catalog's notes. It calls `strange` with the number of the first transaction that has a
-    message with our prefix, but without our signature. Raises SourceError if the secret is missing or unreadable."""
-    with source_errors("reading what notes of schema changes are sealed with"):
+def note_reader(connection: PgConnection, on_unsigned: Callable[[int], None]) -> NoteReader:
+    """Returns a reader of this catalog's notes. It calls `on_unsigned` with the number of the first transaction that
+    has a message with our prefix, but without our signature. Raises SourceError if the secret is missing or
+    unreadable."""
+    with source_errors("reading the secret that signs notes of schema changes"):
         rows = connection.execute(_SQL["secret"]).fetchall()
     if len(rows) != 1:
         raise SourceError(
-            f"modak.mirror_secret has {len(rows)} rows, not one: what triggers say of schema changes cannot be told"
-            " from what others say",
-            "restore the row that the catalog was made with; if it is lost, put one random text there, then unregister"
+            f"modak.mirror_secret has {len(rows)} rows instead of one: the signatures of notes of schema changes"
+            " cannot be checked",
+            "restore the row that `mirror-pump init` created. If it is lost, insert one random text, then unregister"
             " and register every table",
         )
     secret = rows[0][0].encode()
-    told = False
+    reported = False
 
     def read(message: bytes, xid: int) -> Note | None:
-        nonlocal told
-        if hmac.compare_digest(message[:_SEAL_LENGTH], seal(secret, xid, message[_SEAL_LENGTH:])):
+        nonlocal reported
+        if hmac.compare_digest(message[:_SIGNATURE_LENGTH], signature(secret, xid, message[_SIGNATURE_LENGTH:])):
             return parse_note(message)
-        if not told:
-            told = True
-            strange(xid)
+        if not reported:
+            reported = True
+            on_unsigned(xid)
         return None
 
     return read
 
 
-def seal(secret: bytes, xid: int, content: bytes) -> bytes:
+def signature(secret: bytes, xid: int, content: bytes) -> bytes:
     """The signature that modak.mirror_message() puts in front of a note. `xid` is the transaction's number without its
     epoch."""
     inner = sha256(b"%b%d %b" % (secret, xid, content)).hexdigest().encode()
@@ -177,7 +178,7 @@ def seal(secret: bytes, xid: int, content: bytes) -> bytes:
 def parse_note(message: bytes) -> Note | None:
     """The note in a message with our prefix, without a check of the signature. None if the message is not a note."""
     try:
-        found = json.loads(message[_SEAL_LENGTH:])
+        found = json.loads(message[_SIGNATURE_LENGTH:])
         shape = found.get("shape")
         leaves = (shape or {}).get("leaves") or ()
         unlogged = frozenset(leaf["id"] for leaf in leaves if leaf.get("persistence", "p") != "p")
@@ -205,7 +206,7 @@ def parse_note(message: bytes) -> Note | None:
         return None
 
 
-def described(
+def describe_shape(
     shape: Mapping[str, Any], table_id: TableId, types: Mapping[tuple[int, int], ColumnType]
 ) -> RelationDescription:
     """The description of the relation in a shape. `types` are the types of its columns. Field IDs are 0: not allocated.
@@ -260,14 +261,14 @@ def described(
 
 def describe_note(connection: PgConnection, note: Note) -> RelationDescription | None:
     """The description of the table in the note; None if it was dropped. Raises KeyError if one of its types does not
-    exist any more, and any error of NONSENSE for a shape that Postgres would not have produced."""
+    exist any more, and any error of INVALID_NOTE_ERRORS for a shape that Postgres would not have produced."""
     if note.shape is None:
         return None
     # The catalog will store the shape: it must not contain NUL, NaN or half of a surrogate pair.
     connection.execute("SELECT %s::jsonb", (json.dumps(note.shape),))
     published = [column for column in note.shape["columns"] or () if not column["generated"]]
     types = resolve_types(connection, ((column["type"], column["modifier"]) for column in published))
-    seen = described(note.shape, note.table_id, types)
+    seen = describe_shape(note.shape, note.table_id, types)
     return replace(seen, full_needs_generated=full_needs_generated(connection))
 
 
@@ -320,13 +321,13 @@ class Waiting:
     """A table that is waiting for a description."""
 
     table_id: TableId
-    told_at: datetime
+    noted_at: datetime
     """When its last note was emitted."""
 
 
 def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str]]:
     """The tables that are waiting for a description, each with the open transactions that may have written to it."""
-    with source_errors("looking for tables that wait"):
+    with source_errors("looking for tables that wait for a description"):
         found = fetch_rows(connection, Waiting, _SQL["waiting"], {"slot": slot})
         # The order matters: a transaction that wrote before the last note, and is not among these, has ended.
         return {
@@ -339,46 +340,46 @@ def note_changes(
     connection: PgConnection,
     slot: str,
     settled: Iterable[Waiting] = (),
-    untellable: Callable[[TableId, str], None] = lambda *_: None,
+    on_undescribable: Callable[[TableId, str], None] = lambda *_: None,
 ) -> int:
     """Emits notes for tables whose changes have not been noted, and for the waiting tables that are `settled`. Returns
-    their number. A table that somebody is altering at the moment is left for the next call. `untellable` is called for
-    a table that cannot be described in a note, with the reason."""
+    their number. A table that somebody is altering at the moment is left for the next call. `on_undescribable` is
+    called for a table that cannot be described in a note, with the reason."""
     ready = {table.table_id: table for table in settled}
     with source_errors("looking for schema changes"):
         rows = connection.execute(_SQL["differing"], {"slot": slot}).fetchall()
-        concerned = sorted({*ready, *(TableId(table_id) for (table_id,) in rows)})
-        if not concerned:
+        table_ids = sorted({*ready, *(TableId(table_id) for (table_id,) in rows)})
+        if not table_ids:
             return 0
         # Together if possible: tables that swapped their names must not be noted in two batches.
-        with suppress(*_BUSY, *_UNTELLABLE):
-            return _note(connection, concerned, ready, LOCK_TIMEOUT)
-        told = 0
-        for table_id in concerned:
+        with suppress(*_BUSY, *_ENCODING_ERRORS):
+            return _note(connection, table_ids, ready, LOCK_TIMEOUT)
+        noted = 0
+        for table_id in table_ids:
             try:
-                told += _note(connection, [table_id], ready, _NEXT_LOCK_TIMEOUT)
+                noted += _note(connection, [table_id], ready, _NEXT_LOCK_TIMEOUT)
             except _BUSY:
                 pass
-            except _UNTELLABLE as error:
-                untellable(table_id, error.diag.message_primary or str(error))
-        return told
+            except _ENCODING_ERRORS as error:
+                on_undescribable(table_id, error.diag.message_primary or str(error))
+        return noted
 
 
 def _note(
-    connection: PgConnection, concerned: Sequence[TableId], ready: Mapping[TableId, Waiting], lock_timeout: str
+    connection: PgConnection, table_ids: Sequence[TableId], ready: Mapping[TableId, Waiting], lock_timeout: str
 ) -> int:
     """Emits notes for these tables in one transaction. Raises an error of _BUSY if one of them cannot be locked."""
     with connection.transaction():
         connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
         forced = [
             table_id
-            for table_id in concerned
+            for table_id in table_ids
             if table_id in ready
             and connection.execute(
-                _SQL["unchanged"], {"table_id": table_id, "told_at": ready[table_id].told_at}
+                _SQL["unchanged"], {"table_id": table_id, "noted_at": ready[table_id].noted_at}
             ).fetchone()
             is not None
         ]
-        told = connection.execute(_SQL["note"], {"table_ids": list(concerned), "settled": forced}).fetchone()
-    assert told is not None
-    return int(told[0])
+        row = connection.execute(_SQL["note"], {"table_ids": list(table_ids), "settled": forced}).fetchone()
+    assert row is not None
+    return int(row[0])

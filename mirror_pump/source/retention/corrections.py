@@ -110,7 +110,7 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
         connection.execute(f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE".encode())
     except psycopg.errors.UndefinedTable as error:
         raise _Renamed from error
-    columns = fetch_rows(connection, _ColumnRow, _SQL["columns"], parameters)
+    columns = fetch_rows(connection, _CorrectedColumnRow, _SQL["columns"], parameters)
     present = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in columns}
     documents = {column.attnum: column.type_sql for column in columns if column.is_json}
     known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
@@ -154,7 +154,7 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
 
 
 @dataclass(frozen=True)
-class _ColumnRow:
+class _CorrectedColumnRow:
     """A row of the query `columns`."""
 
     attnum: int

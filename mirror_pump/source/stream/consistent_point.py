@@ -1,4 +1,4 @@
-"""A consistent point: a WAL position L, and a snapshot that sees exactly the transactions that ended before it.
+"""A consistent point: a WAL position, and a snapshot that sees exactly the transactions that ended before it.
 
 It is made by creating a temporary logical slot with an exported snapshot (protocol docs, CREATE_REPLICATION_SLOT). That
 takes no lock, and later changes can be streamed from the same slot.

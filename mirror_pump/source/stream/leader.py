@@ -1,7 +1,7 @@
 """One leader per slot: a session advisory lock, and an epoch that the publish transaction checks.
 
-The lock keeps two pumps from working side by side. The epoch protects against the one that lost its lock with its
-connection and does not know yet: its publishes fail.
+The lock prevents two pumps from working at the same time. A pump that loses its connection also loses the lock, perhaps
+without noticing. The epoch makes its publishes fail.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _SQL = queries("leader")
 
 
 def lock_key(slot: str) -> int:
-    """The advisory lock's key: 64 bits of a digest, so that unrelated users of advisory locks hardly collide."""
+    """The advisory lock's key: 64 bits of a digest, to avoid collisions with other users of advisory locks."""
     digest = hashlib.sha256(f"mirror-pump leader {slot}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 @dataclass(frozen=True)
 class Leader:
-    """Leadership of a slot, held as long as its connection lives. A context manager that gives it up."""
+    """Leadership of a slot. It lasts as long as its connection. A context manager that releases it."""
 
     connection: PgConnection
-    """Holds the lock; in autocommit. For `check` only."""
+    """The connection that holds the lock, in autocommit mode. Only `check` and `release` may use it."""
     slot: str
     epoch: int
 
     @classmethod
     def acquire(cls, dsn: str, slot: str, former: int | None = None) -> Self:
-        """Becomes the leader, or raises NotLeader, at once, naming who is.
+        """Become the leader without waiting. Raises NotLeader, with the present leader's name, if there is one.
 
-        Raises SourceError if the slot is not in the catalog, ConnectionLost if Postgres cannot be reached, or if it
-        holds the lock for the caller itself, who led with epoch `former` through a connection that broke: the server
-        hears of that later when the network was cut.
+        Raises SourceError if the slot is not in the catalog, and ConnectionLost if Postgres cannot be reached. Also
+        raises ConnectionLost if the caller itself led last, with epoch `former`, and the server still holds the lock
+        for its broken connection: after a network failure the server notices later.
         """
         connection = connect(dsn, autocommit=True, application_name="mirror-pump-leader")
         try:
@@ -55,8 +55,9 @@ class Leader:
 
     @classmethod
     def take_lead(cls, connection: PgConnection, slot: str) -> Self:
-        """The leader, over a connection that holds the slot's advisory lock, which it keeps from now on."""
-        return cls(connection, slot, _enter(connection, slot))
+        """Become the leader through a connection that already holds the slot's advisory lock. Takes over the
+        connection. Raises SourceError if the slot is not in the catalog."""
+        return cls(connection, slot, _begin_epoch(connection, slot))
 
     def check(self) -> None:
         """Raises ConnectionLost if the lock may be gone with its connection."""
@@ -64,7 +65,7 @@ class Leader:
             self.connection.execute("SELECT 1")
 
     def release(self) -> None:
-        """Gives leadership up, so that another pump may start at once. Does nothing the second time."""
+        """Release leadership, so that another pump can lead at once. A second call does nothing."""
         if self.connection.closed:
             return
         try:
@@ -73,10 +74,10 @@ class Leader:
                     "UPDATE modak.mirror_slots SET leader = NULL WHERE slot_name = %s AND leader_epoch = %s",
                     (self.slot, self.epoch),
                 )
-                # A closed connection lets go of its locks too, but a moment later.
+                # Closing the connection would release the lock too, but a moment later.
                 self.connection.execute("SELECT pg_advisory_unlock(%s)", (lock_key(self.slot),))
         except SourceError:
-            # The lock ends with the connection whatever happens to the row, which only informs people.
+            # The lock ends with the connection in any case. The row only informs people.
             pass
         finally:
             self.connection.close()
@@ -91,13 +92,13 @@ class Leader:
 
 
 def is_led(conn: PgConnection, slot: str) -> bool:
-    """Whether some pump leads the slot at the moment; without taking the lock."""
+    """Whether a pump leads the slot at the moment. Does not take the lock."""
     return bool(lock_holders(conn, lock_key(slot)))
 
 
 def lock_holders(conn: PgConnection, key: int) -> list[tuple[str, datetime | None]]:
-    """The sessions that hold the advisory lock with this key: application name, and when it connected (None if the
-    role may not see that). The oldest first, as far as it is known."""
+    """The sessions that hold the advisory lock with this key, oldest first: application name, and when each connected
+    (None if this role may not see that)."""
     unsigned = key & 0xFFFF_FFFF_FFFF_FFFF
     with source_errors("looking for the leader"):
         rows = conn.execute(_SQL["holders"], {"high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}).fetchall()
@@ -105,21 +106,21 @@ def lock_holders(conn: PgConnection, key: int) -> list[tuple[str, datetime | Non
 
 
 def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
-    """Inside the publish transaction: locks the slot's row, and raises NotLeader if `epoch` is not its epoch.
+    """In the publish transaction: lock the slot's row, and raise NotLeader if another pump has begun a newer epoch.
 
-    The row lock also makes a new leader's take-over wait for the publish that is under way.
+    The row lock also makes a new leader wait until a running publish has ended.
     """
     with source_errors("checking leadership"):
         row = conn.execute(
             "SELECT leader_epoch, leader FROM modak.mirror_slots WHERE slot_name = %s FOR UPDATE", (slot,)
         ).fetchone()
     if row is None:
-        raise NotLeader(f"slot {slot} is not in the catalog any more", "the mirror was removed; stop this pump")
+        raise NotLeader(f"slot {slot} is no longer in the catalog", "the mirror was removed: stop this pump")
     present, leader = row
     if present != epoch:
         raise NotLeader(
-            f"{leader_name(leader)} took over slot {slot} (epoch {present}, ours is {epoch})",
-            "this pump stops; nothing that it had not published is lost",
+            f"{leader_name(leader)} took over slot {slot} (its epoch is {present}, ours is {epoch})",
+            "this pump stops. No change is lost: the new leader receives again what this pump had not published",
         )
 
 
@@ -127,12 +128,12 @@ def _take_over(connection: PgConnection, slot: str, former: int | None) -> int:
     with source_errors("becoming the leader"):
         locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
         if not (locked and locked[0]):
-            raise _led(connection, slot, former)
-    return _enter(connection, slot)
+            raise _refusal(connection, slot, former)
+    return _begin_epoch(connection, slot)
 
 
-def _enter(connection: PgConnection, slot: str) -> int:
-    """The epoch of a new leader, which holds the lock already."""
+def _begin_epoch(connection: PgConnection, slot: str) -> int:
+    """Begins and returns the epoch of a new leader, which already holds the lock."""
     with source_errors("becoming the leader"):
         info = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": datetime.now(UTC).isoformat()}
         row = connection.execute(
@@ -144,26 +145,27 @@ def _enter(connection: PgConnection, slot: str) -> int:
     return int(row[0])
 
 
-def _led(connection: PgConnection, slot: str, former: int | None) -> SourceError:
+def _refusal(connection: PgConnection, slot: str, former: int | None) -> SourceError:
     row = connection.execute(
         "SELECT leader, leader_epoch FROM modak.mirror_slots WHERE slot_name = %s", (slot,)
     ).fetchone()
     leader, epoch = row or (None, None)
-    # A new leader has the lock a moment before its epoch: then we ask once more.
+    # A new leader takes the lock a moment before it begins its epoch. In that moment this is also raised, and the
+    # caller retries.
     if former is not None and epoch == former:
         return ConnectionLost(
-            f"the server holds the lead of slot {slot} for this pump's former connection still",
-            "it notices within a minute that the connection is gone; mirror-pump tries again by itself",
+            f"the server still holds the lead of slot {slot} for this pump's former connection",
+            "the server notices within a minute that the connection is gone; mirror-pump retries by itself",
         )
     return NotLeader(
-        f"{leader_name(leader)} leads slot {slot} already",
-        "one pump per database: stop that one first, or let it work. If its machine is gone, try again in a minute: the"
-        " server has not noticed yet",
+        f"{leader_name(leader)} already leads slot {slot}",
+        "only one pump can lead: stop that one first, or let it work. If its machine is gone, try again in a minute,"
+        " when the server has noticed",
     )
 
 
 def leader_name(leader: dict[str, Any] | None) -> str:
-    """Names a leader, by what modak.mirror_slots.leader says of it, in a sentence."""
+    """A leader as the subject of a sentence, from modak.mirror_slots.leader."""
     if not leader:
         return "another pump"
     return f"the pump with process id {leader.get('pid')} on {leader.get('host')}"

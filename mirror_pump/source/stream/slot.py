@@ -40,23 +40,23 @@ class SlotStatus:
     temporary: bool
     two_phase: bool
     active_pid: int | None
-    """The walsender that streams it at the moment."""
+    """Process ID of the walsender that streams from the slot; None if the slot is not in use."""
     restart_lsn: Lsn | None
-    """WAL from here on is retained; None once the slot is lost."""
+    """WAL from this position on is retained. None once the slot is lost."""
     confirmed_flush_lsn: Lsn | None
-    """The acknowledged position: the server never sends a transaction again that ended before it."""
+    """The acknowledged position. The server does not send transactions again that ended before it."""
     wal_status: str | None
     """reserved, extended, unreserved or lost."""
     safe_wal_bytes: int | None
-    """How much WAL may still be written before the slot may be lost; None without a limit."""
+    """Bytes of WAL that can be written before the slot may be lost; None if there is no limit."""
     retained_bytes: int | None
-    """WAL kept for this slot."""
+    """Bytes of WAL that the server keeps for this slot."""
     invalidation_reason: str | None
-    """17 and later (16: `conflict`)."""
+    """PostgreSQL 17 and later. In 16 only `conflict`."""
     failover: bool | None
-    """17 and later: synchronised to standbys."""
+    """Whether the slot is synchronised to standbys. PostgreSQL 17 and later."""
     inactive_since: datetime | None
-    """17 and later."""
+    """PostgreSQL 17 and later."""
 
     @property
     def active(self) -> bool:
@@ -64,10 +64,11 @@ class SlotStatus:
 
 
 def create_publication(conn: PgConnection, name: str) -> bool:
-    """Creates the publication, with no tables, under the root's name for partitions, and with stored generated columns
-    where the server has that. False if it was there, with or without these.
+    """Creates the publication without tables. It publishes changes of partitions under the partitioned table's name,
+    and stored generated columns if the server supports that. Returns False if the publication exists, with or without
+    these.
 
-    SourceError if one of that name publishes something else than we need.
+    Raises SourceError if an existing publication of that name does not publish what the mirror needs.
     """
     if not _publishes_ours(conn, name):
         with source_errors(f"creating publication {name}"):
@@ -90,17 +91,18 @@ def publication_exists(conn: PgConnection, name: str) -> bool:
 
 
 def check_publication(conn: PgConnection, name: str) -> None:
-    """SourceError with what to do if the publication is gone, or publishes something else than we need."""
+    """Raises SourceError, with a remedy, if the publication does not exist or does not publish what the mirror
+    needs."""
     if not _publishes_ours(conn, name):
         raise SourceError(
             f"publication {name} does not exist (any more): changes since the frontier are lost to the mirror",
-            "`mirror-pump init` makes it again with the registered tables, which the pump then copies again; if it was"
-            " only renamed, give it its name back",
+            "`mirror-pump init` creates it again with the registered tables, which the pump then copies again. If it"
+            " was only renamed, rename it back",
         )
 
 
 def _publishes_ours(conn: PgConnection, name: str) -> bool:
-    """False if there is no such publication; SourceError if it does not publish all changes of what is added to it."""
+    """False if there is no such publication. Raises SourceError if it does not publish all changes of its tables."""
     with source_errors(f"reading publication {name}"):
         row = conn.execute(_SQL["settings"], {"publication": name}).fetchone()
     if row is None:
@@ -125,12 +127,13 @@ def _publishes_too_much(name: str, what: str) -> SourceError:
 
 
 def publishes_generated(conn: PgConnection) -> bool:
-    """Whether publications of this server have the parameter publish_generated_columns: from 18 on."""
+    """Whether publications have the parameter publish_generated_columns (PostgreSQL 18 and later)."""
     return conn.info.server_version >= 180000
 
 
 def sends_generated(conn: PgConnection, publication: str | None) -> bool:
-    """Whether stored generated columns are in the stream of this publication; None: of one that we make."""
+    """Whether the publication's stream contains stored generated columns. None: a publication that the mirror
+    creates."""
     if publication is None or not publishes_generated(conn):
         return publishes_generated(conn)
     with source_errors(f"reading publication {publication}"):
@@ -139,17 +142,18 @@ def sends_generated(conn: PgConnection, publication: str | None) -> bool:
 
 
 def send_generated(conn: PgConnection, publication: str) -> None:
-    """Has stored generated columns published from the caller's commit on, also those of tables that are in there."""
+    """Makes the publication publish stored generated columns from the caller's commit on, also for its present
+    tables."""
     with source_errors(f"altering publication {publication}"):
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
         conn.execute(statement.format(sql.Identifier(publication)))
 
 
 def add_to_publication(conn: PgConnection, publication: str, table: TableName) -> bool:
-    """Adds a table, with its partitions if it has some. False if it was in there.
+    """Adds a table, with its partitions, to the publication. False if it is already in it.
 
-    Inside the caller's transaction, under a lock that keeps writers out: only then does the WAL position noted
-    there separate what the copy sees from what the stream carries.
+    The caller's transaction must hold a lock that blocks writers of the table. Only then does the WAL position recorded
+    in it separate the rows that the copy reads from the changes that the stream contains.
     """
     with source_errors(f"adding {table} to publication {publication}"):
         if table in published_tables(conn, publication).values():
@@ -160,7 +164,7 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName) -
 
 
 def remove_from_publication(conn: PgConnection, publication: str, table_id: TableId) -> bool:
-    """Takes a table out, whatever it is called by now; False if it was not in there, or is gone."""
+    """Removes a table, under its present name, from the publication. False if it was not in it, or was dropped."""
     with source_errors(f"removing table {table_id} from publication {publication}"):
         row = conn.execute("SELECT modak.mirror_unpublish(%s, %s)", (publication, table_id)).fetchone()
     return row is not None and bool(row[0])
@@ -176,17 +180,19 @@ class _PublishedTable:
 
 
 def published_tables(conn: PgConnection, publication: str) -> dict[TableId, TableName]:
-    """The tables that were added to the publication, by OID; partitioned tables as such. Empty if there is none."""
+    """The tables in the publication, by OID, with partitioned tables in place of their partitions. Empty if the
+    publication does not exist."""
     with source_errors(f"reading publication {publication}"):
         rows = fetch_rows(conn, _PublishedTable, _SQL["tables"], {"publication": publication})
     return {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
 
 
 def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:
-    """Creates the logical slot (with failover from 17 on) and returns it with True; with False if it was there.
+    """Creates the logical slot, with failover since PostgreSQL 17. Returns it, and False if it existed already.
 
-    `conn` must be in autocommit: a transaction that has written cannot create a slot. The call waits for transactions
-    that are open at the moment. SourceError if a slot of that name is of another kind or another database's.
+    `conn` must be in autocommit mode, since a transaction that has written cannot create a slot. Waits for transactions
+    that are open at the moment. Raises SourceError if no slot is free, if the name is invalid, or if a slot of that
+    name is of another kind or belongs to another database.
     """
     existing = read_slot(conn, name)
     if existing is None:
@@ -198,7 +204,7 @@ def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:
                 raise _no_free_slot() from error
             except (psycopg.errors.InvalidName, psycopg.errors.NameTooLong) as error:
                 raise SourceError(
-                    f"{name!r} is no name for a replication slot", "use lower-case letters, digits and underscores"
+                    f"{name!r} is not a valid slot name", "use lower-case letters, digits and underscores"
                 ) from error
         created = read_slot(conn, name)
         if created is None:
@@ -209,7 +215,7 @@ def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:
 
 
 def drop_slot(conn: PgConnection, name: str) -> bool:
-    """Drops the slot; False if there is none. SourceError while something streams from it."""
+    """Drops the slot. False if there is none. Raises SourceError while it is in use."""
     if read_slot(conn, name) is None:
         return False
     with source_errors(f"dropping replication slot {name}"):
@@ -218,31 +224,32 @@ def drop_slot(conn: PgConnection, name: str) -> bool:
 
 
 def read_slot(conn: PgConnection, name: str) -> SlotStatus | None:
-    """The slot as the server shows it; None if there is none."""
+    """The slot as the server shows it; None if it does not exist."""
     with source_errors(f"reading replication slot {name}"):
         return fetch_row(conn, SlotStatus, _SQL["slot"], {"slot": name})
 
 
 def wal_end(connection: PgConnection) -> Lsn:
-    """The position up to which WAL is written: whatever was seen so far committed before it. Not the flushed one, which
-    asynchronous commits are beyond."""
-    with source_errors("asking for the WAL's end"):
+    """The insert position of the WAL: all transactions that are visible by now committed before it. The flushed
+    position may be before asynchronous commits."""
+    with source_errors("reading the end of the WAL"):
         ((position,),) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchall()
     return Lsn(position)
 
 
 def system_identity(conn: PgConnection) -> SystemIdentity:
-    """Which database of which cluster `conn` is connected to, and the timeline that the cluster is on."""
+    """The cluster, its timeline, and the database that `conn` is connected to."""
     with source_errors("reading the cluster's identity"):
-        row = fetch_row(conn, _IdentityRow, _SQL["identity"])
+        row = fetch_row(conn, _SystemIdentityRow, _SQL["identity"])
     assert row is not None
-    # A WAL file's name begins with the timeline in hexadecimal; the last checkpoint's may be older after a promotion.
+    # A WAL file's name begins with the timeline in hexadecimal. That of the last checkpoint may be outdated after a
+    # promotion.
     timeline = int(row.wal_file[:8], 16) if row.wal_file else row.checkpoint_timeline
     return SystemIdentity(row.system_identifier, timeline, row.database)
 
 
 @dataclass(frozen=True)
-class _IdentityRow:
+class _SystemIdentityRow:
     """A row of the query `identity`."""
 
     system_identifier: str
@@ -260,11 +267,11 @@ def check_slot(
     identity: SystemIdentity | None,
     applied_at: datetime | None = None,
 ) -> SlotStatus:
-    """The slot, if the mirror can go on from it; SourceError with since when it cannot, and what to do, otherwise.
+    """The slot, if the mirror can continue from it. Otherwise raises SourceError, which says since when it cannot.
 
-    `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are what the catalog recorded; None
-    before there was anything to record. A new timeline of the same cluster is a failover, and the slot's own position
-    tells whether it came along.
+    `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are from the catalog, None if not recorded
+    yet. A new timeline of the same cluster means a failover. The slot's position then shows whether the slot was
+    synchronised.
     """
     if identity is not None:
         present = system_identity(conn)
@@ -307,7 +314,7 @@ def check_slot(
 def _copy_again(name: str, *, dropped: bool = False) -> str:
     drop = "" if dropped else f" `SELECT pg_drop_replication_slot('{name}')`,"
     return (
-        "the lake stays readable as of the frontier, but does not follow any more: its tables have to be copied again."
+        "the lake stays readable as of the frontier, but is no longer updated: its tables have to be copied again."
         f" `mirror-pump unregister` each of them,{drop} `mirror-pump init`, then `mirror-pump register` them"
     )
 

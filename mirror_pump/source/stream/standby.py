@@ -1,4 +1,4 @@
-"""Standbys of a slot: pumps that wait until nobody leads the slot, and then take the lead.
+"""Standbys of a slot: pumps that wait until the slot has no leader, and then lead it.
 
 A standby polls the leader's advisory lock instead of waiting for it: a waiting statement would hold a snapshot, and so
 hold back VACUUM, as long as the leader lives. On the same connection, all standbys hold a shared lock, from which
@@ -81,7 +81,8 @@ class Standby:
             raise
 
     def ask(self) -> Leader | Led:
-        """The lead, if nobody has it. Raises SourceError if the slot is not in the catalog, ConnectionLost."""
+        """Take the lead if the slot has no leader. Raises SourceError if the slot is not in the catalog,
+        ConnectionLost."""
         with source_errors("waiting for the lead"):
             parameters = {"key": lock_key(self._slot), "slot": self._slot}
             answer = fetch_row(self.connection, _Answer, _SQL["ask"], parameters)

@@ -12,7 +12,7 @@ import pytest
 
 from mirror_pump.cli.main import app
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, register_by_hand
+from tests.support.cli import RunCommand, register_by_hand
 
 
 def _request(line: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ def environment(database: Database) -> dict[str, str]:
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_commands_options_and_tables(
-    run: Run,
+    run: RunCommand,
     database: Database,
     slot: str,
     tmp_path: Path,

@@ -15,7 +15,7 @@ import duckdb
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.java import find_java_home
+from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch
 from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile
@@ -24,13 +24,13 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.lake_tables import STORAGE, SmallTable
-from tests.support.readers import Reader, role_of
+from tests.support.readers import ReaderRole, role_of
 
 
 @pytest.fixture
-def mirror(run: Run, slot: str, database: Database, warehouse: str) -> SmallTable:
+def mirror(run: RunCommand, slot: str, database: Database, warehouse: str) -> SmallTable:
     """A mirror with public.t, which holds a row that says so."""
     result = run("init", "--warehouse", warehouse, "--slot", slot)
     assert result.exit_code == 0, result.stderr
@@ -46,23 +46,23 @@ def at(frontier: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def reader(database: Database, mirror: SmallTable, run: Run) -> Iterator[Reader]:
+def reader(database: Database, mirror: SmallTable, run: RunCommand) -> Iterator[ReaderRole]:
     """A role that may read the mirror, and no more."""
     with role_of(database) as role:
         assert run("reader", role.name).exit_code == 0
         yield role
 
 
-def pasted(run: Run, engine: str, reader: Reader | None = None) -> str:
+def pasted(run: RunCommand, engine: str, reader: ReaderRole | None = None) -> str:
     """What `connect` prints, for the DSN's own user unless another is given."""
     result = run("connect", "--engine", engine, *(("--user", reader.name) if reader else ()))
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
-def execute(snippet: str, user: Database | Reader, directory: Path, **environment: str) -> str:
+def execute(snippet: str, user: Database | ReaderRole, directory: Path, **environment: str) -> str:
     """Runs a Python snippet as a user would: pasted into a file, the password in the environment."""
-    password = user.password if isinstance(user, Reader) else user.server.password
+    password = user.password if isinstance(user, ReaderRole) else user.server.password
     script = directory / "pasted.py"
     script.write_text(snippet)
     done = subprocess.run(
@@ -92,7 +92,7 @@ def duckdb_home(directory: Path) -> str:
 
 @pytest.mark.parametrize("engine", ["spark", "duckdb", "pyiceberg", "trino"])
 def test_no_snippet_shows_a_password_or_another_user(
-    run: Run, mirror: SmallTable, reader: Reader, database: Database, engine: str
+    run: RunCommand, mirror: SmallTable, reader: ReaderRole, database: Database, engine: str
 ) -> None:
     own = pasted(run, engine)
     assert "mirror-pump connect --user ROLE" in own
@@ -105,16 +105,16 @@ def test_no_snippet_shows_a_password_or_another_user(
         assert "PGPASSWORD" in shown
 
 
-def test_spark(run: Run, reader: Reader, tmp_path: Path) -> None:
+def test_spark(run: RunCommand, reader: ReaderRole, tmp_path: Path) -> None:
     output = execute(pasted(run, "spark", reader), reader, tmp_path, JAVA_HOME=str(find_java_home()))
     assert "read from the lake" in output
 
 
-def test_duckdb(run: Run, reader: Reader, tmp_path: Path) -> None:
+def test_duckdb(run: RunCommand, reader: ReaderRole, tmp_path: Path) -> None:
     assert "read from the lake" in execute(pasted(run, "duckdb", reader), reader, tmp_path, HOME=duckdb_home(tmp_path))
 
 
-def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Database, tmp_path: Path) -> None:
+def test_pyiceberg(run: RunCommand, mirror: SmallTable, reader: ReaderRole, database: Database, tmp_path: Path) -> None:
     # The present snapshot has an equality delete, which pyiceberg refuses; a younger one is a part of the rows only.
     mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),), summary=at("0/B")))
     below = CutLine("id", 1, ColumnType(Kind.LONG), 2)
@@ -130,7 +130,7 @@ def test_pyiceberg(run: Run, mirror: SmallTable, reader: Reader, database: Datab
 
 
 def test_pyiceberg_users_learn_when_it_can_read_nothing(
-    run: Run, slot: str, database: Database, warehouse: str, tmp_path: Path
+    run: RunCommand, slot: str, database: Database, warehouse: str, tmp_path: Path
 ) -> None:
     assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
@@ -142,7 +142,9 @@ def test_pyiceberg_users_learn_when_it_can_read_nothing(
         execute(pasted(run, "pyiceberg"), database, tmp_path)
 
 
-def test_trino_settings_name_the_catalog_that_spark_uses(run: Run, mirror: SmallTable, database: Database) -> None:
+def test_trino_settings_name_the_catalog_that_spark_uses(
+    run: RunCommand, mirror: SmallTable, database: Database
+) -> None:
     text = pasted(run, "trino")
     lines = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
     assert lines["iceberg.jdbc-catalog.catalog-name"] == "lake"

@@ -8,10 +8,10 @@ import pytest
 
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, register_by_hand
+from tests.support.cli import RunCommand, register_by_hand
 
 
-def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_init_makes_everything_and_says_so(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
 
     assert result.exit_code == 0, result.stderr
@@ -34,7 +34,7 @@ def test_init_makes_everything_and_says_so(run: Run, database: Database, slot: s
 
 
 def test_init_again_needs_no_option_and_changes_nothing(
-    run: Run, database: Database, slot: str, tmp_path: Path
+    run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     before = database.rows("SELECT * FROM modak.mirror_slots")
@@ -47,7 +47,9 @@ def test_init_again_needs_no_option_and_changes_nothing(
     assert database.rows("SELECT * FROM modak.mirror_slots") == before
 
 
-def test_init_resumes_where_an_earlier_one_was_killed(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_init_resumes_where_an_earlier_one_was_killed(
+    run: RunCommand, database: Database, slot: str, tmp_path: Path
+) -> None:
     """The slot cannot be made in the transaction that records it, so there is a moment with a slot and no row."""
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     database.execute("DELETE FROM modak.mirror_slots")
@@ -62,14 +64,16 @@ def test_init_resumes_where_an_earlier_one_was_killed(run: Run, database: Databa
     ) == [(True,)]
 
 
-def test_first_init_without_a_warehouse_is_wrong_usage_and_makes_nothing(run: Run, database: Database) -> None:
+def test_first_init_without_a_warehouse_is_wrong_usage_and_makes_nothing(run: RunCommand, database: Database) -> None:
     result = run("init")
     assert result.exit_code == 2
     assert "--warehouse" in result.stderr
     assert database.rows("SELECT to_regnamespace('modak')") == [(None,)]
 
 
-def test_unwritable_warehouse_fails_before_anything_is_made(run: Run, database: Database, tmp_path: Path) -> None:
+def test_unwritable_warehouse_fails_before_anything_is_made(
+    run: RunCommand, database: Database, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("in the way")
     result = run("init", "--warehouse", str(tmp_path / "file" / "lake"))
     assert result.exit_code == 1
@@ -79,7 +83,7 @@ def test_unwritable_warehouse_fails_before_anything_is_made(run: Run, database: 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_warehouse_can_change_only_while_no_table_lives_in_it(
-    run: Run, database: Database, slot: str, tmp_path: Path
+    run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
     run("init", "--warehouse", str(tmp_path / "old"), "--slot", slot)
     moved = run("init", "--warehouse", str(tmp_path / "new"))
@@ -93,7 +97,7 @@ def test_warehouse_can_change_only_while_no_table_lives_in_it(
     assert database.rows("SELECT warehouse FROM modak.storage_profiles") == [(f"file://{tmp_path}/new",)]
 
 
-def test_another_slot_for_the_same_database_is_refused(run: Run, slot: str, tmp_path: Path) -> None:
+def test_another_slot_for_the_same_database_is_refused(run: RunCommand, slot: str, tmp_path: Path) -> None:
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     result = run("init", "--slot", slot + "_2")
     assert result.exit_code == 2
@@ -102,14 +106,14 @@ def test_another_slot_for_the_same_database_is_refused(run: Run, slot: str, tmp_
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_lost_slot_is_created_again_only_while_no_table_needs_it(
-    run: Run, database: Database, slot: str, tmp_path: Path
+    run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     with database.connect() as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
     anew = run("init")
     assert anew.exit_code == 0, anew.stderr
-    assert "anew" in anew.stdout
+    assert "again: the old one is gone" in anew.stdout
 
     register_by_hand(database, slot)
     with database.connect() as connection:
@@ -121,7 +125,7 @@ def test_lost_slot_is_created_again_only_while_no_table_needs_it(
 
 
 def test_s3_options_that_are_no_secrets_are_remembered(
-    run: Run, database: Database, slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCommand, database: Database, slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MIRROR_PUMP_STORAGE_SECRET_KEY", "hunter2")
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--storage-endpoint", "http://127.0.0.1:9")
@@ -130,7 +134,7 @@ def test_s3_options_that_are_no_secrets_are_remembered(
     assert config == {"s3.endpoint": "http://127.0.0.1:9"}
 
 
-def test_commands_before_init_say_what_to_do(run: Run) -> None:
+def test_commands_before_init_say_what_to_do(run: RunCommand) -> None:
     for arguments in (["status"], ["wait", "--now", "--timeout", "1"], ["connect", "--engine", "spark"], ["run"]):
         result = run(*arguments)
         assert result.exit_code == 1

@@ -14,7 +14,7 @@ from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 _LEFT = """
 SELECT 'schema', nspname FROM pg_namespace WHERE nspname = 'modak'
@@ -37,7 +37,7 @@ def execute(database: Database, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def assert_fails_and_leaves_nothing(run: Run, database: Database, slot: str, tmp_path: Path, why: str) -> None:
+def assert_fails_and_leaves_nothing(run: RunCommand, database: Database, slot: str, tmp_path: Path, why: str) -> None:
     before = state(database, slot)
     result = run("init", "--warehouse", str(tmp_path / "lakes" / "mine"), "--slot", slot)
     assert result.exit_code == 1, result.output
@@ -46,7 +46,7 @@ def assert_fails_and_leaves_nothing(run: Run, database: Database, slot: str, tmp
     assert not (tmp_path / "lakes").exists()
 
 
-def assert_works(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def assert_works(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     result = run("init", "--warehouse", str(tmp_path / "lakes" / "mine"), "--slot", slot)
     assert result.exit_code == 0, result.output
     made = state(database, slot)
@@ -71,14 +71,16 @@ def refused_by_the_server(database: Database, tag: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("tag", ["CREATE PUBLICATION", "CREATE SCHEMA", "CREATE TABLE", "CREATE FUNCTION"])
-def test_a_command_that_the_server_refuses(run: Run, database: Database, slot: str, tmp_path: Path, tag: str) -> None:
+def test_a_command_that_the_server_refuses(
+    run: RunCommand, database: Database, slot: str, tmp_path: Path, tag: str
+) -> None:
     with refused_by_the_server(database, tag):
         assert_fails_and_leaves_nothing(run, database, slot, tmp_path, f"forbidden here: {tag}")
     assert_works(run, database, slot, tmp_path)
 
 
 def test_a_publication_of_that_name_that_publishes_all_tables(
-    run: Run, database: Database, slot: str, tmp_path: Path
+    run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
     database.execute("CREATE PUBLICATION mirror_pump FOR ALL TABLES")
     assert_fails_and_leaves_nothing(run, database, slot, tmp_path, "publishes all tables")
@@ -86,14 +88,14 @@ def test_a_publication_of_that_name_that_publishes_all_tables(
     assert_works(run, database, slot, tmp_path)
 
 
-def test_a_publication_that_was_there_stays(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_a_publication_that_was_there_stays(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     database.execute("CREATE PUBLICATION mirror_pump WITH (publish_via_partition_root = true)")
     with refused_by_the_server(database, "CREATE TABLE"):
         assert_fails_and_leaves_nothing(run, database, slot, tmp_path, "forbidden here")
     assert_works(run, database, slot, tmp_path)
 
 
-def test_a_slot_of_that_name_of_another_kind(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_a_slot_of_that_name_of_another_kind(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     with database.connect() as connection:
         connection.execute("SELECT pg_create_physical_replication_slot(%s)", (slot,))
     try:
@@ -104,7 +106,7 @@ def test_a_slot_of_that_name_of_another_kind(run: Run, database: Database, slot:
     assert_works(run, database, slot, tmp_path)
 
 
-def test_an_unwritable_warehouse(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_an_unwritable_warehouse(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     before = state(database, slot)
     (tmp_path / "file").write_text("in the way")
     result = run("init", "--warehouse", str(tmp_path / "file" / "lake"), "--slot", slot)
@@ -115,7 +117,7 @@ def test_an_unwritable_warehouse(run: Run, database: Database, slot: str, tmp_pa
 
 
 def test_a_role_that_may_not_create(
-    run: Run, database: Database, slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunCommand, database: Database, slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where an administrator made the schema for it: the publication is what fails then. The schema stays."""
     role = f"r_{slot}"
@@ -134,7 +136,7 @@ def test_a_role_that_may_not_create(
 
 
 def test_settings_of_the_server(
-    database: Database, slot: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    database: Database, slot: str, tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that only a restart changes: wal_level, and the number of slots."""
     settings = {"wal_level": "replica", "max_replication_slots": "1", "fsync": "off", "shared_buffers": "16MB"}

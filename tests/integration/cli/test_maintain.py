@@ -16,12 +16,12 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, ThreadedProgram
+from tests.support.cli import RunCommand, ThreadedProgram
 from tests.support.maintenance import write
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path, run: Run) -> Program:
+def program(database: Database, tmp_path: Path, run: RunCommand) -> Program:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, v text)",
         "INSERT INTO t SELECT g, 0, repeat(md5(g::text), 4) FROM generate_series(1, 3000) g",
@@ -39,7 +39,7 @@ def mirror(program: Program, database: Database) -> Mirror:
     return Mirror(database, settings, ThreadTaskRunner())
 
 
-def test_policies_are_shown_set_and_unset(mirror: Mirror, run: Run) -> None:
+def test_policies_are_shown_set_and_unset(mirror: Mirror, run: RunCommand) -> None:
     def policy(*arguments: str, code: int = 0) -> str:
         result = run("policy", *arguments)
         assert result.exit_code == code, result.output

@@ -21,7 +21,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 NAMES = (
     TableName("public", "plain"),
@@ -92,7 +92,7 @@ def done(result: Result) -> str:
 
 
 def test_what_status_prints_can_be_given_to_every_command(
-    run: Run, database: Database, mirror: Mirror, tables: tuple[TableName, ...]
+    run: RunCommand, database: Database, mirror: Mirror, tables: tuple[TableName, ...]
 ) -> None:
     with mirror.pumping(), duckdb_connection() as duckdb:
         mirror.register(*(name.quoted for name in NAMES))
@@ -126,7 +126,7 @@ def test_what_status_prints_can_be_given_to_every_command(
     assert orjson.loads(done(run("status", "--json")))["tables"] == []
 
 
-def test_a_command_in_an_error_can_be_pasted_into_a_shell(run: Run, database: Database, mirror: Mirror) -> None:
+def test_a_command_in_an_error_can_be_pasted_into_a_shell(run: RunCommand, database: Database, mirror: Mirror) -> None:
     name = TableName("public", "It's $HOME")
     create = f"CREATE TABLE {name.quoted} (id int PRIMARY KEY)"
     database.execute(create)

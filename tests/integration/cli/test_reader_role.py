@@ -12,8 +12,8 @@ import mirror_pump.spark
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
-from tests.support.readers import Reader, role_of
+from tests.support.cli import RunCommand
+from tests.support.readers import ReaderRole, role_of
 from tests.support.retention_table import RetentionTable, at_once
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
 
 
 @pytest.fixture
-def reader(mirror: Mirror, run: Run) -> Iterator[Reader]:
+def reader(mirror: Mirror, run: RunCommand) -> Iterator[ReaderRole]:
     """A role that `mirror-pump reader` has let in."""
     with role_of(mirror.database) as role:
         assert "there is no role" in run("reader", role.name.lower()).stderr
@@ -67,7 +67,7 @@ def reader(mirror: Mirror, run: Run) -> Iterator[Reader]:
         yield role
 
 
-def test_a_connector_by_others(mirror: Mirror, reader: Reader) -> None:
+def test_a_connector_by_others(mirror: Mirror, reader: ReaderRole) -> None:
     """The statements of the public connectors for Spark and Trino, in READ COMMITTED."""
     ((oid,),) = mirror.database.rows("SELECT 'public.events'::regclass::oid::bigint")
     with psycopg.connect(reader.dsn) as connection:
@@ -104,7 +104,7 @@ def test_a_connector_by_others(mirror: Mirror, reader: Reader) -> None:
         assert rows("SELECT modak.wait_for('0/1')") == [(True,)]
 
 
-def test_the_command_line(mirror: Mirror, reader: Reader, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line(mirror: Mirror, reader: ReaderRole, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)
     for mode, events in (("seam", 19), ("lake", 20), ("heap", 10)):
         for table, count in (("events", events), ("orders", 2)):
@@ -114,13 +114,13 @@ def test_the_command_line(mirror: Mirror, reader: Reader, run: Run, monkeypatch:
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_spark(mirror: Mirror, reader: Reader, spark: SparkSession) -> None:
+def test_spark(mirror: Mirror, reader: ReaderRole, spark: SparkSession) -> None:
     for mode, events in (("seam", 19), ("lake", 20), ("heap", 10)):
         with mirror_pump.spark.read(spark, "public.events", mode, dsn=reader.dsn) as frame:
             assert frame.count() == events, mode
 
 
-def test_nothing_else_of_the_catalog(mirror: Mirror, reader: Reader) -> None:
+def test_nothing_else_of_the_catalog(mirror: Mirror, reader: ReaderRole) -> None:
     rights = mirror.database.rows(
         "SELECT c.relname, p.privilege FROM pg_class c"
         " CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,TRIGGER,REFERENCES}'::text[]) AS p(privilege)"
@@ -151,7 +151,7 @@ def test_nothing_else_of_the_catalog(mirror: Mirror, reader: Reader) -> None:
 
 
 def test_a_reader_can_grant_its_rights_to_no_other_role(
-    mirror: Mirror, reader: Reader, run: Run, monkeypatch: pytest.MonkeyPatch
+    mirror: Mirror, reader: ReaderRole, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)
     with role_of(mirror.database) as other:
@@ -159,7 +159,7 @@ def test_a_reader_can_grant_its_rights_to_no_other_role(
         assert (refused.exit_code, "may not give away" in refused.stderr) == (1, True), refused.output
 
 
-def test_the_grants_can_be_printed(mirror: Mirror, run: Run) -> None:
+def test_the_grants_can_be_printed(mirror: Mirror, run: RunCommand) -> None:
     with role_of(mirror.database) as role:
         printed = run("reader", role.name, "--print")
         assert printed.exit_code == 0, printed.output

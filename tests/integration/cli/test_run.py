@@ -21,12 +21,12 @@ from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
-from tests.support.cli import Run, ThreadedProgram, install_threaded
+from tests.support.cli import RunCommand, ThreadedProgram, install_threaded
 from tests.support.proxy import Proxy
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path, slot: str, run: Run) -> Program:
+def program(database: Database, tmp_path: Path, slot: str, run: RunCommand) -> Program:
     """The program on an initialised mirror."""
     program = Program(database.dsn, tmp_path)
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
@@ -46,7 +46,7 @@ def await_while_running(
 
 
 def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
-    program: Program, run: Run, database: Database, slot: str, tmp_path: Path
+    program: Program, run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
     """Ctrl-C here, because pyspark takes that signal over when it can; tests/integration/cli/test_signals.py has
     more."""
@@ -99,7 +99,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, data
     ],
 )
 def test_what_waiting_cannot_cure_ends_run_at_once(
-    run: Run, database: Database, changed: dict[str, str], code: int, message: str
+    run: RunCommand, database: Database, changed: dict[str, str], code: int, message: str
 ) -> None:
     result = run("run", "--dsn", psycopg.conninfo.make_conninfo(database.dsn, **changed))
     assert result.exit_code == code
@@ -108,7 +108,9 @@ def test_what_waiting_cannot_cure_ends_run_at_once(
 
 
 @pytest.mark.usefixtures("program")
-def test_bad_tables_are_refused_and_the_good_one_catches_up(run: Run, database: Database, tmp_path: Path) -> None:
+def test_bad_tables_are_refused_and_the_good_one_catches_up(
+    run: RunCommand, database: Database, tmp_path: Path
+) -> None:
     database.execute(
         "CREATE TABLE good (id int PRIMARY KEY, v text)",
         "INSERT INTO good SELECT g, g FROM generate_series(1, 50) g",

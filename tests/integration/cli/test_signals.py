@@ -18,12 +18,12 @@ import pytest
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.program import Program
-from tests.support.cli import Run, ThreadedProgram
+from tests.support.cli import RunCommand, ThreadedProgram
 
 Process = subprocess.Popen[bytes]
 
 
-class Interrupted:
+class InterruptedCommands:
     """Starts commands, interrupts them at a moment, and reads their output."""
 
     def __init__(self, program: Program, database: Database, directory: Path) -> None:
@@ -86,12 +86,12 @@ def spark_starts(process: Process) -> bool:
 
 
 @pytest.fixture
-def mirror(database: Database, tmp_path: Path, slot: str, run: Run) -> Iterator[Interrupted]:
+def mirror(database: Database, tmp_path: Path, slot: str, run: RunCommand) -> Iterator[InterruptedCommands]:
     """An initialised mirror, with a table of three rows that is not registered."""
     program = Program(database.dsn, tmp_path)
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 3)")
-    interrupted = Interrupted(program, database, tmp_path)
+    interrupted = InterruptedCommands(program, database, tmp_path)
     try:
         yield interrupted
     finally:
@@ -99,7 +99,7 @@ def mirror(database: Database, tmp_path: Path, slot: str, run: Run) -> Iterator[
 
 
 def test_while_the_program_is_being_loaded(
-    mirror: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: InterruptedCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An import that takes its time stands for those that do."""
     slow = tmp_path / "slow"
@@ -121,14 +121,14 @@ def test_while_the_program_is_being_loaded(
         (("status", "--watch"), "mirror-pump-status"),
     ],
 )
-def test_a_command_that_waits(mirror: Interrupted, arguments: tuple[str, ...], application: str) -> None:
+def test_a_command_that_waits(mirror: InterruptedCommands, arguments: tuple[str, ...], application: str) -> None:
     process = mirror.start(*arguments)
     mirror.until(lambda: mirror.query_runs(application), process)
     assert mirror.ended(process) == (130, ["interrupted"])
 
 
 def test_init_that_waits_for_an_open_transaction(database: Database, slot: str, tmp_path: Path) -> None:
-    interrupted = Interrupted(Program(database.dsn, tmp_path), database, tmp_path)
+    interrupted = InterruptedCommands(Program(database.dsn, tmp_path), database, tmp_path)
     with database.connect(autocommit=False) as open_transaction:
         open_transaction.execute("SELECT pg_current_xact_id()")
         process = interrupted.start("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
@@ -147,7 +147,7 @@ def test_init_that_waits_for_an_open_transaction(database: Database, slot: str, 
     assert not (tmp_path / "lake").exists()
 
 
-def test_register_that_waits_for_a_lock(mirror: Interrupted, tmp_path: Path) -> None:
+def test_register_that_waits_for_a_lock(mirror: InterruptedCommands, tmp_path: Path) -> None:
     with mirror.database.connect(autocommit=False) as writer:
         writer.execute("INSERT INTO t VALUES (4)")
         process = mirror.start("register", "t", "--lock-timeout", "60")
@@ -158,10 +158,10 @@ def test_register_that_waits_for_a_lock(mirror: Interrupted, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) -> None:
+def test_register_while_spark_starts_and_while_it_copies(mirror: InterruptedCommands) -> None:
     """The table is registered, and the next register goes on with its copy."""
     mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
-    stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` goes on with"
+    stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` continues"
     process = mirror.start("register", "t")
     mirror.until(lambda: spark_starts(process), process)
     code, events = mirror.ended(process)
@@ -181,7 +181,7 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: Interrupted) ->
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, code: int) -> None:
+def test_run_while_spark_starts(mirror: InterruptedCommands, number: signal.Signals, code: int) -> None:
     """While it streams: tests/integration/cli/test_run.py."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
@@ -191,7 +191,7 @@ def test_run_while_spark_starts(mirror: Interrupted, number: signal.Signals, cod
 
 
 @pytest.mark.slow
-def test_verify_and_maintain_while_spark_starts(mirror: Interrupted, tmp_path: Path) -> None:
+def test_verify_and_maintain_while_spark_starts(mirror: InterruptedCommands, tmp_path: Path) -> None:
     assert mirror.start("register", "t", spark=False).wait(120) == 0
     slots = mirror.rows("SELECT slot_name FROM pg_replication_slots")
     process = mirror.start("verify")

@@ -20,7 +20,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, ThreadedProgram
+from tests.support.cli import RunCommand, ThreadedProgram
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -34,7 +34,7 @@ def table(database: Database) -> Database:
 
 
 @pytest.fixture
-def program(table: Database, tmp_path: Path, slot: str, run: Run) -> Program:
+def program(table: Database, tmp_path: Path, slot: str, run: RunCommand) -> Program:
     """The program on an initialised mirror, with a table to register."""
     program = Program(table.dsn, tmp_path)
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
@@ -63,7 +63,7 @@ def leader(database: Database) -> tuple[int | None, int]:
     return named, epoch
 
 
-def standbys(run: Run) -> set[int]:
+def standbys(run: RunCommand) -> set[int]:
     """The process IDs of the standbys that `status` names."""
     result = run("status", "--json")
     assert result.exit_code == 0, result.output
@@ -110,7 +110,7 @@ def test_a_register_beside_a_run_that_has_just_begun_is_served_by_it(
 
 @pytest.mark.slow
 def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
-    start: Start, program: Program, run: Run, table: Database, tmp_path: Path
+    start: Start, program: Program, run: RunCommand, table: Database, tmp_path: Path
 ) -> None:
     # Its Spark takes longer to start than both pumps to wait.
     register = start("register", "public.t", log="register.log")

@@ -18,7 +18,7 @@ from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.standby import Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.support.cli import Run, register_by_hand
+from tests.support.cli import RunCommand, register_by_hand
 
 STOPPED = {
     "at": "2026-01-01T00:00:10+00:00", "since": "2026-01-01T00:00:00+00:00", "attempts": 3, "error": "no room",
@@ -30,7 +30,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
 
 
 @pytest.fixture
-def mirror(run: Run, slot: str, tmp_path: Path) -> str:
+def mirror(run: RunCommand, slot: str, tmp_path: Path) -> str:
     """The slot of an initialised mirror without tables."""
     result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     assert result.exit_code == 0, result.stderr
@@ -47,7 +47,7 @@ def publish(database: Database, position: int) -> None:
         connection.execute("UPDATE modak.cutline SET replicated_lsn = %s", (position,))
 
 
-def status(run: Run) -> dict[str, Any]:
+def status(run: RunCommand) -> dict[str, Any]:
     result = run("status", "--json")
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
@@ -72,7 +72,7 @@ def point_at_metadata(database: Database, path: Path, summary: dict[str, str]) -
         )
 
 
-def test_status_without_tables(run: Run, database: Database, mirror: str) -> None:
+def test_status_without_tables(run: RunCommand, database: Database, mirror: str) -> None:
     document = status(run)
     assert document["database"] == database.name
     assert document["tables"] == []
@@ -84,7 +84,7 @@ def test_status_without_tables(run: Run, database: Database, mirror: str) -> Non
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_path: Path) -> None:
+def test_status_of_a_live_table(run: RunCommand, database: Database, mirror: str, tmp_path: Path) -> None:
     position = database.lsn()
     register_by_hand(database, mirror)
     publish(database, position)
@@ -122,7 +122,7 @@ def test_status_of_a_live_table(run: Run, database: Database, mirror: str, tmp_p
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_of_tables_that_are_copied_or_have_failed(run: Run, database: Database, mirror: str) -> None:
+def test_status_of_tables_that_are_copied_or_have_failed(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="copying")
     with database.connect() as connection:
         connection.execute(
@@ -143,7 +143,7 @@ def test_status_of_tables_that_are_copied_or_have_failed(run: Run, database: Dat
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_survives_unreadable_storage_and_a_missing_slot(
-    run: Run, database: Database, mirror: str, tmp_path: Path
+    run: RunCommand, database: Database, mirror: str, tmp_path: Path
 ) -> None:
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
@@ -161,7 +161,7 @@ def test_status_survives_unreadable_storage_and_a_missing_slot(
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_fits_into_the_columns_that_the_environment_names(
-    run: Run, database: Database, mirror: str, monkeypatch: pytest.MonkeyPatch
+    run: RunCommand, database: Database, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """watch(1) names them, and is no terminal to the program that it runs."""
     register_by_hand(database, mirror, state="failed")
@@ -173,7 +173,9 @@ def test_status_fits_into_the_columns_that_the_environment_names(
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_json_is_what_its_documentation_shows(run: Run, database: Database, mirror: str, tmp_path: Path) -> None:
+def test_status_json_is_what_its_documentation_shows(
+    run: RunCommand, database: Database, mirror: str, tmp_path: Path
+) -> None:
     """The documented example has exactly the keys of the real thing, at every level."""
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
@@ -200,7 +202,7 @@ def shape(value: object) -> object:
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_wait_returns_at_once_when_the_frontier_has_passed(run: Run, database: Database, mirror: str) -> None:
+def test_wait_returns_at_once_when_the_frontier_has_passed(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database, 5000)
     result = run("wait", "--lsn", "0/1000", "--timeout", "0")
@@ -208,7 +210,7 @@ def test_wait_returns_at_once_when_the_frontier_has_passed(run: Run, database: D
     assert "has passed 0/1000" in result.stdout
 
 
-def test_wait_times_out_with_what_to_do(run: Run, database: Database, mirror: str) -> None:
+def test_wait_times_out_with_what_to_do(run: RunCommand, database: Database, mirror: str) -> None:
     result = run("wait", "--now", "--timeout", "0.2")
     assert result.exit_code == 1
     assert re.search(r"has not passed \w+/\w+ within 0.2 s", result.stderr)
@@ -216,7 +218,7 @@ def test_wait_times_out_with_what_to_do(run: Run, database: Database, mirror: st
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mirror: str) -> None:
+def test_wait_ignores_tables_that_are_not_live(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror, state="failed", frontier=10)
     with database.connect() as connection:
         connection.execute("UPDATE modak.mirror_slots SET applied_lsn = %s", (1 << 60,))
@@ -224,7 +226,7 @@ def test_wait_ignores_tables_that_are_not_live(run: Run, database: Database, mir
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, mirror: str) -> None:
+def test_wait_asks_the_pump_and_sees_its_publish(run: RunCommand, database: Database, mirror: str) -> None:
     """The notification carries the position; the pump's answer is the catalog."""
     register_by_hand(database, mirror)
     payloads: list[str] = []
@@ -248,7 +250,7 @@ def test_wait_asks_the_pump_and_sees_its_publish(run: Run, database: Database, m
     assert f"frontier {payloads[0]} has passed {payloads[0]}" in result.stdout
 
 
-def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Database, mirror: str) -> None:
+def test_status_names_the_leader_as_long_as_it_lives(run: RunCommand, database: Database, mirror: str) -> None:
     with Leader.acquire(database.dsn, mirror) as leader:
         alive = status(run)["leader"]
         assert (alive["pid"], alive["epoch"], alive["alive"]) == (os.getpid(), leader.epoch, True)
@@ -259,7 +261,7 @@ def test_status_names_the_leader_as_long_as_it_lives(run: Run, database: Databas
     assert "disconnected" in run("status").stdout
 
 
-def test_status_says_why_the_last_pump_stopped(run: Run, database: Database, mirror: str) -> None:
+def test_status_says_why_the_last_pump_stopped(run: RunCommand, database: Database, mirror: str) -> None:
     assert status(run)["last_error"] is None
     with database.connect() as connection:
         connection.execute("UPDATE modak.mirror_slots SET last_error = %s", (Jsonb(STOPPED),))

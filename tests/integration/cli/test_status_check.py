@@ -17,13 +17,13 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run, register_by_hand
+from tests.support.cli import RunCommand, register_by_hand
 
 pytestmark = pytest.mark.unverified("its tables are rows of the catalog only")
 
 
 @pytest.fixture
-def mirror(run: Run, slot: str, tmp_path: Path) -> str:
+def mirror(run: RunCommand, slot: str, tmp_path: Path) -> str:
     """The slot of an initialised mirror with one live table that has caught up."""
     result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     assert result.exit_code == 0, result.stderr
@@ -80,7 +80,7 @@ def replace(database: Database, slot: str) -> None:
     [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "somebody else consumed or")],
 )
 def test_a_slot_that_no_pump_can_go_on_from(
-    run: Run, database: Database, mirror: str, harm: Callable[[Database, str], None], message: str
+    run: RunCommand, database: Database, mirror: str, harm: Callable[[Database, str], None], message: str
 ) -> None:
     """`status`, `status --check`, `wait` and the pump say it in the same words, with since when and what to do."""
     register_by_hand(database, mirror)
@@ -114,7 +114,7 @@ def test_a_slot_that_no_pump_can_go_on_from(
             assert document["slot"]["invalidation_reason"] == "wal_removed"
 
 
-def test_check_is_silent_when_all_is_well(run: Run, database: Database, mirror: str) -> None:
+def test_check_is_silent_when_all_is_well(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database)
     with led(database, mirror):
@@ -124,7 +124,7 @@ def test_check_is_silent_when_all_is_well(run: Run, database: Database, mirror: 
         assert (result.exit_code, json.loads(result.stdout)["alerts"]) == (0, [])
 
 
-def test_check_needs_a_leader(run: Run, database: Database, mirror: str) -> None:
+def test_check_needs_a_leader(run: RunCommand, database: Database, mirror: str) -> None:
     result = run("status", "--check")
     assert result.exit_code == 1
     assert "no pump leads" in result.stdout
@@ -142,7 +142,9 @@ def test_check_needs_a_leader(run: Run, database: Database, mirror: str) -> None
         ),
     ],
 )
-def test_check_tells_what_needs_a_person(run: Run, database: Database, mirror: str, change: str, message: str) -> None:
+def test_check_tells_what_needs_a_person(
+    run: RunCommand, database: Database, mirror: str, change: str, message: str
+) -> None:
     register_by_hand(database, mirror)
     publish(database)
     ((publication,),) = database.rows("SELECT publication_name FROM modak.mirror_slots")
@@ -157,7 +159,7 @@ def test_check_tells_what_needs_a_person(run: Run, database: Database, mirror: s
         assert message.rpartition(": ")[2] in json.loads(result.stdout)["alerts"][0]["message"]
 
 
-def test_check_compares_the_lag(run: Run, database: Database, mirror: str) -> None:
+def test_check_compares_the_lag(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database, "10 min")
     # Without a leader no publish can come, so nothing is waited for.
@@ -173,6 +175,6 @@ def test_check_compares_the_lag(run: Run, database: Database, mirror: str) -> No
 
 
 @pytest.mark.parametrize("arguments", [("--max-lag", "5min"), ("--check", "--max-lag", "soon"), ("--check", "--watch")])
-def test_check_refuses_what_makes_no_sense(run: Run, mirror: str, arguments: tuple[str, ...]) -> None:
+def test_check_refuses_what_makes_no_sense(run: RunCommand, mirror: str, arguments: tuple[str, ...]) -> None:
     assert mirror
     assert run("status", *arguments).exit_code == 2

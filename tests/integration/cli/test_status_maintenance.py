@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance
@@ -31,7 +31,7 @@ from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def mirror(database: Database, tmp_path: Path) -> Iterator[Mirror]:
     runner.close()
 
 
-def status(run: Run) -> dict[str, Any]:
+def status(run: RunCommand) -> dict[str, Any]:
     result = run("status", "--json")
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
-def shown(run: Run) -> str:
+def shown(run: RunCommand) -> str:
     """What people see; a terminal's lines end anywhere."""
     return " ".join(run("status").stdout.split())
 
@@ -78,7 +78,7 @@ def maintainer(mirror: Mirror) -> Iterator[Maintenance]:
         yield Maintenance(dsn, connection, mirror.settings.slot, StorageOptions(), start, heartbeat)
 
 
-def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
+def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
     document = status(run)
     (table,) = document["tables"]
     assert (table["maintenance"]["due"], table["maintenance"]["problem"]) == ([], None)
@@ -105,8 +105,8 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
     (table,) = status(run)["tables"]
     due = {operation["operation"]: operation["reason"] for operation in table["maintenance"]["due"]}
     with maintainer(mirror) as maintenance:
-        (debt,) = maintenance.look()
-    decided = {NAMES[type(operation)]: operation.reason for operation in debt.due(asked=False)}
+        (backlog,) = maintenance.read_backlogs()
+    decided = {NAMES[type(operation)]: operation.reason for operation in backlog.due(requested=False)}
     assert set(decided) == {"rewrite_data_files", "expire_snapshots", "remove_orphan_files"}
     assert due == decided, "as a maintainer decides it, who reads the manifests"
     assert {operation["operation"] for operation in status(run)["tables"][0]["maintenance"]["due"]} == set(decided)
@@ -116,7 +116,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
     with mirror.database.connect() as connection:
         operation = {"operation": "remove_orphan_files"}
         op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, operation)
-        finish(connection, op_id, DONE, {"sequence_number": debt.figures.sequence_number})
+        finish(connection, op_id, DONE, {"sequence_number": backlog.figures.sequence_number})
         announce_server(connection, mirror.settings.slot)
         document = status(run)
         assert document["maintenance"]["served"] is True
@@ -127,7 +127,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: Run) -> None:
         assert status(run)["tables"][0]["maintenance"]["due"] == []
 
 
-def test_a_table_without_maintenance_for_a_day(mirror: Mirror, run: Run) -> None:
+def test_a_table_without_maintenance_for_a_day(mirror: Mirror, run: RunCommand) -> None:
     database = mirror.database
     assert not warnings(status(run)), "it is young"
     steps = Steps()
@@ -153,7 +153,7 @@ def test_a_table_without_maintenance_for_a_day(mirror: Mirror, run: Run) -> None
     assert steps.details(Step.TABLE_NEGLECTED, "hours") == [30]
 
     with maintainer(mirror) as maintenance:
-        maintenance.look()
+        maintenance.read_backlogs()
     (table,) = status(run)["tables"]
     assert (table["maintenance"]["unattended_commits"], table["maintenance"]["unattended_seconds"]) == (0, None)
     age = "UPDATE modak.lake_stats SET collected_at = now() - interval '30 hours'"
@@ -171,7 +171,7 @@ def test_a_table_without_maintenance_for_a_day(mirror: Mirror, run: Run) -> None
     assert not warnings(status(run)), "somebody wants it so"
 
 
-def test_maintenance_that_failed(mirror: Mirror, run: Run) -> None:
+def test_maintenance_that_failed(mirror: Mirror, run: RunCommand) -> None:
     with mirror.database.connect() as connection:
         (found,) = read_tables(connection, mirror.settings.slot)
         op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, {"operation": "pass"})

@@ -15,7 +15,7 @@ from mirror_pump.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -52,14 +52,14 @@ def mirror(database: Database, tmp_path: Path, storage: FullStorage) -> Mirror:
     return Mirror.create(database, str(tmp_path / "lake"), storage, reconnect_backoff_max=0.4)
 
 
-def status(run: Run) -> dict[str, Any]:
+def status(run: RunCommand) -> dict[str, Any]:
     result = run("status", "--json")
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
-def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage: FullStorage, run: Run) -> None:
+def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage: FullStorage, run: RunCommand) -> None:
     database = mirror.database
     with mirror.pumping():
         mirror.register("t")
@@ -100,7 +100,7 @@ def test_a_pump_that_tries_again_is_shown_with_its_error(mirror: Mirror, storage
         assert (healed["last_error"], healed["leader"]["retrying"], healed["alerts"]) == (None, False, [])
 
 
-def test_an_error_is_over_when_nothing_is_left_to_publish(mirror: Mirror, run: Run) -> None:
+def test_an_error_is_over_when_nothing_is_left_to_publish(mirror: Mirror, run: RunCommand) -> None:
     mirror = mirror.with_options(limits=InternalLimits(recovered_after=0.2))
     database = mirror.database
     error = {"at": "2026-01-01T00:00:00Z", "since": "2026-01-01T00:00:00Z", "attempts": 3, "error": "e", "remedy": ""}

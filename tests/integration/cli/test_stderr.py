@@ -134,7 +134,7 @@ def test_a_broken_installation(program: Program, tmp_path: Path) -> None:
 
 _PROGRESS = """
 import logging, os, sys, time, warnings
-from mirror_pump.engine.jvm_log import jvm_output
+from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.cli.terminal.output import remark
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.ops.register.registration import CopyProgress

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.testing.database import Database
-from tests.support.cli import Run, register_by_hand
+from tests.support.cli import RunCommand, register_by_hand
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-def test_status_names_a_failed_table_once(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_status_names_a_failed_table_once(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     """Its error begins with its name, since it stands alone in the log and in JSON."""
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     register_by_hand(database, slot, state="failed")
@@ -24,7 +24,7 @@ def test_status_names_a_failed_table_once(run: Run, database: Database, slot: st
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_a_refusal_does_not_keep_other_tables_from_being_unregistered(
-    run: Run, database: Database, slot: str, tmp_path: Path
+    run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     register_by_hand(database, slot)

@@ -300,7 +300,7 @@ def test_a_table_without_a_key_holds_up_no_other(database: Database, warehouse: 
     (shown,) = [table for table in status.tables if table.table == "public.t"]
     assert (shown.state, shown.note) == (TableState.WAITING, None)
     assert shown.lag_bytes
-    announcements = "SELECT told_at FROM modak.mirror_shapes ORDER BY table_id"
+    announcements = "SELECT noted_at FROM modak.mirror_shapes ORDER BY table_id"
     before_that = database.rows(announcements)
     with mirror.pumping():
         mirror.await_frontier()

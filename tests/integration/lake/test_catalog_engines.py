@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from mirror_pump.engine.session import libpq_access
+from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, metadata_location, read_duckdb, read_spark

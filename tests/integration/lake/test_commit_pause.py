@@ -26,7 +26,12 @@ def test_a_window_grows_until_it_is_enough_and_publishes_come_in_between(databas
     with (
         mirror.database.connect() as pump,
         CommitPause(
-            database.dsn, mirror.settings.slot, TableName("public", "t"), committed.is_set, at_once=True, first=0.1
+            database.dsn,
+            mirror.settings.slot,
+            TableName("public", "t"),
+            committed.is_set,
+            at_once=True,
+            first_pause=0.1,
         ),
     ):
         deadline = time.monotonic() + 60
@@ -57,7 +62,7 @@ def test_a_window_ends_with_the_commit_that_it_is_for(database: Database, wareho
     with (
         mirror.database.connect() as pump,
         CommitPause(
-            database.dsn, mirror.settings.slot, TableName("public", "t"), lambda: False, at_once=True, first=30
+            database.dsn, mirror.settings.slot, TableName("public", "t"), lambda: False, at_once=True, first_pause=30
         ),
     ):
         await_true(lambda: _waits(pump, mirror), 20, "publishes wait")

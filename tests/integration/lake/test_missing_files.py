@@ -17,7 +17,7 @@ from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.events_table import RetentionTables
 from tests.support.s3_server import S3Server, s3_server
 
@@ -60,7 +60,7 @@ def register(mirror: Mirror, *tables: str) -> None:
 
 
 def test_a_table_whose_files_are_gone_fails_and_no_other(
-    database: Database, warehouse: str, gate: GatedCopies, run: Run, monkeypatch: pytest.MonkeyPatch
+    database: Database, warehouse: str, gate: GatedCopies, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = ("whole", "files", "head", "list", "manifest")
     create(database, *broken, "well", "copied", "again", "idle")
@@ -122,7 +122,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
     assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")
 
 
-def assert_commands_say_it(run: Run, mirror: Mirror, table: str) -> None:
+def assert_commands_say_it(run: RunCommand, mirror: Mirror, table: str) -> None:
     """Whatever is asked of the table, the answer is one line that names it; of others nothing changes."""
     failed = mirror.state(f"public.{table}") == "failed"
     for arguments in (

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine.merge_plan import MergeSizes
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
 from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.testing.lake import duckdb_connection
-from tests.support.lake_tables import Rewrite, Rows, SmallTable, by_key
+from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,7 +32,7 @@ KEYS = st.integers(0, 5)
 """Few keys, so that segments collide."""
 
 
-class When(StrEnum):
+class RewriteTiming(StrEnum):
     """Whether the equality deletes that are pending before a commit are resolved; whether files are merged."""
 
     NO = "no"
@@ -51,8 +51,8 @@ class Commit:
     copied: set[int] = field(default_factory=set)
     replace: bool = False
     reload: bool = False
-    resolve: When = When.NO
-    merge: When = When.NO
+    resolve: RewriteTiming = RewriteTiming.NO
+    merge: RewriteTiming = RewriteTiming.NO
     begin_rewrite: bool = False
     end_rewrite: bool = False
 
@@ -63,8 +63,8 @@ COMMITS = st.builds(
     copied=st.sets(KEYS, max_size=3),
     replace=st.integers(0, 4).map(lambda drawn: drawn == 4),
     reload=st.booleans(),
-    resolve=st.sampled_from(When),
-    merge=st.sampled_from(When),
+    resolve=st.sampled_from(RewriteTiming),
+    merge=st.sampled_from(RewriteTiming),
     begin_rewrite=st.integers(0, 7).map(lambda drawn: drawn == 7),
     end_rewrite=st.booleans(),
 )
@@ -107,22 +107,22 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
         model = Model()
         versions = itertools.count()
         waiting: dict[str, FileRewrite | None] = {"resolve": None, "merge": None}
-        rewrite: Rewrite | None = None
+        rewrite: PendingRewrite | None = None
         for commit in commits:
             if commit.reload:
                 table.reload()
             if not copying and commit.begin_rewrite and rewrite is None:
                 rewrite = table.begin_rewrite(model.rows)
-            if not copying and commit.resolve is When.AT_ONCE:
+            if not copying and commit.resolve is RewriteTiming.AT_ONCE:
                 table.resolve()
                 assert table.table.equality_deletes == 0
-            if not copying and commit.merge is When.AT_ONCE:
+            if not copying and commit.merge is RewriteTiming.AT_ONCE:
                 table.merge()
             for job, when, compute in (
                 ("resolve", commit.resolve, table.compute),
                 ("merge", commit.merge, table.compute_merge),
             ):
-                if not copying and when in (When.ACROSS, When.SLOWLY) and waiting[job] is None:
+                if not copying and when in (RewriteTiming.ACROSS, RewriteTiming.SLOWLY) and waiting[job] is None:
                     waiting[job] = compute()
             if commit.replace:
                 model = Model()
@@ -146,7 +146,7 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
                 table.end_rewrite(rewrite)
                 rewrite = None
             for job, when in (("merge", commit.merge), ("resolve", commit.resolve)):
-                if waiting[job] is not None and when is not When.SLOWLY:
+                if waiting[job] is not None and when is not RewriteTiming.SLOWLY:
                     with contextlib.suppress(FileRewriteSuperseded):
                         table.commit(RowDelta((), replaces=waiting[job]))
                     waiting[job] = None

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from decoders.columns import ColumnType
-from mirror_pump.engine.conversion_plan import file_rewrite_of, plan_conversion
-from mirror_pump.engine.delete_conversion import convert_deletes
-from mirror_pump.engine.lookup import LookupTask, find_rows, rows_of
+from mirror_pump.engine.lake_reads.lookup import LookupTask, find_rows, rows_of
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile
@@ -44,7 +44,7 @@ def _schema(*fields: str) -> LakeSchema:
     )
 
 
-class _Table:
+class _EvolvingTable:
     """public.t, whose every commit lands in the catalog."""
 
     def __init__(self, database: Database, warehouse: str, schema: LakeSchema) -> None:
@@ -111,7 +111,7 @@ CHANGED = _schema("1 key long", "2 b string", "4 price decimal(24,2)", "9 a list
 def test_columns_change_while_rows_and_deletes_of_before_stay(
     database: Database, warehouse: str, lake: SparkSession
 ) -> None:
-    table = _Table(database, warehouse, FIRST)
+    table = _EvolvingTable(database, warehouse, FIRST)
     p = Decimal("-12.50")
     table.commit(table.segment(FIRST, [(k, f"a{k}", k * 10, p, k) for k in range(1, 7)]))
     first = table.table.snapshot_id
@@ -156,7 +156,7 @@ def test_a_key_becomes_wider_only_with_all_its_files_replaced(
     database: Database, warehouse: str, lake: SparkSession
 ) -> None:
     narrow, wide = _schema("1 k int", "2 v string"), _schema("1 k long", "2 v string")
-    table = _Table(database, warehouse, narrow)
+    table = _EvolvingTable(database, warehouse, narrow)
     table.commit(table.segment(narrow, [(1, "a"), (2, "b")]), table.segment(narrow, [], [2]))
     message = "key column k cannot change from int to long while rows and deletes of the old type remain"
     with pytest.raises(LakeError, match=message):
@@ -166,7 +166,7 @@ def test_a_key_becomes_wider_only_with_all_its_files_replaced(
 
 
 def test_values_are_looked_up_by_field_id(database: Database, warehouse: str) -> None:
-    table = _Table(database, warehouse, FIRST)
+    table = _EvolvingTable(database, warehouse, FIRST)
     old = table.segment(FIRST, [(7, "seven", 70, None, 7), (8, "eight", 80, None, 8)])
     task = LookupTask(
         (old.data[0].path,), pa.table({"key": pa.array([7], pa.int64())}), ("b", "note", "a", "n"), CHANGED, STORAGE,
@@ -178,7 +178,7 @@ def test_values_are_looked_up_by_field_id(database: Database, warehouse: str) ->
 
 
 def test_a_schema_that_comes_back_has_its_number_again(database: Database, warehouse: str) -> None:
-    table = _Table(database, warehouse, FIRST)
+    table = _EvolvingTable(database, warehouse, FIRST)
     table.commit(schema=RENAMED)
     table.commit(schema=FIRST)
     table.commit(schema=FIRST)
@@ -192,7 +192,7 @@ def test_what_other_engines_are_to_leave_out_of_uuids_follows_their_names(
     """Iceberg refuses to set any property beside one that names a column that is not there."""
     before = _schema("1 k uuid", "2 gone uuid", "3 v uuid")
     after = _schema("1 key uuid", "3 a.b uuid", "4 new uuid", "5 w int")
-    table = _Table(database, warehouse, before)
+    table = _EvolvingTable(database, warehouse, before)
     table.commit(schema=after)
     lake.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('steward' = 'somebody')").collect()
     found = {row[0]: row[1] for row in lake.sql("SHOW TBLPROPERTIES lake.public.t").collect()}
@@ -206,7 +206,7 @@ def test_what_other_engines_are_to_leave_out_of_uuids_follows_their_names(
 
 
 def test_a_replaced_table_may_get_another_key(database: Database, warehouse: str, lake: SparkSession) -> None:
-    table = _Table(database, warehouse, FIRST)
+    table = _EvolvingTable(database, warehouse, FIRST)
     table.commit(table.segment(FIRST, [(1, "x", 10, None, 0)]))
     other = _schema("1 v long", "3 kb int", "11 more string")
     with pytest.raises(LakeError, match="kb cannot become required"):
@@ -231,7 +231,7 @@ def test_a_replaced_table_may_get_another_key(database: Database, warehouse: str
 def test_what_would_make_old_files_unreadable_is_refused(
     database: Database, warehouse: str, fields: tuple[str, ...], why: str | None
 ) -> None:
-    table = _Table(database, warehouse, FIRST)
+    table = _EvolvingTable(database, warehouse, FIRST)
     if why is not None:
         with pytest.raises(LakeError, match=why):
             table.commit(schema=_schema(*fields))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mirror_pump.engine.merge_plan import FANOUT, size_class
+from mirror_pump.engine.rewrite.merge_plan import FANOUT, size_class
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.metadata.snapshot_stats import live_rows, snapshot_stats

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from mirror_pump.engine.merge_plan import MergeSizes
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirror_pump.engine.merge_plan import MergeSizes
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.testing.lake import duckdb_connection
-from tests.support.lake_tables import Rewrite, Rows, SmallTable, by_key
+from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-class Act(StrEnum):
+class LakeAction(StrEnum):
     """What happens next."""
 
     WRITE = "write"
@@ -53,18 +53,18 @@ class Act(StrEnum):
 
 
 WEIGHTS = {
-    Act.INSERT: 5,
-    Act.THEN_DELETE: 2,
-    Act.WRITE: 3,
-    Act.HIDE: 4,
-    Act.RESOLVE: 3,
-    Act.BEGIN_MERGE: 4,
-    Act.END_MERGE: 3,
+    LakeAction.INSERT: 5,
+    LakeAction.THEN_DELETE: 2,
+    LakeAction.WRITE: 3,
+    LakeAction.HIDE: 4,
+    LakeAction.RESOLVE: 3,
+    LakeAction.BEGIN_MERGE: 4,
+    LakeAction.END_MERGE: 3,
 }
 """Of the other acts there is one each."""
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from([act for act in Act for _ in range(WEIGHTS.get(act, 1))]),
+        st.sampled_from([act for act in LakeAction for _ in range(WEIGHTS.get(act, 1))]),
         st.sets(st.integers(0, 9), min_size=1, max_size=3),
         st.sets(st.integers(0, 9), max_size=2),
     ),
@@ -92,54 +92,54 @@ class Player:
         self.rows: Rows = {}
         self.merge: FileRewrite | None = None
         self.resolve: FileRewrite | None = None
-        self.rewrite: Rewrite | None = None
+        self.rewrite: PendingRewrite | None = None
         self.rewritten = False
         self._versions = itertools.count()
 
-    def play(self, act: Act, keys: set[int], gone: set[int]) -> None:
+    def play(self, act: LakeAction, keys: set[int], gone: set[int]) -> None:
         table = self.table
         match act:
-            case Act.WRITE | Act.TWICE:
+            case LakeAction.WRITE | LakeAction.TWICE:
                 new: Rows = {key: f"v{next(self._versions)}" for key in sorted(keys)}
                 segments = [table.segment(new, sorted(keys | gone))]
-                if act is Act.TWICE:
+                if act is LakeAction.TWICE:
                     segments.insert(0, table.segment({}, sorted(gone | keys)))
                 table.commit(RowDelta(tuple(segments)))
                 self.rows = {key: row for key, row in self.rows.items() if key not in gone} | new
-            case Act.INSERT | Act.THEN_DELETE:
+            case LakeAction.INSERT | LakeAction.THEN_DELETE:
                 fresh: Rows = {key: f"v{next(self._versions)}" for key in sorted(keys - set(self.rows))}
                 segments = [table.segment(fresh)] if fresh else []
                 self.rows |= fresh
-                if act is Act.THEN_DELETE and gone:
+                if act is LakeAction.THEN_DELETE and gone:
                     segments.append(table.segment({}, sorted(gone)))
                     self.rows = {key: row for key, row in self.rows.items() if key not in gone}
                 if segments:
                     table.commit(RowDelta(tuple(segments)))
-            case Act.HIDE:
+            case LakeAction.HIDE:
                 self._hide(keys)
-            case Act.RESOLVE:
+            case LakeAction.RESOLVE:
                 table.resolve()
                 assert table.table.equality_deletes == 0
-            case Act.BEGIN_RESOLVE:
+            case LakeAction.BEGIN_RESOLVE:
                 self.resolve = self.resolve or table.compute()
-            case Act.BEGIN_MERGE:
+            case LakeAction.BEGIN_MERGE:
                 self.merge = self.merge or table.compute_merge()
-            case Act.END_RESOLVE:
+            case LakeAction.END_RESOLVE:
                 self._land(self.resolve)
                 self.resolve = None
-            case Act.END_MERGE:
+            case LakeAction.END_MERGE:
                 self._land(self.merge)
                 self.merge = None
-            case Act.BEGIN_REWRITE:
+            case LakeAction.BEGIN_REWRITE:
                 self.rewrite = self.rewrite or table.begin_rewrite(dict(self.rows))
-            case Act.END_REWRITE:
+            case LakeAction.END_REWRITE:
                 if self.rewrite is not None and table.end_rewrite(self.rewrite):
                     self.rewritten = True
                 self.rewrite = None
-            case Act.TRUNCATE:
+            case LakeAction.TRUNCATE:
                 table.commit(RowDelta((), replaces=EveryFile()))
                 self.rows = {}
-            case Act.RELOAD:
+            case LakeAction.RELOAD:
                 table.reload()
 
     def _land(self, resolution: FileRewrite | None) -> None:
@@ -176,13 +176,13 @@ def check(player: Player, duckdb: DuckDBPyConnection) -> None:
 @settings(max_examples=25)
 @given(acts=ACTS)
 def test_no_row_changes_whatever_comes_between(
-    duckdb: DuckDBPyConnection, acts: list[tuple[Act, set[int], set[int]]]
+    duckdb: DuckDBPyConnection, acts: list[tuple[LakeAction, set[int], set[int]]]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         player = Player(f"{Path(directory).as_uri()}/t")
         for act, keys, gone in acts:
             player.play(act, keys, gone)
-            if act in (Act.END_MERGE, Act.END_REWRITE):
+            if act in (LakeAction.END_MERGE, LakeAction.END_REWRITE):
                 check(player, duckdb)
         check(player, duckdb)
         player.table.resolve()

@@ -46,13 +46,13 @@ def maintained(database: Database, warehouse: str, spark: SparkSession) -> Maint
 
 def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
     write_and_publish(maintained.mirror, range(12))
-    before = maintained.debt(T).figures
+    before = maintained.backlog(T).figures
     assert before.small_files > 10
     assert before.equality_delete_rows > 100
     result = maintained.maintain(T)
     assert result.errors == []
-    assert (result.before, result.after) == (before, maintained.debt(T).figures)
-    after = maintained.debt(T).figures
+    assert (result.before, result.after) == (before, maintained.backlog(T).figures)
+    after = maintained.backlog(T).figures
     assert (after.data_files, after.position_delete_rows) == (1, 0)
     assert after.equality_delete_rows < before.equality_delete_rows / 5, "those of the newest commit may stay"
     state = maintained.lake_table(T)
@@ -76,14 +76,14 @@ def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
 def test_nothing_is_done_without_a_request_below_the_thresholds(maintained: Maintained) -> None:
     write_and_publish(maintained.mirror, range(5))
     location = maintained.mirror.location(T)
-    assert maintained.maintain(T, asked=False) == PassResult(T)
+    assert maintained.maintain(T, requested=False) == PassResult(T)
     assert maintained.journal(T) == []
     maintained.policy(T, rewrite_min_input_files=4)
-    assert maintained.maintain(T, asked=False).done
+    assert maintained.maintain(T, requested=False).done
     maintained.policy(T, rewrite_min_input_files=2, maintenance_enabled=False)
     write_and_publish(maintained.mirror, range(5, 10))
     location = maintained.mirror.location(T)
-    assert maintained.maintain(T, asked=False).done == []
+    assert maintained.maintain(T, requested=False).done == []
     assert maintained.mirror.location(T) == location
     assert maintained.maintain(T).done, "a request is answered all the same"
     maintained.assert_equal(T)
@@ -100,13 +100,13 @@ def test_position_delete_files_are_merged(maintained: Maintained) -> None:
         with mirror.database.connect() as connection:
             connection.execute("DELETE FROM t WHERE id %% 700 = %s", (number,))
     mirror.catch_up()
-    before = maintained.debt(T).figures
+    before = maintained.backlog(T).figures
     assert before.position_delete_files >= 4
     maintained.policy(T, rewrite_enabled=False, delete_compaction_enabled=False)
     result = maintained.maintain(T)
     assert result.errors == []
     assert any("rewrite_position_delete_files" in line for line in result.done)
-    after = maintained.debt(T).figures
+    after = maintained.backlog(T).figures
     assert after.position_delete_files < before.position_delete_files
     maintained.assert_equal(T)
 
@@ -142,9 +142,9 @@ def test_deletes_that_concern_no_file_go_without_a_rewrite_of_the_others(maintai
     for _ in range(2):
         mirror.database.execute("UPDATE t SET n = n + 1 WHERE id <= 3000")
         mirror.catch_up()
-        assert maintained.debt(T).figures.equality_delete_rows == 3000
+        assert maintained.backlog(T).figures.equality_delete_rows == 3000
         assert maintained.maintain(T).errors == []
-        assert maintained.debt(T).figures.delete_files == 0
+        assert maintained.backlog(T).figures.delete_files == 0
         assert cold < data_files(maintained)
     state = maintained.lake_table(T)
     assert maintained.published(T) == (state.snapshot_id, state.metadata_location)
@@ -184,7 +184,7 @@ def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) ->
     mirror.database.execute("DELETE FROM t WHERE id % 700 = 0")
     mirror.catch_up()
     maintained.policy(T, rewrite_max_group_bytes=MIB, rewrite_min_input_files=2)
-    before = maintained.debt(T).figures
+    before = maintained.backlog(T).figures
     assert before.data_bytes > 2 * MIB
     assert before.position_delete_rows > 100
     result = maintained.maintain(T)
@@ -192,7 +192,7 @@ def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) ->
     rewrites = [details for operation, _, details in maintained.journal(T) if operation == "rewrite_data_files"]
     assert len(rewrites) > 1
     assert all(rewrite["counts"]["rewritten_data_files_count"] <= 2 for rewrite in rewrites)
-    after = maintained.debt(T).figures
+    after = maintained.backlog(T).figures
     assert after.delete_files == 0
     assert after.small_files < 2
     maintained.assert_equal_by_spark(T)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import MirrorPumpError, TableError
-from mirror_pump.ops.maintenance.maintainer import MaintenanceServer, Outcome, dry_run, maintain_tables
+from mirror_pump.ops.maintenance.maintainer import MaintenanceOutcome, MaintenanceServer, dry_run, maintain_tables
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.source.catalog.maintenance import (
@@ -98,14 +98,14 @@ def test_two_servers_answer_every_request_once(maintained: Maintained) -> None:
     for thread in threads:
         thread.start()
     try:
-        outcomes: list[Outcome] = []
+        outcomes: list[MaintenanceOutcome] = []
         for number in range(3):
             write_and_publish(mirror, range(number * 3, number * 3 + 3))
             outcomes.extend(maintain_tables(settings, ["t"], wait=True, start=_nobody_else))
         assert [outcome.errors for outcome in outcomes] == [()] * 3
         assert all(any("rewrite_data_files" in line for line in outcome.lines) for outcome in outcomes)
         assert passes(maintained) == ["done"] * 3
-        assert list(maintain_tables(settings, [], wait=False)) == [Outcome(T, ("requested",))]
+        assert list(maintain_tables(settings, [], wait=False)) == [MaintenanceOutcome(T, ("requested",))]
         await_true(lambda: len(passes(maintained)) == 4, 60, "the request is answered")
     finally:
         for server in servers:

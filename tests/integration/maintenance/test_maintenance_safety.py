@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 import pytest
 
-from mirror_pump.engine.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import SequenceNumber, TableId, TableName
@@ -278,7 +278,7 @@ def test_a_branch_with_an_age_of_its_own_stops_expiry(maintained: Maintained) ->
     maintained.policy(T, snapshot_min_retained=1)
     assert maintained.maintain(T).errors == []
     assert maintained.lake_table(T).has_snapshot(snapshot)
-    assert any("branch" in warning for warning in maintained.debt(T).warnings)
+    assert any("branch" in warning for warning in maintained.backlog(T).warnings)
 
 
 def test_the_sweep_takes_old_orphans_only(maintained: Maintained) -> None:
@@ -308,8 +308,8 @@ def test_the_sweep_takes_old_orphans_only(maintained: Maintained) -> None:
 
 def _dry(maintained: Maintained) -> Sweep:
     with maintained.maintainer() as maintainer:
-        (debt,) = maintainer.look([maintained.table_id(T)])
-        operations, swept = maintainer.dry_run(debt)
+        (backlog,) = maintainer.read_backlogs([maintained.table_id(T)])
+        operations, swept = maintainer.dry_run(backlog)
     assert any(type(operation).__name__ == "SweepFiles" for operation in operations)
     assert swept is not None
     return swept
@@ -454,7 +454,9 @@ def test_a_table_under_copy_is_left_alone(database: Database, warehouse: str, sp
         mirror.register("t")
         await_true(lambda: copies.waiting >= 2, 30, "chunks are to be copied")
         copies.let_go(2)
-        await_true(lambda: database.rows("SELECT FROM modak.copy_chunks WHERE done_at IS NOT NULL"), 30, "a chunk")
+        # Each chunk may have a commit of its own: the table's metadata stays where it is only when both are published.
+        done: LiteralString = "SELECT FROM modak.copy_chunks WHERE done_at IS NOT NULL"
+        await_true(lambda: len(database.rows(done)) == 2, 30, "both chunks are published")
         write(mirror, 1)
         mirror.await_frontier()
         orphan = Path(maintained.lake_table(T).location.removeprefix("file://")) / "data" / "orphan.parquet"
@@ -483,13 +485,15 @@ def test_what_spark_reports_as_a_conflict_is_one(maintained: Maintained) -> None
     gate = CommitGate(mirror.database)
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
     other = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
-    debt = maintained.debt(T)
-    (rewrite,) = [operation for operation in debt.due(asked=True) if type(operation).__name__ == "RewriteDataFiles"]
+    backlog = maintained.backlog(T)
+    (rewrite,) = [
+        operation for operation in backlog.due(requested=True) if type(operation).__name__ == "RewriteDataFiles"
+    ]
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            Procedures(session).rewrite_data_files(debt.lake_name, rewrite.rewrite)  # type: ignore[union-attr]
+            Procedures(session).rewrite_data_files(backlog.lake_name, rewrite.rewrite)  # type: ignore[union-attr]
         except CommitConflict as error:
             errors.append(error)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mirror_pump.engine.delete_conversion import convert_deletes
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step

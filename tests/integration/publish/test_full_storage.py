@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.engine.runner import SparkTaskRunner, TaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.errors import StorageFull
 from mirror_pump.lake.storage import StorageOptions, open_output, write_all
 from mirror_pump.pipeline.flow.steps import Step

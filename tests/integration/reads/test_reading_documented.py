@@ -16,7 +16,7 @@ from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.readers import role_of
 from tests.support.retention_table import RetentionTable, at_once
 
@@ -76,7 +76,7 @@ def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
     return read | {at: v for at, _, v in young}
 
 
-def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSession, monkeypatch: Any) -> None:
+def test_every_block_runs_as_it_stands(mirror: Mirror, run: RunCommand, spark: SparkSession, monkeypatch: Any) -> None:
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *values: printed.append(" ".join(map(str, values))))
     Path("report.sql").write_text(
@@ -114,7 +114,7 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: Run, spark: SparkSes
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: Run) -> None:
+def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: RunCommand) -> None:
     mirror.database.execute("UPDATE public.orders SET paid = 2 WHERE id = 3")
     mirror.catch_up()
     first = mirror.frontier()
@@ -142,7 +142,7 @@ def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: Run) -
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
-def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
         (["DELETE FROM orders"], 2, "this is not one query"),
@@ -162,7 +162,7 @@ def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, r
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: Run) -> None:
+def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: RunCommand) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
     for mode, notice in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
         with mirror.pumping():
@@ -174,7 +174,7 @@ def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: Run) -> N
     assert "retention" not in run("sql", "FROM events").stderr
 
 
-def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: Run) -> None:
+def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: RunCommand) -> None:
     mirror.database.execute(
         'CREATE SCHEMA "Old Ones"',
         'CREATE TABLE "Old Ones".orders (id bigint PRIMARY KEY)',

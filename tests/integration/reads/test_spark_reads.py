@@ -20,11 +20,11 @@ from tests.support.typed_events import EVENTS, TypedEvents
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Read = Callable[..., PinnedDataFrame]
+PinnedRead = Callable[..., PinnedDataFrame]
 
 
 @pytest.fixture
-def read(spark: SparkSession, events: TypedEvents) -> Read:
+def read(spark: SparkSession, events: TypedEvents) -> PinnedRead:
     def reading(*arguments: Any, limits: InternalLimits | None = None, **options: Any) -> PinnedDataFrame:
         settings = events.mirror.settings
         if limits is not None:
@@ -39,7 +39,7 @@ def rows(frame: DataFrame) -> list[Row]:
     return normalised([tuple(row) for row in frame.collect()])
 
 
-def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents, read: Read) -> None:
+def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents, read: PinnedRead) -> None:
     events.upsert(10, 10, n="'NaN'")
     events.upsert(50, 51, day="'infinity'")
     events.delete(20, 20)
@@ -57,7 +57,9 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents,
     assert events.pins() == []
 
 
-def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, events: TypedEvents, read: Read) -> None:
+def test_filters_and_columns_are_pushed_to_both_sides(
+    spark: SparkSession, events: TypedEvents, read: PinnedRead
+) -> None:
     # Else the plan names the first of them only.
     spark.conf.set("spark.sql.maxMetadataStringLength", "10000")
     with read() as frame:
@@ -79,7 +81,9 @@ def test_filters_and_columns_are_pushed_to_both_sides(spark: SparkSession, event
         assert sorted(row[0] for row in narrow.collect()) == sorted(wanted)
 
 
-def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, events: TypedEvents, read: Read) -> None:
+def test_a_pushed_filter_means_what_it_means_to_spark(
+    spark: SparkSession, events: TypedEvents, read: PinnedRead
+) -> None:
     """On the heap's side Postgres evaluates what Spark pushes: with its collations, time zones and literals."""
     events.both("UPDATE {} SET t = upper(t) || 'ä' WHERE at IN (210, 310)")
     events.both("UPDATE {} SET f = 'NaN', n = -1.005, kept = CASE WHEN at > 220 THEN false END WHERE at IN (220, 230)")
@@ -120,7 +124,9 @@ def test_a_pushed_filter_means_what_it_means_to_spark(spark: SparkSession, event
         assert sorted(found) == sorted(wanted)
 
 
-def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, events: TypedEvents, read: Read) -> None:
+def test_a_session_of_another_time_zone_reads_the_same(
+    spark: SparkSession, events: TypedEvents, read: PinnedRead
+) -> None:
     with read() as frame:
         wanted = frame.selectExpr("id", "unix_micros(seen)", "cast(local as string)").collect()
         try:
@@ -133,7 +139,7 @@ def test_a_session_of_another_time_zone_reads_the_same(spark: SparkSession, even
         assert sorted(map(tuple, found)) == sorted(map(tuple, wanted))
 
 
-def test_all_partitions_of_a_read_see_one_snapshot(events: TypedEvents, read: Read) -> None:
+def test_all_partitions_of_a_read_see_one_snapshot(events: TypedEvents, read: PinnedRead) -> None:
     events.both(
         "INSERT INTO {} SELECT 200 + g % 200, g, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
         " repeat('x', 200) FROM generate_series(10000, 13000) g"
@@ -151,7 +157,7 @@ def test_all_partitions_of_a_read_see_one_snapshot(events: TypedEvents, read: Re
         assert sorted(found) == sorted((row[1], row[2]) for row in wanted if row[0] >= 200)
 
 
-def test_the_lake_is_read_as_of_the_frontier_and_the_heap_as_of_now(events: TypedEvents, read: Read) -> None:
+def test_the_lake_is_read_as_of_the_frontier_and_the_heap_as_of_now(events: TypedEvents, read: PinnedRead) -> None:
     with read(mode="lake") as before:
         events.insert((399, 1))
         events.mirror.catch_up()
@@ -162,7 +168,7 @@ def test_the_lake_is_read_as_of_the_frontier_and_the_heap_as_of_now(events: Type
             assert len(events.pins()) == 5
 
 
-def test_a_read_that_waits_in_vain_says_so(events: TypedEvents, read: Read) -> None:
+def test_a_read_that_waits_in_vain_says_so(events: TypedEvents, read: PinnedRead) -> None:
     with pytest.raises(SourceError, match="has not passed"):
         read(mode="lake", min_lsn="7FFFFFFF/0", max_wait=0.2)
     assert events.pins() == []

@@ -18,7 +18,7 @@ from mirror_pump.cli.main import app
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import PROGRAM, Run
+from tests.support.cli import PROGRAM, RunCommand
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
     threads.close()
 
 
-def csv(run: Run, *arguments: str) -> str:
+def csv(run: RunCommand, *arguments: str) -> str:
     result = run("sql", *arguments, "--format", "csv")
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     away = tmp_path / "away"
     (tmp_path / "warehouse").rename(away)
     try:
@@ -78,7 +78,7 @@ def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, r
     assert csv(run, "SHOW public.orders").splitlines() == described
 
 
-def test_no_table_is_listed_where_none_is_mirrored(database: Database, warehouse: str, run: Run) -> None:
+def test_no_table_is_listed_where_none_is_mirrored(database: Database, warehouse: str, run: RunCommand) -> None:
     threads = ThreadTaskRunner()
     Mirror.create(database, warehouse, threads)
     threads.close()
@@ -90,7 +90,9 @@ def piped(text: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["sql", *arguments, "--format", "csv"], input=text)
 
 
-def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_queries_come_from_stdin_from_files_and_several_at_once(
+    mirror: Mirror, run: RunCommand, tmp_path: Path
+) -> None:
     script = "-- two; of them\nSELECT id, product FROM public.orders WHERE product LIKE '%; %';\nSELECT 2 AS two\n"
     wanted = "id,product\n2,salt; pepper\ntwo\n2\n"
     file = tmp_path / "q.sql"
@@ -114,7 +116,7 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(mirror: Mirror, 
         assert (result.exit_code, message in result.output) == (2, True), (arguments, result.output)
 
 
-def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     def written(name: str, *arguments: str) -> Path:
         file = tmp_path / name
         result = run("sql", "SELECT id FROM public.orders ORDER BY 1", "--output", str(file), *arguments)
@@ -133,7 +135,7 @@ def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: Run, tmp_pa
     assert not (tmp_path / "b.json").exists()
 
 
-def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     with mirror.database.connect() as connection:
         printed = [row[0] for row in connection.execute("SELECT one::text FROM public.blobs ORDER BY id").fetchall()]
     assert printed == [r"\xdead00626565", r"\x", None]

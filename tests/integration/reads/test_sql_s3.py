@@ -10,7 +10,7 @@ import pytest
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.s3_server import S3Server, s3_server
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def mirror(database: Database, s3: S3Server) -> Iterator[Mirror]:
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
 def test_nothing_is_downloaded_to_read_s3(
-    mirror: Mirror, s3: S3Server, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: Mirror, s3: S3Server, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()

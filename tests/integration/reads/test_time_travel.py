@@ -15,7 +15,7 @@ from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, await_true, normalised
 from mirror_pump.testing.tasks import GatedCopies
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def mirror(database: Database, warehouse: str, gate: GatedCopies) -> Mirror:
 class Traveller:
     """Reads tables as of positions or times by the program."""
 
-    def __init__(self, run: Run, directory: Path) -> None:
+    def __init__(self, run: RunCommand, directory: Path) -> None:
         self._run = run
         self._file = directory / "found.parquet"
 
@@ -56,7 +56,7 @@ class Traveller:
 
 
 @pytest.fixture
-def traveller(run: Run, tmp_path: Path) -> Traveller:
+def traveller(run: RunCommand, tmp_path: Path) -> Traveller:
     return Traveller(run, tmp_path)
 
 

@@ -7,7 +7,7 @@ from typing import Any, LiteralString
 
 import pytest
 
-from mirror_pump.engine.index_keys import read_keys
+from mirror_pump.engine.lake_reads.index_keys import read_keys
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions

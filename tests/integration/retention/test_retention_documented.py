@@ -13,13 +13,13 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "retention.md").read_text(encoding="utf-8")
 CLI_JSON = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text(encoding="utf-8")
 
 
-def test_the_document_does_what_it_says(database: Database, warehouse: str, run: Run, slot: str) -> None:
+def test_the_document_does_what_it_says(database: Database, warehouse: str, run: RunCommand, slot: str) -> None:
     chosen = Settings(
         dsn=database.dsn,
         warehouse=warehouse,

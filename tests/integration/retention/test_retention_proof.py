@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize
 
-from mirror_pump.engine.row_hashes import HashSecret, _values, mixed, row_hashes
+from mirror_pump.engine.comparison.row_hashes import HashSecret, _values, mixed, row_hashes
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER
 from mirror_pump.limits import InternalLimits
 from mirror_pump.testing.database import Database

@@ -14,7 +14,7 @@ from mirror_pump.source.relations.column_choices import NO_CHOICES
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.events_table import RetentionTables
 
 BOUNDS: LiteralString = (
@@ -79,7 +79,7 @@ def _events(database: Database) -> None:
     )
 
 
-def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: Run) -> None:
+def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: RunCommand) -> None:
     database = mirror.database
     _events(database)
     database.execute("CREATE TABLE unfit (id int)")

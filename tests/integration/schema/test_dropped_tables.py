@@ -13,7 +13,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.events_table import RetentionTables
 
 
@@ -35,20 +35,20 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
     threads.close()
 
 
-def _document(run: Run) -> dict[str, dict[str, Any]]:
+def _document(run: RunCommand) -> dict[str, dict[str, Any]]:
     shown = run("status", "--json")
     assert shown.exit_code == 0, shown.output
     return {str(table["table"]): table for table in json.loads(shown.stdout)["tables"]}
 
 
-def _rows(run: Run, *arguments: str) -> list[tuple[object, ...]]:
+def _rows(run: RunCommand, *arguments: str) -> list[tuple[object, ...]]:
     result = run("sql", *arguments, "--format", "json")
     assert result.exit_code == 0, result.output
     return normalised([tuple(row.values()) for row in json.loads(result.stdout)])
 
 
 def test_dropped_tables_stay_readable_and_alarm_nobody(
-    mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
+    mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table, a partition root, one that goes with its schema; one that had failed; and one that waited for a key."""
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
@@ -108,7 +108,7 @@ def test_without_event_triggers_a_drop_is_found_as_well(mirror: Mirror) -> None:
 
 
 def test_a_table_with_the_name_of_a_dropped_table_is_registered(
-    mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch
+    mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the pump has seen the drop (a), or not (b), or the table was never copied whole (p)."""
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
@@ -157,7 +157,7 @@ def test_a_table_with_the_name_of_a_dropped_table_is_registered(
 
 
 def test_rows_only_in_the_lake_stay_readable_after_the_drop(
-    retention_tables: RetentionTables, database: Database, run: Run, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables, database: Database, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a correction that no pump has folded; and registering over them takes a decision."""
     threads = ThreadTaskRunner()

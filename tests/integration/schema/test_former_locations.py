@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.engine.segment_tasks import apply_segment
+from mirror_pump.engine.ingest.segment_tasks import apply_segment
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import local_path
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def _place(mirror: Mirror, table: str) -> Path:
     return path
 
 
-def _listed(run: Run) -> list[tuple[str, int, str]]:
+def _listed(run: RunCommand) -> list[tuple[str, int, str]]:
     shown = run("unregister", "--list", "--json")
     assert shown.exit_code == 0, shown.output
     return [(entry["table"], entry["files"], entry["ended_by"]) for entry in json.loads(shown.stdout)]
@@ -54,7 +54,7 @@ def _files(place: Path) -> int:
     return sum(path.is_file() for path in place.rglob("*"))
 
 
-def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: Run) -> None:
+def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: RunCommand) -> None:
     database, first = mirror.database, _place(mirror, "a")
     assert _listed(run) == []
     assert "no registration that has ended left files" in run("unregister", "--list").stderr
@@ -99,7 +99,7 @@ def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: Run) -> No
     assert run("unregister", "--drop-lake", "a").exit_code != 0, "there is nothing more of that name"
 
 
-def test_a_removal_that_was_cut_off_goes_on(mirror: Mirror, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_was_cut_off_goes_on(mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog lists what is to go before the first file goes, and until the last has gone."""
     place = _place(mirror, "a")
 
@@ -141,7 +141,7 @@ def test_what_a_pump_was_about_to_write_goes_too(mirror: Mirror) -> None:
     mirror.assert_equal("public.b")
 
 
-def test_files_in_use_are_not_removed(mirror: Mirror, run: Run, tmp_path: Path) -> None:
+def test_files_in_use_are_not_removed(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     database, place = mirror.database, _place(mirror, "a")
     mirror.unregister("a")
     pointer = mirror.location("public.a")

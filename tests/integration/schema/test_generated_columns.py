@@ -17,7 +17,7 @@ from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.retention_table import at_once
 
 pytestmark = pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
@@ -201,7 +201,7 @@ def test_a_table_with_heap_retention_keeps_the_publication_as_it_is(database: Da
     assert database.rows("SELECT pubgencols::text FROM pg_publication") == [("s",)]
 
 
-def test_what_is_left_out_is_named(run: Run, database: Database, slot: str, tmp_path: Path) -> None:
+def test_what_is_left_out_is_named(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v int GENERATED ALWAYS AS (id * 2) VIRTUAL,"
         " s int GENERATED ALWAYS AS (id * 2) STORED)",

@@ -82,7 +82,7 @@ UPDATE p SET part = 3 - part WHERE id % 10 = 1;
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _ExampleScene:
     """A mirror that runs, in whose database every example has a schema of its own."""
 
     mirror: Mirror
@@ -90,7 +90,7 @@ class _Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Scene]:
+def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_ExampleScene]:
     name = f"t_schema_changes_{os.urandom(3).hex()}"
     postgres.create_database(name)
     database = Database(postgres, name)
@@ -98,7 +98,7 @@ def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
     runner = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, runner, segment_bytes=20_000)
     with mirror.pumping() as pump:
-        yield _Scene(mirror, pump)
+        yield _ExampleScene(mirror, pump)
         # Tables that were changed long ago stay equal while others change: what one statement leaves behind shows here.
         assert_verified(database)
     mirror.assert_sound()
@@ -177,9 +177,12 @@ def _comparable(rows: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("transactions", "result"), _examples())
-def test_a_documented_change(scene: _Scene, transactions: list[str], result: str) -> None:
+def test_a_documented_change(
+    scene: _ExampleScene, transactions: list[str], result: str, request: pytest.FixtureRequest
+) -> None:
     mirror, database = scene.mirror, scene.mirror.database
-    schema = f"c{os.urandom(4).hex()}"
+    # What differs at the end, after all examples, is told by the table's name.
+    schema = f"c_{re.sub('[^a-z0-9]+', '_', request.node.callspec.id.lower())[:32]}_{os.urandom(3).hex()}"
     partitioned = bool(re.search(r"\bp\d?\b", transactions[-1]))
     table = "p" if partitioned else "t"
     with database.connect() as connection:

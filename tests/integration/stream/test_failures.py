@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import CopyFailed
@@ -154,7 +154,9 @@ def test_a_lake_table_that_another_engine_altered_stops_that_table_only(
         mirror.await_frontier()
         mirror.assert_equal("public.b")
     with maintained.maintainer() as maintainer:
-        assert "public.b" in {str(debt.table.name) for debt in maintainer.look() if debt.due(asked=True)}
+        assert "public.b" in {
+            str(backlog.table.name) for backlog in maintainer.read_backlogs() if backlog.due(requested=True)
+        }
     if message != "partitioned":
         assert any(message in error for error in maintained.maintain("public.a").errors)
     mirror.unregister("public.a")

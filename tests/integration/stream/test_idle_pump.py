@@ -22,7 +22,7 @@ from mirror_pump.testing.mirror import Mirror, audit, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import Run
+from tests.support.cli import RunCommand
 from tests.support.pipeline import change_rows, writing
 
 WATCHED = 6.0
@@ -30,7 +30,7 @@ WATCHED = 6.0
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path, run: Run) -> Program:
+def program(database: Database, tmp_path: Path, run: RunCommand) -> Program:
     slot = f"s_{os.urandom(4).hex()}"
     program = Program(database.dsn, tmp_path)
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot, "--publication", slot).exit_code == 0

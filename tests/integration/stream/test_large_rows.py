@@ -12,7 +12,7 @@ import pytest
 from pydantic import ByteSize
 
 from benchmarks.sampling import Sampler, parent_of
-from mirror_pump.engine.runner import TaskRunner
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.stream import toast_completion as completing

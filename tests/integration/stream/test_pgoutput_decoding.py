@@ -36,7 +36,7 @@ class Source:
     def __init__(self, connection: psycopg.Connection[Any], slot: str) -> None:
         self.connection = connection
         self._slot = slot
-        self.relations: dict[str, messages.Relation] = {}
+        self.relations: dict[str, messages.RelationMessage] = {}
 
     def run(self, *statements: str) -> None:
         """Each statement in a transaction of its own."""

@@ -15,7 +15,7 @@ from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.connect import connect
 from mirror_pump.source.heap.row_lookup import await_visible
-from mirror_pump.source.relations.change_notes import parse_note, seal
+from mirror_pump.source.relations.change_notes import parse_note, signature
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -333,7 +333,7 @@ def test_sealed_nonsense_stops_nothing(database: Database, warehouse: str, tasks
                 message = content.replace("%(id)s", str(table_id)).replace("%(shape)s", unstorable).encode()
                 with connection.transaction():
                     ((xid,),) = connection.execute("SELECT pg_current_xact_id()::xid::text::bigint").fetchall()
-                    message = seal(secret.encode(), xid, message) + message
+                    message = signature(secret.encode(), xid, message) + message
                     connection.execute("SELECT pg_logical_emit_message(true, 'mirror-pump', %s)", (message,))
                 connection.execute("UPDATE t SET n = n + 1 WHERE id < 9")
         mirror.await_frontier()

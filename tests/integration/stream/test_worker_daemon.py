@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from mirror_pump.engine import worker_daemon
+from mirror_pump.engine.spark_runtime import worker_daemon
 
 if TYPE_CHECKING:
     import pytest

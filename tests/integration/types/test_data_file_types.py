@@ -14,8 +14,8 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.delete_conversion import OrderedFile
-from mirror_pump.engine.file_merge import MergeTask, merge_files
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files
 from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import write_data_file, write_equality_deletes

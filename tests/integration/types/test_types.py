@@ -47,7 +47,7 @@ class CalmDatabase(Database):
 
 
 @dataclass(frozen=True)
-class Scene:
+class TypeScene:
     """What was in the heap, and what each engine found in the lake: by table, column and row, None for NULL."""
 
     expected: dict[str, list[Any]]
@@ -57,7 +57,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(postgres: EmbeddedPostgres, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(
+    postgres: EmbeddedPostgres, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TypeScene]:
     """Two tables with a column for each case, one filled before its copy and one while the pump runs."""
     name = "t_types"
     postgres.create_database(name)
@@ -72,7 +74,7 @@ def scene(postgres: EmbeddedPostgres, spark: SparkSession, tmp_path_factory: pyt
 
 def _played(
     database: Database, warehouse: Path, spark: SparkSession, settings: Sequence[tuple[str, str]] = ()
-) -> Scene:
+) -> TypeScene:
     with database.connect() as connection:
         create_pool(connection, "copied")
         connection.execute("CREATE TABLE streamed (LIKE copied INCLUDING ALL)")
@@ -107,7 +109,7 @@ def _played(
             found[table, "spark"] = by_spark(session, table, types[table])
             found[table, "pyarrow"] = by_pyarrow(location, types[table])
         assert assert_verified(plain) == len(TABLES)
-    return Scene(expected, texts, found, types)
+    return TypeScene(expected, texts, found, types)
 
 
 _ODD_SETTINGS = (
@@ -131,7 +133,7 @@ _ODD_SETTINGS = (
 
 
 def test_settings_of_the_database_change_no_byte(
-    postgres: EmbeddedPostgres, spark: SparkSession, scene: Scene, tmp_path: Path
+    postgres: EmbeddedPostgres, spark: SparkSession, scene: TypeScene, tmp_path: Path
 ) -> None:
     postgres.create_database("t_types_settings")
     try:
@@ -144,7 +146,7 @@ def test_settings_of_the_database_change_no_byte(
 
 
 @pytest.mark.parametrize("n", range(len(CASES)), ids=[case.type for case in CASES])
-def test_copy_and_stream_keep_every_value(scene: Scene, n: int) -> None:
+def test_copy_and_stream_keep_every_value(scene: TypeScene, n: int) -> None:
     name, case = f"c{n}", CASES[n]
     for table in TABLES:
         assert scene.lake_types[table][name] == case.lake

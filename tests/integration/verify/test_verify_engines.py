@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.runner import SparkTaskRunner
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.limits import InternalLimits

@@ -26,15 +26,15 @@ LOGICAL = b"M" + struct.pack(">BQ", 1, 0x16_B374_D848) + b"modak\0" + struct.pac
 
 
 def test_begin_counts_time_from_1970_and_keeps_large_numbers() -> None:
-    assert m.parse_begin(BEGIN) == m.Begin(0xFFFF_0000_0000_0001, 0, 4_000_000_000)
+    assert m.parse_begin(BEGIN) == m.BeginMessage(0xFFFF_0000_0000_0001, 0, 4_000_000_000)
 
 
 def test_commit() -> None:
-    assert m.parse_commit(COMMIT) == m.Commit(0x16_B374_D848, 0x16_B374_D880, 946_684_801_000_000)
+    assert m.parse_commit(COMMIT) == m.CommitMessage(0x16_B374_D848, 0x16_B374_D880, 946_684_801_000_000)
 
 
 def test_relation() -> None:
-    assert m.parse_relation(RELATION) == m.Relation(
+    assert m.parse_relation(RELATION) == m.RelationMessage(
         4_000_000_000,
         "schéma",
         "tab le",
@@ -49,9 +49,9 @@ def test_a_relation_of_pg_catalog_comes_without_its_schema() -> None:
 
 
 def test_truncate() -> None:
-    assert m.parse_truncate(TRUNCATE) == m.Truncate((16_384, 4_000_000_000), cascade=True, restart_identity=True)
+    assert m.parse_truncate(TRUNCATE) == m.TruncateMessage((16_384, 4_000_000_000), cascade=True, restart_identity=True)
     message = b"T" + struct.pack(">IBI", 1, 2, 7)
-    assert m.parse_truncate(message) == m.Truncate((7,), cascade=False, restart_identity=True)
+    assert m.parse_truncate(message) == m.TruncateMessage((7,), cascade=False, restart_identity=True)
 
 
 def test_logical_message() -> None:

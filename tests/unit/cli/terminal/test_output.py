@@ -128,7 +128,7 @@ def test_what_happened_to_a_table_names_it_once(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == f"mirror-pump: {expected}\n"
 
 
-class _Terminal(io.StringIO):
+class _FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -155,7 +155,7 @@ def _show_verify(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_verify_has_a_bar_for_each_large_table_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = _show_verify(_Terminal(), monkeypatch)
+    shown = _show_verify(_FakeTerminal(), monkeypatch)
     assert "public.[big]" in shown
     assert "public.tiny" not in shown
     assert _show_verify(io.StringIO(), monkeypatch) == ""

@@ -10,7 +10,7 @@ import pytest
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.ops.maintenance.plan import (
-    Past,
+    PastMaintenance,
     expiry_of,
     manifests_of,
     position_deletes_of,
@@ -44,19 +44,19 @@ def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebi
 
 
 def test_a_small_backlog_is_left_alone_without_a_request() -> None:
-    assert rewrite_of(CALM, POLICY, ("id",), asked=False) is None
-    requested = rewrite_of(CALM, POLICY, ("id",), asked=True)
+    assert rewrite_of(CALM, POLICY, ("id",), requested=False) is None
+    requested = rewrite_of(CALM, POLICY, ("id",), requested=True)
     assert requested is not None
     rewrite = requested.rewrite
     assert (rewrite.small_below, rewrite.min_input_files, rewrite.deletes) == (96 * MIB, 2, True)
     empty = TableStats(data_files=1, records=10, small_by_class=(0, 0, 0))
-    assert rewrite_of(empty, POLICY, (), asked=True) is None
+    assert rewrite_of(empty, POLICY, (), requested=True) is None
 
 
 @pytest.mark.parametrize(("by_class", "below"), [((0, 0, 50), 0), ((0, 50, 3), 1), ((50, 0, 0), 2)])
 def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], below: int) -> None:
     figures = replace(CALM, small_by_class=by_class, small_files=sum(by_class))
-    due = rewrite_of(figures, POLICY, (), asked=False)
+    due = rewrite_of(figures, POLICY, (), requested=False)
     assert due is not None
     assert due.rewrite.small_below == tuple(reversed(BOUNDS))[below]
     assert due.rewrite.options()["min-file-size-bytes"] == str(due.rewrite.small_below)
@@ -64,28 +64,28 @@ def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], be
 
 
 def test_deletes_are_due_by_their_number_and_their_share() -> None:
-    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), asked=False)
+    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), requested=False)
     assert due is not None
     assert due.rewrite.deletes
     assert due.rewrite.options()["delete-file-threshold"] == "1"
     small = replace(CALM, records=1000, equality_delete_rows=9_999)
-    assert rewrite_of(small, POLICY, (), asked=False) is None, "a share without a number is not worth it"
+    assert rewrite_of(small, POLICY, (), requested=False) is None, "a share without a number is not worth it"
     off = policy_of({"delete_compaction_enabled": False})
-    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), asked=True) is not None
+    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), requested=True) is not None
     off = policy_of({"delete_compaction_enabled": False, "rewrite_enabled": False})
-    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), asked=True) is None
+    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), requested=True) is None
 
 
 def test_what_the_policy_switches_off_is_not_done_by_the_way() -> None:
-    debt = replace(CALM, small_by_class=(0, 0, 500), small_files=500, equality_delete_rows=10**6)
-    for asked in (True, False):
-        due = rewrite_of(debt, policy_of({"rewrite_enabled": False}), (), asked=asked)
+    backlog = replace(CALM, small_by_class=(0, 0, 500), small_files=500, equality_delete_rows=10**6)
+    for requested in (True, False):
+        due = rewrite_of(backlog, policy_of({"rewrite_enabled": False}), (), requested=requested)
         assert due is not None
         options = due.rewrite.options()
         assert options["delete-file-threshold"] == "1"
         assert options["min-file-size-bytes"] == "0"
         assert int(options["max-file-size-bytes"]) > 1 << 60, "nor are large ones divided"
-        due = rewrite_of(debt, policy_of({"delete_compaction_enabled": False}), (), asked=asked)
+        due = rewrite_of(backlog, policy_of({"delete_compaction_enabled": False}), (), requested=requested)
         assert due is not None
         options = due.rewrite.options()
         assert "delete-file-threshold" not in options
@@ -94,14 +94,14 @@ def test_what_the_policy_switches_off_is_not_done_by_the_way() -> None:
 
 def test_sorting_is_by_key() -> None:
     due = rewrite_of(
-        replace(CALM, small_by_class=(0, 0, 50)), policy_of({"rewrite_strategy": "sort"}), ("a", "b"), asked=False
+        replace(CALM, small_by_class=(0, 0, 50)), policy_of({"rewrite_strategy": "sort"}), ("a", "b"), requested=False
     )
     assert due is not None
     assert due.rewrite.sort_by == ("a", "b")
 
 
 @pytest.mark.parametrize(
-    ("by_class", "delete_rows", "asked", "largest"),
+    ("by_class", "delete_rows", "requested", "largest"),
     [
         ((5000, 5000, 5000), 0, False, BOUNDS[2]),
         ((5000, 5000, 5000), 0, True, BOUNDS[0]),
@@ -111,7 +111,7 @@ def test_sorting_is_by_key() -> None:
     ],
 )
 def test_large_tables_go_in_parts_that_are_not_larger_than_a_group(
-    by_class: tuple[int, ...], delete_rows: int, asked: bool, largest: int
+    by_class: tuple[int, ...], delete_rows: int, requested: bool, largest: int
 ) -> None:
     """Whatever the table's files are on average: it is the large ones that have deletes."""
     figures = replace(
@@ -123,7 +123,7 @@ def test_large_tables_go_in_parts_that_are_not_larger_than_a_group(
         delete_files=bool(delete_rows),
         equality_delete_rows=delete_rows,
     )
-    due = rewrite_of(figures, POLICY, (), asked=asked)
+    due = rewrite_of(figures, POLICY, (), requested=requested)
     assert due is not None
     files = POLICY.rewrite_max_group_bytes // largest
     assert due.rewrite.options()["max-files-to-rewrite"] == str(files)
@@ -133,7 +133,7 @@ def test_large_tables_go_in_parts_that_are_not_larger_than_a_group(
 
 
 def test_a_table_of_one_group_is_rewritten_at_once() -> None:
-    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), asked=False)
+    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), requested=False)
     assert due is not None
     assert due.parts == 1
     assert "max-files-to-rewrite" not in due.rewrite.options()
@@ -141,14 +141,14 @@ def test_a_table_of_one_group_is_rewritten_at_once() -> None:
 
 
 def test_position_deletes_and_manifests_are_due_by_number() -> None:
-    assert position_deletes_of(replace(CALM, position_delete_files=199), POLICY, asked=False) is None
-    assert position_deletes_of(replace(CALM, position_delete_files=200), POLICY, asked=False) is not None
-    assert position_deletes_of(replace(CALM, position_delete_files=2), POLICY, asked=True) is not None
-    assert position_deletes_of(CALM, POLICY, asked=True) is None
-    assert manifests_of(CALM, POLICY, asked=False) is None
-    assert manifests_of(CALM, POLICY, asked=True) is not None
-    assert manifests_of(replace(CALM, manifests=100), POLICY, asked=False) is not None
-    assert manifests_of(CALM, policy_of({"manifest_rewrite_enabled": False}), asked=True) is None
+    assert position_deletes_of(replace(CALM, position_delete_files=199), POLICY, requested=False) is None
+    assert position_deletes_of(replace(CALM, position_delete_files=200), POLICY, requested=False) is not None
+    assert position_deletes_of(replace(CALM, position_delete_files=2), POLICY, requested=True) is not None
+    assert position_deletes_of(CALM, POLICY, requested=True) is None
+    assert manifests_of(CALM, POLICY, requested=False) is None
+    assert manifests_of(CALM, POLICY, requested=True) is not None
+    assert manifests_of(replace(CALM, manifests=100), POLICY, requested=False) is not None
+    assert manifests_of(CALM, policy_of({"manifest_rewrite_enabled": False}), requested=True) is None
 
 
 def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> TableMetadata:
@@ -167,7 +167,7 @@ HOUR = 3_600_000
 
 def test_snapshots_expire_by_the_time_since_they_were_replaced() -> None:
     history = metadata(48, HOUR)
-    due = expiry_of(history, (), POLICY, now_ms=48 * HOUR, asked=False)
+    due = expiry_of(history, (), POLICY, now_ms=48 * HOUR, requested=False)
     assert due is not None
     # Replaced at 24 h or later: within the last 24 hours.
     assert due.snapshot_ids == tuple(1000 - number for number in range(1, 23))
@@ -176,23 +176,29 @@ def test_snapshots_expire_by_the_time_since_they_were_replaced() -> None:
 def test_protected_named_and_newest_snapshots_stay() -> None:
     history = metadata(48, HOUR, {"audit": {"type": "tag", "snapshot-id": 1000 - 5}})
     policy = policy_of({"snapshot_min_retained": 40, "snapshot_retention_hours": 0})
-    due = expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, asked=True)
+    due = expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, requested=True)
     assert due is not None
     assert due.snapshot_ids == tuple(1000 - number for number in (1, 3, 4, 6, 7, 8))
-    assert expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, asked=False) is None, "too few to be worth it"
+    assert expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, requested=False) is None, "too few to be worth it"
 
 
 def test_nothing_expires_where_a_branch_has_an_age_of_its_own() -> None:
     history = metadata(48, HOUR, {"x": {"type": "branch", "snapshot-id": 960, "max-snapshot-age-ms": 1}})
-    assert expiry_of(history, (), POLICY, now_ms=480 * HOUR, asked=True) is None
+    assert expiry_of(history, (), POLICY, now_ms=480 * HOUR, requested=True) is None
     assert any("branch" in line for line in warnings_of(history, CALM, POLICY))
 
 
 def test_sweeps_are_due_by_commits() -> None:
-    assert sweep_of(CALM, POLICY, Past(), asked=False) is None
-    assert sweep_of(replace(CALM, sequence_number=2500), POLICY, Past(swept_at_sequence=600), asked=False) is None
-    assert sweep_of(replace(CALM, sequence_number=2600), POLICY, Past(swept_at_sequence=600), asked=False) is not None
-    assert sweep_of(CALM, policy_of({"orphan_sweep_enabled": False}), Past(), asked=True) is None
+    assert sweep_of(CALM, POLICY, PastMaintenance(), requested=False) is None
+    assert (
+        sweep_of(replace(CALM, sequence_number=2500), POLICY, PastMaintenance(swept_at_sequence=600), requested=False)
+        is None
+    )
+    assert (
+        sweep_of(replace(CALM, sequence_number=2600), POLICY, PastMaintenance(swept_at_sequence=600), requested=False)
+        is not None
+    )
+    assert sweep_of(CALM, policy_of({"orphan_sweep_enabled": False}), PastMaintenance(), requested=True) is None
 
 
 def test_warnings_name_what_does_not_keep_up() -> None:

@@ -10,7 +10,7 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn
-from mirror_pump.ops.reads.time_travel import When, history, parse_when, snapshots_at
+from mirror_pump.ops.reads.time_travel import PastPoint, history, parse_when, snapshots_at
 
 A = TableName("public", "a")
 
@@ -45,14 +45,14 @@ NOW_MS = 9_000_000
 
 
 def at(frontier: int, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
-    return chosen(When(Lsn(frontier), None), **documents)
+    return chosen(PastPoint(Lsn(frontier), None), **documents)
 
 
 def at_time(moment_ms: int, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
-    return chosen(When(None, moment_ms), **documents)
+    return chosen(PastPoint(None, moment_ms), **documents)
 
 
-def chosen(when: When, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
+def chosen(when: PastPoint, **documents: TableMetadata) -> tuple[int, dict[str, int]]:
     histories = {TableName("public", name): history(document, Lsn(0)) for name, document in documents.items()}
     frontier, snapshots = snapshots_at(when, histories, Lsn(1000), NOW_MS)
     return frontier, {name.name: snapshot for name, snapshot in snapshots.items()}
@@ -97,7 +97,7 @@ def test_before_a_table_was_live_is_refused_with_since_when_it_is() -> None:
     a = document((1, None, None), (2, None, 1), (3, 300, 2), copying=(2,))
     b = document((1, None, None), (2, 250, 1))
     since = r"public\.a has been live since frontier 0/12C \(1970-01-01T00:00:03.000Z\)"
-    for when in (When(Lsn(299), None), When(None, 2999)):
+    for when in (PastPoint(Lsn(299), None), PastPoint(None, 2999)):
         for documents in ({"a": a}, {"a": a, "b": b}):
             with pytest.raises(TableError, match=since) as error:
                 chosen(when, **documents)
@@ -116,7 +116,7 @@ def test_moments_before_a_repeated_copy_are_refused() -> None:
     thinned = document((1, None, None), (2, 100, 1), (3, 200, 2), (7, 500, 6))
     histories = {A: history(thinned, complete_from=Lsn(400))}
     with pytest.raises(TableError, match="the history does not go back that far"):
-        snapshots_at(When(Lsn(200), None), histories, Lsn(1000), NOW_MS)
+        snapshots_at(PastPoint(Lsn(200), None), histories, Lsn(1000), NOW_MS)
 
 
 def test_moments_before_the_history_and_beyond_the_frontier_are_refused() -> None:
@@ -142,13 +142,13 @@ def test_the_future_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "when"),
     [
-        ("16/B374D848", When(Lsn(0x16_B374D848), None)),
-        ("1970-01-01T00:00:02Z", When(None, 2000)),
-        ("1970-01-01 01:00:02+01:00", When(None, 2000)),
-        ("1970-01-01 00:00:02", When(None, 2000)),
+        ("16/B374D848", PastPoint(Lsn(0x16_B374D848), None)),
+        ("1970-01-01T00:00:02Z", PastPoint(None, 2000)),
+        ("1970-01-01 01:00:02+01:00", PastPoint(None, 2000)),
+        ("1970-01-01 00:00:02", PastPoint(None, 2000)),
     ],
 )
-def test_points_are_positions_or_times(text: str, when: When) -> None:
+def test_points_are_positions_or_times(text: str, when: PastPoint) -> None:
     assert parse_when(text) == when
 
 

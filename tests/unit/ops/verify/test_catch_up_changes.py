@@ -6,7 +6,7 @@ import struct
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.model import Column, ExcludedColumn, Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState
-from mirror_pump.ops.verify.catch_up_changes import CatchUpChanges, Unchanged
+from mirror_pump.ops.verify.catch_up_changes import CatchUpChanges, UnchangedValue
 from tests.support.pgoutput_encoder import UNCHANGED, insert, update
 
 TEXT = ColumnType(Kind.STRING)
@@ -37,4 +37,4 @@ def test_excluded_columns_count_for_nothing() -> None:
     changes = [insert(1, ["h", "1", "s", "v"]), update(1, [UNCHANGED, "2", UNCHANGED, UNCHANGED])]
     for message in (begin, *changes, commit):
         assert overlay.feed(message, Lsn(100))
-    assert overlay.tables[1].rows == {("1",): ("1", "v"), ("2",): ("2", Unchanged(("2",)))}
+    assert overlay.tables[1].rows == {("1",): ("1", "v"), ("2",): ("2", UnchangedValue(("2",)))}

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from mirror_pump.engine.partition_digests import Digest, DigestedRows
-from mirror_pump.engine.row_hashes import BUCKETS
+from mirror_pump.engine.comparison.partition_digests import Digest, DigestedRows
+from mirror_pump.engine.comparison.row_hashes import BUCKETS
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.pipeline.retention.drop_proof import compare_sides
 
@@ -16,7 +16,7 @@ Row = tuple[int, int]
 """Key, of which the bucket is the remainder, and what it hashes to."""
 
 
-class Rows:
+class RecordedRows:
     """Rows of one side, which buckets were asked for, and how many rows that gave."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -43,20 +43,20 @@ LAKE = [(key, key + 7) for key in range(2 * BUCKETS)]
 
 
 def test_of_an_empty_heap_no_row_is_looked_at() -> None:
-    heap, cold = Rows([]), Rows(LAKE)
+    heap, cold = RecordedRows([]), RecordedRows(LAKE)
     assert compare_sides(heap, cold, truncated=True) == (0, [])
     assert heap.asked == cold.asked == [None]
 
 
 def test_of_a_truncated_partition_the_heaps_rows_are_found_in_the_lake() -> None:
-    heap, cold = Rows(LAKE[:20]), Rows(LAKE)
+    heap, cold = RecordedRows(LAKE[:20]), RecordedRows(LAKE)
     assert compare_sides(heap, cold, truncated=True) == (20, [])
     assert heap.asked == cold.asked == [None, frozenset(range(20))]
     assert cold.given == [20]
 
 
 def test_of_a_truncated_partition_few_rows_are_looked_at_at_once() -> None:
-    heap, cold = Rows(LAKE[:20]), Rows(LAKE)
+    heap, cold = RecordedRows(LAKE[:20]), RecordedRows(LAKE)
     assert compare_sides(heap, cold, truncated=True, rows_at_once=9) == (20, [])
     assert heap.given == cold.given == [9, 9, 2]
 
@@ -66,15 +66,15 @@ def test_of_a_truncated_partition_few_rows_are_looked_at_at_once() -> None:
     [([*LAKE[:20], (9 * BUCKETS, 1)], f"{9 * BUCKETS}: not in the lake"), ([(3, 11)], "3: other values")],
 )
 def test_of_a_truncated_partition_rows_that_the_lake_lacks_are_named(rows: list[Row], message: str) -> None:
-    assert compare_sides(Rows(rows), Rows(LAKE), truncated=True) == (len(rows), [message])
+    assert compare_sides(RecordedRows(rows), RecordedRows(LAKE), truncated=True) == (len(rows), [message])
 
 
 def test_of_any_other_partition_some_differing_buckets_are_looked_at() -> None:
-    assert compare_sides(Rows(LAKE), Rows(LAKE), truncated=False) == (len(LAKE), [])
-    heap, cold = Rows(LAKE[10:]), Rows(LAKE)
+    assert compare_sides(RecordedRows(LAKE), RecordedRows(LAKE), truncated=False) == (len(LAKE), [])
+    heap, cold = RecordedRows(LAKE[10:]), RecordedRows(LAKE)
     rows, differing = compare_sides(heap, cold, truncated=False)
     assert rows == len(LAKE) - 10
     assert differing == [f"{key}: not in the heap" for key in range(8)]
     assert heap.asked == cold.asked == [None, frozenset(range(8))]
-    _, differing = compare_sides(Rows(LAKE[:1] * 2), Rows(LAKE[:1]), truncated=False)
+    _, differing = compare_sides(RecordedRows(LAKE[:1] * 2), RecordedRows(LAKE[:1]), truncated=False)
     assert len(differing) == 1

@@ -20,7 +20,7 @@ from mirror_pump.model import (
     TierKind,
 )
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
-from mirror_pump.source.relations.change_notes import Note, described
+from mirror_pump.source.relations.change_notes import Note, describe_shape
 
 _TYPES = {
     (20, -1): ("bigint", "long"),
@@ -62,7 +62,7 @@ SHAPE: dict[str, Any] = {
 TABLE = MirroredTable(
     table_id=TableId(20000),
     name=TableName("public", "t"),
-    columns=described(SHAPE, TableId(20000), _RESOLVED).columns,
+    columns=describe_shape(SHAPE, TableId(20000), _RESOLVED).columns,
     key=("id",),
     state=TableState.LIVE,
     start_lsn=Lsn(5),
@@ -81,7 +81,7 @@ TABLE = replace(
 
 def _decided(shape: dict[str, Any], table: MirroredTable = TABLE, **note: Any) -> SchemaChangeDecision:
     told = Note(table.table_id, **{"exact": True, **note}, shape=shape)
-    return decide(table, told, described(shape, table.table_id, _RESOLVED))
+    return decide(table, told, describe_shape(shape, table.table_id, _RESOLVED))
 
 
 def _with(place: int, **changed: Any) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def test_with_heap_retention_a_partition_that_goes_takes_no_rows_along() -> None
     renamed = {**SHAPE, "leaves": [], "columns": [{**SHAPE["columns"][0], "name": "at"}, *SHAPE["columns"][1:]]}
     renamed["identity"] = {**_IDENTITY, "key": ["at"]}
     decision = decide(
-        table, Note(TABLE.table_id, exact=True, shape=renamed), described(renamed, TABLE.table_id, _RESOLVED)
+        table, Note(TABLE.table_id, exact=True, shape=renamed), describe_shape(renamed, TABLE.table_id, _RESOLVED)
     )
     assert decision.action is Action.FOLLOW
     assert decision.table.tier == Tier("at", TierKind.BIGINT), "the tier key under its new name"

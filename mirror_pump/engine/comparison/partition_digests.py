@@ -1,0 +1,250 @@
+"""Spark tasks that compare a heap partition with the lake: they digest whole rows of either side.
+
+Rows whose keys are in the table's corrections are left out on both sides; the database compares those. Both sides
+return the number of rows and the sum of their hashes for each bucket of keys. If these differ, a second pass returns
+the rows of a few buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
+from mirror_pump.engine.lake_reads.row_batches import read_batches
+from mirror_pump.engine.rewrite.file_merge import cast_to
+from mirror_pump.lake.format.columns import places_by_id, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
+from mirror_pump.lake.format.position_deletes import read_position_deletes
+from mirror_pump.lake.format.raw_text_columns import raw_text_id
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, as_numbers
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Column
+from mirror_pump.source.heap.block_reader import Chunk, RawTextNeeded, read_chunk
+
+_BATCH_ROWS = 16 * 1024
+_BATCH_BYTES = 4 << 20
+"""Bytes hashed at a time. Hashing takes 6 bytes of memory per byte of long texts, and 20 per byte of short ones."""
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Parameters that both sides of a comparison share."""
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    packing: KeyPacking
+    secret: HashSecret
+    left_out: PackedKeys
+    """Keys that are compared elsewhere."""
+    wanted: frozenset[int] | None = None
+    """Buckets whose rows to return; None for sums only."""
+    among: PackedKeys | None = None
+    """Restricts the returned rows to these keys; None for no restriction."""
+
+
+@dataclass(frozen=True)
+class HeapTask:
+    """A range of a partition's blocks, read in an exported snapshot."""
+
+    dsn: str
+    chunk: Chunk
+    snapshot: str
+    comparing: Comparing
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """URIs of a data file and of the equality-delete files that are newer."""
+
+    path: str
+    deletes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FilesTask:
+    """Data files of the lake. Only rows with a tier value in [lo, hi) count."""
+
+    files: tuple[LakeFile, ...]
+    positions: tuple[str, ...]
+    """Position-delete files that may refer to rows of the data files."""
+    schema: LakeSchema
+    tier_id: int
+    """Field ID of the tier key."""
+    lo: int
+    hi: int
+    storage: StorageOptions
+    comparing: Comparing
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Digest of the rows of one side."""
+
+    sums: Words
+    """By bucket: number of rows, and the sums of both words of their hashes, modulo 2^64."""
+    rows: DigestedRows | None
+    """Rows in the wanted buckets."""
+
+    @classmethod
+    def total(cls, parts: list[Digest]) -> Digest:
+        """The digest of all parts together."""
+        sums = np.zeros((BUCKETS, 3), np.uint64)
+        for part in parts:
+            sums += part.sums
+        digested = [part.rows for part in parts if part.rows is not None]
+        return cls(sums, DigestedRows.together(digested) if digested else None)
+
+
+@dataclass(frozen=True)
+class DigestedRows:
+    """Individual rows: packed keys, hashes, and keys as readable text."""
+
+    keys: PackedKeys
+    hashes: tuple[Words, Words]
+    texts: tuple[str, ...]
+
+    @staticmethod
+    def together(parts: list[DigestedRows]) -> DigestedRows:
+        words = 1 if parts[0].keys.second is None else 2
+        return DigestedRows(
+            PackedKeys.concatenated([part.keys for part in parts], words),
+            (np.concatenate([part.hashes[0] for part in parts]), np.concatenate([part.hashes[1] for part in parts])),
+            tuple(text for part in parts for text in part.texts),
+        )
+
+
+def digest_heap(task: HeapTask) -> Digest:
+    """Digests a range of the heap. Raises FilenodeChanged if the heap was rewritten since the range was planned."""
+    raw_text: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _digest_heap(task, raw_text)
+        except RawTextNeeded as needed:
+            # Each retry adds columns, so this ends.
+            raw_text |= needed.columns
+
+
+def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
+    columns = task.comparing.columns
+    ids = [column.field_id for column in columns]
+    ids += [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
+    digester = _Digester(task.comparing)
+    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text):
+        digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
+    return digester.digest()
+
+
+def digest_files(task: FilesTask) -> Digest:
+    """Digests the live rows of some data files. Raises LakeError."""
+    digester = _Digester(task.comparing)
+    hidden = read_position_deletes(task.positions, {file.path for file in task.files}, task.storage)
+    deleted: dict[tuple[str, ...], PackedKeys] = {}
+    nothing = np.zeros(0, np.int64)
+    for file in task.files:
+        if file.deletes and file.deletes not in deleted:
+            parts = read_keys(KeysTask(file.deletes, (), task.schema, task.comparing.packing, task.storage))
+            words = task.comparing.packing.words
+            deleted[file.deletes] = PackedKeys.concatenated([part.keys for part in parts], words)
+        deleted_positions = hidden.get(file.path, nothing)
+        for start, columns, rows in _batches(file.path, task):
+            live = np.ones(rows, np.bool_)
+            first, end = np.searchsorted(deleted_positions, [start, start + rows])
+            live[deleted_positions[first:end] - start] = False
+            tiers = as_numbers(plain(columns[task.tier_id]))
+            live &= (tiers >= task.lo) & (tiers < task.hi)
+            if not live.any():
+                continue
+            if not live.all():
+                columns = {field_id: column.filter(pa.array(live)) for field_id, column in columns.items()}
+            digester.add(columns, int(live.sum()), deleted.get(file.deletes))
+    return digester.digest()
+
+
+def _batches(path: str, task: FilesTask) -> Iterator[tuple[int, dict[int, pa.Array], int]]:
+    """The file's rows in batches: number of the first row, columns by field ID in the table's types, number of rows."""
+    start = 0
+    with open_parquet(path, task.storage) as parquet:
+        places = places_by_id(parquet)
+        for batch in read_batches(parquet, _BATCH_ROWS):
+            columns = {
+                field.field_id: cast_to(batch.column(places[field.field_id]), field.arrow.type)
+                for field in task.schema.fields
+                if field.field_id in places
+            }
+            yield start, columns, batch.num_rows
+            start += batch.num_rows
+
+
+class _Digester:
+    """Sums up the rows of one task."""
+
+    def __init__(self, comparing: Comparing) -> None:
+        self._comparing = comparing
+        self._sums = np.zeros((BUCKETS, 3), np.uint64)
+        self._rows: list[DigestedRows] = []
+        by_name = {column.name: column.field_id for column in comparing.columns}
+        self._key_ids = [by_name[name] for name in comparing.key]
+        self._left_out = _Keys(comparing.left_out)
+        self._among = None if comparing.among is None else _Keys(comparing.among)
+
+    def add(self, columns: dict[int, pa.Array], rows: int, deleted: PackedKeys | None = None) -> None:
+        """Adds rows without those whose keys are `deleted`. `columns` are by field ID."""
+        size = sum(column.nbytes for column in columns.values())
+        if rows > 1 and size > _BATCH_BYTES:
+            half = rows // 2
+            for begin, count in ((0, half), (half, rows - half)):
+                self.add({name: column.slice(begin, count) for name, column in columns.items()}, count, deleted)
+            return
+        keys = self._comparing.packing.pack([columns[field_id] for field_id in self._key_ids])
+        excluded = self._left_out.among(keys)
+        if deleted is not None and len(deleted):
+            excluded |= _Keys(deleted).among(keys)
+        first, second = row_hashes(columns, rows, self._comparing.secret)
+        places = np.flatnonzero(~excluded)
+        buckets = buckets_of(keys.first)
+        np.add.at(self._sums[:, 0], buckets[places], np.uint64(1))
+        np.add.at(self._sums[:, 1], buckets[places], first[places])
+        np.add.at(self._sums[:, 2], buckets[places], second[places])
+        if self._comparing.wanted is not None:
+            places = places[np.isin(buckets[places], list(self._comparing.wanted))]
+            if self._among is not None:
+                places = places[self._among.among(keys.take(places))]
+            texts = zip(
+                *(columns[field_id].take(pa.array(places)).to_pylist() for field_id in self._key_ids), strict=True
+            )
+            self._rows.append(
+                DigestedRows(
+                    keys.take(places), (first[places], second[places]), tuple(", ".join(map(str, row)) for row in texts)
+                )
+            )
+
+    def digest(self) -> Digest:
+        if self._comparing.wanted is None:
+            return Digest(self._sums, None)
+        return Digest(self._sums, DigestedRows.together(self._rows) if self._rows else None)
+
+
+class _Keys:
+    """A set of packed keys."""
+
+    def __init__(self, keys: PackedKeys) -> None:
+        self._first = np.unique(keys.first)
+        self._pairs = None if keys.second is None else set(zip(keys.first.tolist(), keys.second.tolist(), strict=True))
+
+    def among(self, keys: PackedKeys) -> npt.NDArray[np.bool_]:
+        """A mask of the keys that are in the set."""
+        if not len(self._first):
+            return np.zeros(len(keys), np.bool_)
+        places = np.minimum(np.searchsorted(self._first, keys.first), len(self._first) - 1)
+        found: npt.NDArray[np.bool_] = self._first[places] == keys.first
+        if self._pairs is not None and keys.second is not None:
+            for place in np.flatnonzero(found):
+                found[place] = (int(keys.first[place]), int(keys.second[place])) in self._pairs
+        return found

@@ -1,0 +1,1 @@
+"""Iceberg's own maintenance procedures, run by Spark."""

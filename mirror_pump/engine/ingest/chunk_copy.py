@@ -1,0 +1,97 @@
+"""Spark task of an initial copy: reads a range of heap blocks and writes a data file."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from mirror_pump.errors import TableError
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
+from mirror_pump.lake.format.raw_text_columns import raw_text_id, with_raw_text
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import MirroredTable
+from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, HeapLocked, RawTextNeeded, read_chunk
+
+
+@dataclass(frozen=True)
+class ChunkTask:
+    """A range of heap blocks to copy."""
+
+    dsn: str
+    table: MirroredTable
+    chunk: Chunk
+    storage: StorageOptions
+    snapshot: str | None = None
+    """Exported snapshot to read in; None for a snapshot of the task's own."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of columns known to need a raw text column. If others turn out to need one, the range is read again."""
+
+
+@dataclass(frozen=True)
+class ChunkResult:
+    rows: int
+    file: WrittenFile | None
+    """None if the range held no row."""
+    heap_rewritten: bool = False
+    """The heap was rewritten since the chunks were planned, so their block numbers are no longer valid."""
+    locked: bool = False
+    """Another session is altering the heap, so nothing was read."""
+    error: str | None = None
+    """Reason why the table cannot be copied, if any."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a raw text column in the file."""
+
+
+def copy_chunk(task: ChunkTask) -> ChunkResult:
+    """Reads the chunk and writes its rows. The file becomes part of the lake only when a publish commits it."""
+    raw_text = frozenset(column.name for column in task.table.columns if column.field_id in task.raw_text_columns)
+    while True:
+        try:
+            return _copy(task, raw_text)
+        except RawTextNeeded as needed:
+            # Rare. The second read is cheap on average, as most tables have no such value. Each retry adds columns, so
+            # this ends.
+            raw_text |= needed.columns
+        except FilenodeChanged:
+            return ChunkResult(0, None, heap_rewritten=True)
+        except HeapLocked:
+            return ChunkResult(0, None, locked=True)
+        except TableError as error:
+            return ChunkResult(0, None, error=f"{error} {error.remedy}".strip())
+
+
+def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
+    """One attempt, with raw text columns for the columns named in `raw_text`. Raises RawTextNeeded if more columns need
+    one."""
+    table = task.table
+    unsupported = [column for column in table.key_columns if column.name in raw_text]
+    if unsupported:
+        column = unsupported[0]
+        raise TableError(
+            f"key column {column.name} of {table.name} ({column.type_sql}) holds a value that"
+            f" {column.type} cannot hold",
+            f"Unregister the table, then register it with --column {shlex.quote(f'{column.name}=string')}.",
+        )
+    fields = frozenset(column.field_id for column in table.columns if column.name in raw_text)
+    schema = with_raw_text(LakeSchema.of_table(table), fields)
+    own = {field.field_id: field.name for field in schema.fields}
+    raw_text_names = [own[raw_text_id(column.field_id)] for column in table.columns if column.name in raw_text]
+    names = [*(column.name for column in table.columns), *raw_text_names]
+    line = CutLine.of(table)
+    place = next(
+        (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
+    )
+    rows = 0
+    writer = DataFileWriter(schema, table.location, task.storage)
+    with writer:
+        for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text):
+            if line is not None:
+                # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
+                batch = batch.filter(pc.invert(line.below(batch.column(place)).combine_chunks()))
+            rows += batch.num_rows
+            writer.write(batch.rename_columns(names).select(schema.arrow.names))
+    return ChunkResult(rows, writer.written if rows else None, raw_text_columns=fields if rows else frozenset())

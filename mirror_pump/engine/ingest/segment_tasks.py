@@ -1,0 +1,194 @@
+"""Spark task that decodes a segment of the stream and writes its files. Plain functions of picklable values.
+
+A task writes files and describes them, but never commits. It may run twice (Spark retries, a restarted batch). Each run
+writes files under new names, and only the files that the driver publishes count.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChanges, decode_segment
+from mirror_pump.errors import FileMissing
+from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.index_plan import SegmentKeys
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
+from mirror_pump.model import MirroredTable, TableId
+
+
+@dataclass(frozen=True)
+class SegmentTable:
+    """What a segment's task needs to know about one table."""
+
+    shape: RelationShape
+    schema: LakeSchema
+    location: str
+    line: CutLine | None = None
+    """The cut-line, if rows may be below it: stream changes there are not applied
+    (mirror_pump.lake.commit.archive_branch)."""
+    packing: KeyPacking | None = None
+    """How to pack the deleted keys for the driver, which writes them; None to write an equality-delete file here."""
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    """A slice of the stream to turn into files."""
+
+    data: bytes
+    """CopyData messages, concatenated."""
+    lengths: bytes
+    """Lengths of the messages, int32 in native byte order."""
+    tables: tuple[SegmentTable, ...]
+    storage: StorageOptions
+    header: int
+    """Bytes before the pgoutput message in each CopyData message."""
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes that travel with the task."""
+        return len(self.data)
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """Changes of one table in a segment."""
+
+    table_id: TableId
+    changes: int
+    files: SegmentFiles
+    incomplete: IncompleteRows | None
+    """Rows with unchanged TOAST values that this segment does not contain; the driver completes them."""
+    error: str | None
+    keys: SegmentKeys | None = None
+    """If the table has a packing: the deleted keys, for which no file was written, and the keys of the rows."""
+    raw_text_columns: frozenset[int] = frozenset()
+    """Field IDs of the columns that have a raw text column in the data file."""
+    missing: str | None = None
+    """The file that could not be written because its directory is gone. Then nothing else counts."""
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    tables: tuple[TableResult, ...]
+    began_at: float
+    """time.time() when the task began to decode, by the clock of the machine that it ran on, seconds."""
+    decoded_at: float
+    """... and when it began to write files."""
+
+
+def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
+    """What tasks need of `table`. While a table is copied, every key touched is deleted: a copied row may exist."""
+    names = tuple(column.name for column in table.columns)
+    shape = RelationShape(
+        relation_id=table.table_id,
+        names=names,
+        types=tuple(column.type for column in table.columns),
+        key=tuple(sorted(names.index(name) for name in table.key)),
+        not_null=tuple(column.name in table.key for column in table.columns),
+        every_key_deletes=not table.state.has_all_rows,
+        left_out=table.excluded_places,
+    )
+    return SegmentTable(shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing)
+
+
+def apply_segment(task: SegmentTask) -> SegmentResult:
+    """Decodes the segment. For each table in it, writes a data file and, unless keys are returned, a delete file."""
+    began_at = time.time()
+    tables = {table.shape.relation_id: table for table in task.tables}
+    shapes = {relation_id: table.shape for relation_id, table in tables.items()}
+    lengths = np.frombuffer(task.lengths, np.int32)
+    changes = decode_segment(task.data, lengths, shapes, header=task.header)
+    decoded_at = time.time()
+    # Nobody would know the files of a failed task, and they would take the space that the next attempt needs.
+    with StagedFiles(task.storage) as written:
+        results = tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
+    return SegmentResult(results, began_at, decoded_at)
+
+
+def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
+    """The packed key of each row."""
+    return packing.pack([rows.column(field.name) for field in schema.key.fields])
+
+
+def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
+    """One table's directory that is gone does not concern the segment's other tables."""
+    try:
+        return _write(changes, table, storage, written)
+    except FileMissing as error:
+        table_id = TableId(changes.relation_id)
+        return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, None, missing=error.location)
+
+
+def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
+    """Writes the files of one table. `written` owns each file as soon as it exists."""
+    table_id = TableId(changes.relation_id)
+    if changes.error is not None:
+        return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
+    if table.line is not None:
+        changes = _not_below(changes, table.line)
+    data: tuple[WrittenFile, ...] = ()
+    deletes: tuple[WrittenFile, ...] = ()
+    raw_text_ids: frozenset[int] = frozenset()
+    if changes.rows.num_rows:
+        rows, schema = changes.rows, table.schema
+        if changes.raw:
+            rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
+            raw_text_ids = raw_text_fields(schema)
+        data = (write_data_file(rows, schema, table.location, storage),)
+        written.own(data[0].path)
+    if table.packing is not None:
+        keys = SegmentKeys(
+            schema=table.schema,
+            deleted=changes.deleted_keys,
+            packed=table.packing.pack(changes.deleted_keys.columns),
+            packing=table.packing,
+            rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
+        )
+        files = SegmentFiles(data, ())
+        return TableResult(
+            table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids, keys=keys
+        )
+    if changes.deleted_keys.num_rows:
+        deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
+        written.own(deletes[0].path)
+    files = SegmentFiles(data, deletes)
+    return TableResult(table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids)
+
+
+def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:
+    """Leaves out changes below the cut-line. The tier key is part of the key, so an update that moves a row across the
+    cut-line appears as a deleted key on one side and a row on the other."""
+    if not line.all_above(changes.deleted_keys.column(line.name)):
+        above = pc.invert(line.below(changes.deleted_keys.column(line.name)))
+        changes = replace(changes, deleted_keys=changes.deleted_keys.filter(above))
+    rows, raw, mask = _rows_not_below(changes.rows, changes.raw, line)
+    if mask is not None:
+        changes = replace(changes, rows=rows, raw=raw)
+    incomplete = changes.incomplete
+    if incomplete is None:
+        return changes
+    rows, raw, mask = _rows_not_below(incomplete.rows, incomplete.raw, line)
+    if mask is None:
+        return changes
+    remaining = IncompleteRows(rows, raw, incomplete.missing.filter(mask), incomplete.lookup_keys.filter(mask))
+    return replace(changes, incomplete=remaining if rows.num_rows else None)
+
+
+def _rows_not_below(rows: pa.Table, raw: RawTexts, line: CutLine) -> tuple[pa.Table, RawTexts, pa.ChunkedArray | None]:
+    """The rows at or above the cut-line, their raw texts, and the mask of these rows; None as the mask means all."""
+    tier_keys = rows.column(line.name)
+    if line.all_above(tier_keys):
+        return rows, raw, None
+    mask = pc.invert(line.below(tier_keys))
+    texts = {name: column.filter(mask) for name, column in raw.items()}
+    return rows.filter(mask), {name: text for name, text in texts.items() if text.null_count < len(text)}, mask

@@ -1,0 +1,167 @@
+"""Plans the conversion of equality deletes: from a table's state to tasks, and from their results to a file rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Self
+
+from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, OrderedFile
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
+from mirror_pump.lake.format.bounds import ordered
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.format.schema import LakeSchema
+
+_TASK_ROWS = 8_000_000
+"""Rows whose keys one task reads: a second or less, and 64 MB if all of them are deleted."""
+_TASK_FILES = 500
+"""Data files per task: opening a small one costs as much as reading 50,000 keys."""
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """Tasks to run, and the state that they are based on."""
+
+    tasks: tuple[ConversionTask, ...]
+    deletes: int
+    """Number of equality-delete rows that are converted."""
+    removed: frozenset[str]
+    positions: frozenset[str]
+    """Position-delete files whose rows the tasks do not repeat."""
+    seen: dict[str, frozenset[str]]
+    sequence_number: int
+    complete: bool
+
+
+def listing_for(table: LakeTable) -> Listing:
+    """A listing that keeps what plans for this table need. It can be reused for the table's later states."""
+    return Listing(table.storage, (*table.schema.key_ids, PATH_ID))
+
+
+def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None:
+    """Plans how to convert the table's current equality deletes to position deletes; None if there are none to convert.
+
+    Leaves out deletes that this project would not have written (on columns other than the key, of other partition
+    specs), and deletes that may reach data files in which positions cannot be given (not Parquet, other specs). Reads
+    the manifests that the listing does not know yet. Raises LakeError.
+    """
+    by_manifest = listing.files(table.manifests)
+    data: list[LiveFile] = []
+    equality: list[LiveFile] = []
+    positions: list[LiveFile] = []
+    others: list[LiveFile] = []
+    schema = table.schema
+    for file, supported in listed(by_manifest, table.manifests, table.spec_id):
+        if file.content is FileContent.DATA:
+            # Empty data files are placeholders of commits that only delete.
+            if file.records:
+                (data if supported else others).append(file)
+        elif file.content is FileContent.POSITION_DELETES:
+            if supported:
+                positions.append(file)
+        elif supported and set(file.equality_ids) == set(schema.key_ids):
+            equality.append(file)
+    if table.partitioned:
+        return None
+    unsupported = [_Ranged.of(file, schema) for file in others]
+    convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
+    if not convertible:
+        return None
+    tasks = tuple(
+        ConversionTask(
+            data=tuple(OrderedFile(ranged.file.path, ranged.file.sequence_number) for ranged in data_files),
+            deletes=tuple(OrderedFile(ranged.file.path, ranged.file.sequence_number) for ranged in deletes),
+            positions=naming(positions, [ranged.file.path for ranged in data_files]),
+            schema=schema,
+            location=table.location,
+            storage=table.storage,
+        )
+        for data_files, deletes in _groups(data, convertible, schema)
+    )
+    pending = sum(file.content is FileContent.EQUALITY_DELETES for files in by_manifest.values() for file in files)
+    return ConversionPlan(
+        tasks=tasks,
+        deletes=sum(file.records for file in convertible),
+        removed=frozenset(file.path for file in convertible),
+        positions=frozenset(chain.from_iterable(task.positions for task in tasks)),
+        seen=paths_of(by_manifest),
+        sequence_number=table.sequence_number,
+        complete=len(convertible) == pending,
+    )
+
+
+def file_rewrite_of(plan: ConversionPlan, results: Sequence[ConversionResult]) -> FileRewrite:
+    """The change that the plan's tasks produced."""
+    added = tuple(result.file for result in results if result.file is not None)
+    named = frozenset(chain.from_iterable(result.data for result in results))
+    return FileRewrite(
+        added=added,
+        removed=plan.removed,
+        relied_on=named | plan.positions,
+        seen=plan.seen,
+        sequence_number=plan.sequence_number,
+        complete=plan.complete,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranged:
+    """A file with the range of each key column in it."""
+
+    file: LiveFile
+    ranges: tuple[tuple[Any, Any], ...]
+    """Lowest and highest value; None if unknown."""
+
+    @classmethod
+    def of(cls, file: LiveFile, schema: LakeSchema) -> Self:
+        return cls(
+            file,
+            tuple(
+                (
+                    ordered(field.type, file.lower_bounds.get(field.field_id)),
+                    ordered(field.type, file.upper_bounds.get(field.field_id)),
+                )
+                for field in schema.key.fields
+            ),
+        )
+
+    def reaches(self, data: _Ranged) -> bool:
+        """Whether this equality delete can hide a row of a data file (Iceberg spec, scan planning), judged by sequence
+        numbers and by the key columns' ranges."""
+        return self.file.sequence_number > data.file.sequence_number and not any(
+            _before(left, right) or _before(right, left) for left, right in zip(self.ranges, data.ranges, strict=True)
+        )
+
+
+def _before(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
+    """Whether the first range ends before the second begins."""
+    return first[1] is not None and second[0] is not None and bool(first[1] < second[0])
+
+
+def _groups(
+    data: Sequence[LiveFile], deletes: Sequence[LiveFile], schema: LakeSchema
+) -> Iterator[tuple[list[_Ranged], list[_Ranged]]]:
+    """For each task, data files that may hold a deleted row, and the deletes that reach at least one of them."""
+    ranged = sorted((_Ranged.of(file, schema) for file in deletes), key=lambda delete: -delete.file.sequence_number)
+    group: list[_Ranged] = []
+    rows = 0
+    # Files of similar age are likely to be reached by the same deletes.
+    for file in sorted(data, key=lambda data_file: data_file.sequence_number):
+        candidate = _Ranged.of(file, schema)
+        if not any(delete.reaches(candidate) for delete in ranged):
+            continue
+        if group and (rows + file.records > _TASK_ROWS or len(group) >= _TASK_FILES):
+            yield group, _reaching(group, ranged)
+            group, rows = [], 0
+        group.append(candidate)
+        rows += file.records
+    if group:
+        yield group, _reaching(group, ranged)
+
+
+def _reaching(group: Sequence[_Ranged], deletes: Sequence[_Ranged]) -> list[_Ranged]:
+    return [delete for delete in deletes if any(map(delete.reaches, group))]

@@ -1,0 +1,186 @@
+"""Spark task that merges files: the live rows of small data files into one, or position-delete files into one.
+
+A task writes files under new names and commits nothing, so it may run any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from mirror_pump.engine.lake_reads.row_batches import BATCH_BYTES, read_batches
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.merged_files import MergedFile
+from mirror_pump.lake.contents.dropped_rows import DroppedRows
+from mirror_pump.lake.format.columns import places_by_id, plain
+from mirror_pump.lake.format.damaged_files import open_parquet
+from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
+from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes, write_position_deletes
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
+
+_BATCH_ROWS = 64 * 1024
+
+OWN_POSITIONS = 4096
+"""With this many deleted rows of a data file, a merge writes a separate position-delete file for it: pyiceberg reads a
+whole position-delete file for each data file that it refers to. With fewer, opening another file would cost more."""
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """Data files to merge into one."""
+
+    data: tuple[OrderedFile, ...]
+    positions: tuple[str, ...]
+    """Position-delete files that may refer to rows of the data files."""
+    schema: LakeSchema
+    """The table's schema."""
+    location: str
+    storage: StorageOptions
+    initial: Mapping[int, pa.Array] = field(default_factory=dict)
+    """By field ID, the value of rows whose file lacks the column, as an array of one value; NULL for other columns."""
+    dropped: tuple[DroppedRows, ...] = ()
+    """Rows removed together with their partition: those in files up to a sequence number."""
+    packing: KeyPacking | None = None
+    """How to pack the keys of the new file's rows, which are returned; None to return no keys."""
+    batch_bytes: int = BATCH_BYTES
+    """Rows are read about this many bytes at a time."""
+
+
+@dataclass(frozen=True)
+class PositionsTask:
+    """Position-delete files to merge into one, plus one for each data file with many deleted rows."""
+
+    files: tuple[str, ...]
+    data: frozenset[str]
+    """URIs of the data files that stay. Positions in other files are left out."""
+    location: str
+    storage: StorageOptions
+    own_positions: int = OWN_POSITIONS
+    """A data file with at least this many positions gets a position-delete file of its own."""
+
+
+@dataclass(frozen=True)
+class MergedPositions:
+    files: tuple[WrittenFile, ...]
+    """Empty if no positions remain."""
+    data: tuple[str, ...]
+    """URIs of the data files that they refer to."""
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """Every file that the task wrote."""
+        return self.files
+
+
+def merge_files(task: MergeTask) -> MergedFile:
+    """Writes one data file of all rows that neither a position delete hides nor a dropped partition took along.
+
+    Rows stay in order, file by file. Memory: a row group of the new file, a batch of rows, and 20 bytes per row. Raises
+    LakeError if a file cannot be read or lacks a required column.
+    """
+    sources = tuple(file.path for file in task.data)
+    hidden = read_position_deletes(task.positions, set(sources), task.storage)
+    names = {field.field_id: field.name for field in task.schema.fields}
+    kept: list[Positions] = []
+    keys: list[PackedKeys] = []
+    with ExitStack() as stack:
+        writer: DataFileWriter | None = None
+        for number, path in enumerate(sources):
+            sequence_number = task.data[number].sequence_number
+            dropped = [drop.bounds for drop in task.dropped if sequence_number <= drop.sequence_number]
+            rows: list[Positions] = [np.zeros(0, np.int64)]
+            deleted = hidden.get(path, rows[0])
+            for start, table in _tables(path, task):
+                first, end = np.searchsorted(deleted, [start, start + table.num_rows])
+                live = np.ones(table.num_rows, np.bool_)
+                live[deleted[first:end] - start] = False
+                for bounds in dropped:
+                    live &= ~bounds.holds(table.column(names[bounds.field_id]))
+                if not live.any():
+                    continue
+                if writer is None:
+                    # Without any live row no file is written.
+                    writer = stack.enter_context(DataFileWriter(task.schema, task.location, task.storage))
+                alive = table if live.all() else table.filter(pa.array(live))
+                writer.write(alive)
+                if task.packing is not None:
+                    keys.append(task.packing.pack([alive.column(field.name) for field in task.schema.key.fields]))
+                rows.append(np.flatnonzero(live) + start)
+            kept.append(np.concatenate(rows))
+    return MergedFile(
+        file=None if writer is None else writer.written,
+        sequence_number=max(file.sequence_number for file in task.data),
+        sources=sources,
+        source=np.repeat(np.arange(len(sources), dtype=np.int32), [len(rows) for rows in kept]),
+        position=np.concatenate(kept),
+        keys=None if task.packing is None else PackedKeys.concatenated(keys, task.packing.words),
+    )
+
+
+def merge_positions(task: PositionsTask) -> MergedPositions:
+    """Writes a position-delete file for each data file with at least `own_positions` positions, and one for all others.
+
+    Memory: 8 bytes per position. Raises LakeError.
+    """
+    positions = read_position_deletes(task.files, task.data, task.storage)
+    own = [{path: rows} for path, rows in positions.items() if len(rows) >= task.own_positions]
+    shared = {path: rows for path, rows in positions.items() if len(rows) < task.own_positions}
+    files: list[WrittenFile] = []
+    with StagedFiles(task.storage) as written:
+        for named in (*own, shared):
+            if named:
+                files.append(write_position_deletes(named, task.location, task.storage))
+                written.own(files[-1].path)
+    return MergedPositions(tuple(files), tuple(positions))
+
+
+def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
+    """The file's rows in the table's schema, in batches, each with the number of its first row."""
+    start = 0
+    with open_parquet(path, task.storage) as parquet:
+        places = places_by_id(parquet)
+        for batch in read_batches(parquet, _BATCH_ROWS, task.batch_bytes):
+            columns = [
+                _column(batch, places.get(field.field_id), field, path, task.initial.get(field.field_id))
+                for field in task.schema.fields
+            ]
+            yield start, pa.table(columns, schema=task.schema.arrow)
+            start += batch.num_rows
+
+
+def _column(
+    batch: pa.RecordBatch, place: int | None, field: LakeField, path: str, initial: pa.Array | None
+) -> pa.Array:
+    """The column in its current type: promoted if it was widened since, `initial` or NULL if it was added since."""
+    wanted = field.arrow.type
+    if place is None:
+        if field.required:
+            raise LakeError(
+                f"{path} has no column with field ID {field.field_id}, which is required",
+                "rewrite the table's files with the engine that wrote this one, or copy the table again",
+            )
+        return (
+            pa.nulls(batch.num_rows, wanted)
+            if initial is None
+            else cast_to(pa.repeat(initial[0], batch.num_rows), wanted)
+        )
+    return cast_to(batch.column(place), wanted)
+
+
+def cast_to(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    column = plain(column)
+    if column.type == wanted:
+        return column
+    if pa.types.is_list(wanted) and pa.types.is_list(column.type):
+        # Concatenating the single array makes its offsets begin at zero and drops unused values.
+        whole = pa.concat_arrays([column])
+        values = cast_to(whole.values, wanted.value_type)
+        return pa.ListArray.from_arrays(whole.offsets, values, type=wanted, mask=whole.is_null())
+    return column.cast(wanted)

@@ -1,0 +1,313 @@
+"""Plans merges: which small data files, by size class, which position deletes, or which file with many deleted rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.merged_files import MergedFile
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
+from mirror_pump.lake.format.data_files import FileContent
+
+FANOUT = 8
+"""This many files of one size class are merged into one. So a row is rewritten once per power of eight, and at most
+seven files of each class wait to be merged."""
+_CLASS_BITS = 3
+
+OWN_FANOUT = 2
+"""The same for position-delete files that a merge has written for a single data file: a row takes only some bytes in
+them, and every reader of the data file opens them all."""
+
+FULL_POSITIONS = 1 << 22
+"""A position-delete file with this many rows is no longer merged."""
+
+WORN_SHARE = 0.1
+"""A data file is rewritten once this share of its rows is deleted, so at most nine live rows are written per deleted
+row. Deleted rows slow readers down, above all pyiceberg, which reads all deletes of a file per 131,072 rows."""
+
+MOST_SOURCES = 500
+"""Maximum data files per merge: opening a small one costs as much as reading 50,000 rows."""
+_MOST_SOURCE_ROWS = 4_000_000
+"""Approximate maximum rows per merge. Each costs the driver 12 bytes until the merge has landed."""
+
+
+@dataclass(frozen=True)
+class MergeSizes:
+    """How much has to accumulate before it is merged."""
+
+    fanout: int = FANOUT
+    """This many files of one size class are merged into one."""
+    own_positions: int = OWN_POSITIONS
+    """A data file with this many deleted rows gets a position-delete file of its own."""
+
+
+DEFAULT_SIZES = MergeSizes()
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """Tasks to run, at least one, and the state that they are based on."""
+
+    data: MergeTask | None
+    positions: PositionsTask | None
+    removed: frozenset[str]
+    """Files that the tasks replace, and position-delete files that only refer to data files which go or are gone."""
+    seen: dict[str, frozenset[str]]
+    sequence_number: int
+
+
+def plan_merge(
+    table: LakeTable, listing: Listing, target_bytes: int, sizes: MergeSizes = DEFAULT_SIZES
+) -> MergePlan | None:
+    """Plans what to merge in the table's current state; None if too little has accumulated.
+
+    `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
+    current, unpartitioned spec are merged, whichever engine wrote them. Reads the manifests that the listing
+    (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises LakeError.
+    """
+    present = _present(table, listing)
+    if present is None:
+        return None
+    small = choose(present.data, sorted(present.pending), target_bytes, sizes.fanout)
+    return _plan(table, present, small, sizes, pile=True)
+
+
+def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT_SIZES) -> MergePlan | None:
+    """Plans to rewrite the data file with the largest share of deleted rows, whatever its size, without these rows.
+
+    None if no file reaches `WORN_SHARE`. Otherwise like `plan_merge`.
+    """
+    present = _present(table, listing)
+    if present is None:
+        return None
+    most_deleted = _most_deleted(present.data, present.positions, present.pending)
+    return _plan(table, present, most_deleted, sizes, pile=False) if most_deleted else None
+
+
+def plan_fill(
+    table: LakeTable, listing: Listing, lacking: Callable[[LiveFile], bool], *, most_rows: int = _MOST_SOURCE_ROWS
+) -> MergePlan | None:
+    """Plans to rewrite the oldest data files that lack a column, each by itself, about `most_rows` rows at a time.
+
+    None if no such file is left. Empty files are skipped: they have no row to fill, and may keep Iceberg from dropping
+    a delete. Otherwise like `plan_merge`. Raises NotFillable if another engine partitioned the table or wrote files
+    that are not of our kind.
+    """
+    present = _present(table, listing)
+    if present is None or len(present.data) < len(present.paths):
+        raise NotFillable("another engine wrote files of the lake table in a way that the mirror cannot rewrite")
+    chosen: list[LiveFile] = []
+    rows = 0
+    for file in sorted(present.data, key=_age):
+        if file.records and lacking(file):
+            chosen.append(file)
+            rows += file.records
+            if rows >= most_rows or len(chosen) >= MOST_SOURCES:
+                break
+    return _plan(table, present, tuple(chosen), DEFAULT_SIZES, pile=False) if chosen else None
+
+
+class NotFillable(LakeError):
+    """The table's files cannot be filled, so the table has to be copied again."""
+
+
+@dataclass(frozen=True)
+class _Present:
+    """The files of a table's state."""
+
+    data: list[LiveFile]
+    """Data files that may be merged."""
+    positions: list[LiveFile]
+    pending: frozenset[int]
+    """Data sequence numbers of equality deletes."""
+    paths: frozenset[str]
+    """URIs of all data files."""
+    seen: dict[str, frozenset[str]]
+
+
+def _present(table: LakeTable, listing: Listing) -> _Present | None:
+    """The files of the table's current state; None for a partitioned table, which is left alone."""
+    if table.partitioned:
+        return None
+    by_manifest = listing.files(table.manifests)
+    data: list[LiveFile] = []
+    positions: list[LiveFile] = []
+    pending: set[int] = set()
+    paths: set[str] = set()
+    unreadable = False
+    for file, supported in listed(by_manifest, table.manifests, table.spec_id):
+        if file.content is FileContent.DATA:
+            paths.add(file.path)
+            if supported:
+                data.append(file)
+        elif file.content is FileContent.EQUALITY_DELETES:
+            pending.add(file.sequence_number)
+        elif supported:
+            positions.append(file)
+        else:
+            unreadable = True
+    # A position-delete file that cannot be read may refer to any data file.
+    return _Present([] if unreadable else data, positions, frozenset(pending), frozenset(paths), paths_of(by_manifest))
+
+
+def _plan(
+    table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], sizes: MergeSizes, *, pile: bool
+) -> MergePlan | None:
+    replaced = {file.path for file in sources}
+    # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
+    about = present.paths - replaced
+    stay: set[str | None] = {None, *about}
+    dangling = {file.path for file in present.positions if file.about not in stay}
+    remaining = [file for file in present.positions if file.path not in dangling]
+    crowded = table.position_deletes > table.records
+    # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
+    # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
+    # is negative.
+    piled = _piled(remaining, sizes, shared=bool(sources) or crowded) if pile else _shared(remaining)
+    if not (sources or piled or (crowded and dangling)):
+        return None
+    return MergePlan(
+        data=_merge(table, sources, present.positions) if sources else None,
+        positions=PositionsTask(piled, about, table.location, table.storage, sizes.own_positions) if piled else None,
+        removed=frozenset(chain(replaced, dangling, piled)),
+        seen=present.seen,
+        sequence_number=table.sequence_number,
+    )
+
+
+def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[LiveFile]) -> MergeTask:
+    paths = {file.path for file in sources}
+    # A position delete comes after the row that it deletes, so files with lower numbers do not matter.
+    oldest = min(file.sequence_number for file in sources)
+    about = ((file, file.about) for file in positions if file.sequence_number >= oldest)
+    return MergeTask(
+        data=tuple(OrderedFile(file.path, file.sequence_number) for file in sources),
+        positions=tuple(file.path for file, data_path in about if data_path is None or data_path in paths),
+        schema=table.schema,
+        location=table.location,
+        storage=table.storage,
+    )
+
+
+def merged_file_rewrite(
+    plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
+) -> FileRewrite:
+    """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
+    relied_on = set() if plan.data is None else set(plan.data.positions)
+    if positions is not None:
+        relied_on.update(positions.data)
+    return FileRewrite(
+        added=() if positions is None else positions.files,
+        removed=plan.removed,
+        relied_on=frozenset(relied_on),
+        seen=plan.seen,
+        sequence_number=plan.sequence_number,
+        complete=False,
+        merged=tuple(merged),
+    )
+
+
+def choose(
+    data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int, fanout: int = FANOUT
+) -> tuple[LiveFile, ...]:
+    """The data files to merge into one, oldest first; none if no size class is full.
+
+    `pending`: the sequence numbers of all equality deletes, ascending. None of them lies between the numbers of two
+    chosen files, or equals one of them (mirror_pump.lake.commit.merged_files explains why). Chosen are files of the
+    largest class that has at least `fanout` files, then those of all smaller classes, oldest first, until they make up
+    the target size. So a row is rewritten once per class, and once more each time that most of its neighbours have been
+    deleted.
+    """
+    runs: dict[int, list[LiveFile]] = defaultdict(list)
+    for file in data:
+        place = bisect_left(pending, file.sequence_number)
+        if file.size_bytes < target_bytes and (place == len(pending) or pending[place] != file.sequence_number):
+            runs[place].append(file)
+    chosen = [_chosen(run, target_bytes, fanout) for run in runs.values()]
+    # The run in which most files are replaced.
+    return max(chosen, key=len, default=())
+
+
+def _chosen(run: Sequence[LiveFile], target_bytes: int, fanout: int) -> tuple[LiveFile, ...]:
+    classes: dict[int, list[LiveFile]] = defaultdict(list)
+    for file in run:
+        classes[size_class(file.records)].append(file)
+    full = max((size for size, files in classes.items() if len(files) >= fanout), default=None)
+    if full is None:
+        return ()
+    chosen: list[LiveFile] = []
+    size = rows = 0
+    # The full class comes first; smaller classes can wait.
+    for number in sorted((candidate for candidate in classes if candidate <= full), reverse=True):
+        for file in sorted(classes[number], key=_age):
+            if len(chosen) > 1 and (size >= target_bytes or rows >= _MOST_SOURCE_ROWS or len(chosen) >= MOST_SOURCES):
+                return tuple(sorted(chosen, key=_age))
+            chosen.append(file)
+            size += file.size_bytes
+            rows += file.records
+    return tuple(sorted(chosen, key=_age))
+
+
+def size_class(records: int) -> int:
+    """Size class of a file, by rows instead of bytes: files with few rows consist mostly of footer, and eight of them
+    make one that is hardly larger. Each class ends at eight times the rows of the one below."""
+    return max(records.bit_length() - 1, 0) // _CLASS_BITS
+
+
+def _age(file: LiveFile) -> tuple[int, str]:
+    return file.sequence_number, file.path
+
+
+def _most_deleted(
+    data: Iterable[LiveFile], positions: Iterable[LiveFile], pending: Collection[int]
+) -> tuple[LiveFile, ...]:
+    """The data file with the largest share of deleted rows, if that reaches `WORN_SHARE`.
+
+    Only position-delete files that refer to a single data file count. Those that refer to several do not tell how many
+    rows belong to which, and are split as they grow. Files with the sequence number of a pending equality delete are
+    skipped: such a file may keep the delete from being dropped, and may have no live row.
+    """
+    deleted: Counter[str | None] = Counter()
+    for file in positions:
+        deleted[file.about] += file.records
+    found = [
+        (deleted[file.path] / file.records, file)
+        for file in data
+        if 0 < file.records <= _MOST_SOURCE_ROWS and file.sequence_number not in pending
+    ]
+    share, most = max(found, key=itemgetter(0), default=(0.0, None))
+    return () if most is None or share < WORN_SHARE else (most,)
+
+
+def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
+    """Position-delete files that refer to several data files."""
+    return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
+
+
+def _piled(positions: Sequence[LiveFile], sizes: MergeSizes, *, shared: bool) -> tuple[str, ...]:
+    """Position-delete files to merge: those of the largest full size class and of all smaller classes. Files that a
+    merge has written for a single data file are only merged with each other. `shared`: also take all files that refer
+    to several data files."""
+    piles: dict[str | None, list[LiveFile]] = defaultdict(list)
+    for file in positions:
+        if file.records < FULL_POSITIONS:
+            piles[file.about if file.records >= sizes.own_positions else None].append(file)
+    full = chain.from_iterable(
+        _full(pile, OWN_FANOUT if data_path else sizes.fanout) for data_path, pile in piles.items()
+    )
+    return tuple(dict.fromkeys((*full, *(_shared(positions) if shared else ()))))
+
+
+def _full(pile: Sequence[LiveFile], fanout: int) -> Iterator[str]:
+    classes = Counter(size_class(file.records) for file in pile)
+    full = max((size for size, count in classes.items() if count >= fanout), default=-1)
+    return (file.path for file in pile if size_class(file.records) <= full)

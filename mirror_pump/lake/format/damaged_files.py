@@ -1,0 +1,69 @@
+"""Reads files such that an error names the one whose content cannot be read: it was cut off, or bytes of it changed.
+
+Parquet and Avro files have no checksum over the whole, so a decoder notices damage late and in many ways. Without the
+name nobody could tell which file to restore.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mirror_pump.errors import FileDamaged, MirrorPumpError
+from mirror_pump.lake.storage import StorageOptions, local_path, open_input
+
+_FORMAT = re.compile(
+    "thrift|parquet|schema|metadata|decompress|codec|corrupt|end of stream|page|dictionary|level|flatbuffers|IPC",
+    re.IGNORECASE,
+)
+"""Words of Arrow's errors about what is in a Parquet file. It raises OSError for these as well as for the storage."""
+_SHOWN = 300
+"""Characters of a decoder's error that are repeated."""
+
+
+@contextmanager
+def open_parquet(
+    location: str, storage: StorageOptions, dictionaries: Sequence[str] | None = None
+) -> Iterator[pq.ParquetFile]:
+    """Opens a Parquet file, for the time of the block. `dictionaries`: columns to read as dictionaries.
+
+    Raises FileMissing, FileDamaged also for what reading raises in the block, and LakeError if the storage fails.
+    """
+    with open_input(location, storage) as source:
+        try:
+            yield pq.ParquetFile(source, read_dictionary=dictionaries)
+        except MirrorPumpError:
+            raise
+        except OSError as error:
+            # Errors of a local file system have a number; object stores' have none.
+            if error.errno is not None or (local_path(location) is None and not _FORMAT.search(str(error))):
+                raise
+            raise _damaged(location, "a readable Parquet file", error) from error
+        except (pa.ArrowException, ValueError, LookupError, StopIteration) as error:
+            raise _damaged(location, "a readable Parquet file", error) from error
+
+
+@contextmanager
+def decoding(location: str, kind: str) -> Iterator[None]:
+    """For a block that only decodes the content of a file: whatever it raises is FileDamaged. `kind`: what the file is
+    not then, with its article."""
+    try:
+        yield
+    except MirrorPumpError:
+        raise
+    except Exception as error:
+        # Decoders of damaged bytes raise whatever they happen to stumble over.
+        raise _damaged(location, kind, error) from error
+
+
+def _damaged(location: str, kind: str, error: Exception) -> FileDamaged:
+    detail = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+    return FileDamaged(
+        f"{location} is damaged: it is not {kind}: {detail}",
+        "restore this file from a backup, or unregister the table and register it again, which copies it anew",
+        location,
+    )

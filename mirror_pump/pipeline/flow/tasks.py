@@ -1,0 +1,82 @@
+"""The tasks that a thread of a session runs: waiting for their results, and removing the files of abandoned ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.pipeline.flow.session_threads import ThreadStopped
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_POLL = 0.25
+"""Seconds between checks of the stop request while waiting for something."""
+
+
+def outcome(future: Future[Result], stopping: Callable[[], bool]) -> Result:
+    """Returns the future's result. Raises the future's error, and ThreadStopped if the pump is to stop before it is
+    done."""
+    while not stopping():
+        try:
+            return future.result(timeout=_POLL)
+        except FutureTimeout:
+            # The task's own error, or its result, which arrived just now.
+            if future.done():
+                return future.result()
+    raise ThreadStopped
+
+
+class Tasks:
+    """Runs functions as tasks and waits for them until the pump is to stop."""
+
+    def __init__(self, runner: TaskRunner, stopping: Callable[[], bool]) -> None:
+        self.runner = runner
+        self._stopping = stopping
+
+    def result(self, future: Future[Result]) -> Result:
+        """Returns the task's result. Raises the task's error, and ThreadStopped."""
+        return outcome(future, self._stopping)
+
+
+class RewrittenFiles(Protocol):
+    """The result of a task that writes files."""
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]: ...
+
+
+Written = TypeVar("Written", bound=RewrittenFiles)
+
+
+class FileTasks(Tasks):
+    """The tasks of one computation. It owns their files until it hands them on."""
+
+    def __init__(self, runner: TaskRunner, stopping: Callable[[], bool]) -> None:
+        super().__init__(runner, stopping)
+        self._begun: list[Future[Any]] = []
+
+    def begin(self, function: Callable[[Task], Written], task: Task) -> Future[Written]:
+        """Submits the task to the runner."""
+        begun = self.runner.submit(function, task)
+        self._begun.append(begun)
+        return begun
+
+    def abandon(self, storage: StorageOptions) -> None:
+        """Abandons the computation: cancels tasks that have not begun, and removes the files that were written or still
+        will be."""
+        for begun in self._begun:
+            if not begun.cancel():
+                begun.add_done_callback(partial(_remove, storage))
+
+
+def _remove(storage: StorageOptions, begun: Future[RewrittenFiles]) -> None:
+    # A failed task has removed its files itself.
+    if not begun.cancelled() and begun.exception() is None:
+        discard([file.path for file in begun.result().written], storage)

@@ -1,0 +1,29 @@
+"""Damages files of the lake, as crashes and faulty disks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Damage = Callable[[Path], None]
+
+
+def cut_off(path: Path) -> None:
+    """The last third is gone, as after a crash of a machine that does not flush."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 2 // 3])
+
+
+def flip(path: Path) -> None:
+    """The footer of a Parquet file is flipped, but not its length; of any other file the last half."""
+    content = path.read_bytes()
+    parquet = path.suffix == ".parquet"
+    size = int.from_bytes(content[-8:-4], "little") if parquet else len(content) // 2
+    end = len(content) - (8 if parquet else 0)
+    begin = end - size
+    path.write_bytes(content[:begin] + bytes(byte ^ 0x5A for byte in content[begin:end]) + content[end:])
+
+
+DAMAGES = [pytest.param(cut_off, id="cut off"), pytest.param(flip, id="flipped")]
