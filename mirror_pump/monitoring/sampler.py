@@ -120,7 +120,7 @@ class StatusSampler:
                 if full:
                     self._full_due_at = time.monotonic() + max(_FULL_PAUSE, took / _SHARE)
                 self._changed.notify_all()
-            self._thread.await_wake(max(INTERVAL, took / _SHARE))
+            self._thread.await_wake(max(self._settings.limits.status_interval, took / _SHARE))
         self._close()
 
     def _read(self, *, full: bool) -> Reading:

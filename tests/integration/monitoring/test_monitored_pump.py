@@ -96,6 +96,7 @@ def listen(program: Program, database: Database, tmp_path: Path) -> Iterator[Lis
 
         def start(name: str, collector: str = "") -> Listening:
             environment = {
+                "MIRROR_PUMP_LIMITS__STATUS_INTERVAL": "0.3",
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
                 "OTEL_METRIC_EXPORT_INTERVAL": "300",
                 "OTEL_BSP_SCHEDULE_DELAY": "100",
