@@ -165,6 +165,14 @@ class ArchiveBranchOutdated:
 
 
 @dataclass(frozen=True)
+class TableGivenUp:
+    """A table has to fail so that the others can go on: the slot would be lost otherwise."""
+
+    table_id: TableId
+    error: str
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the session's threads ended with an error."""
 
@@ -191,6 +199,7 @@ Event: TypeAlias = (
     | AdvanceWanted
     | FoldReady
     | ArchiveBranchOutdated
+    | TableGivenUp
     | ThreadFailed
     | StopRequested
 )

@@ -38,6 +38,7 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     PendingSegment,
     StopRequested,
+    TableGivenUp,
     ThreadFailed,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
@@ -268,6 +269,10 @@ class PumpSession:
                 self._fold(work)
             case ArchiveBranchOutdated(table):
                 self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
+            case TableGivenUp(table_id, error):
+                given_up = load_table(self._services.connection, table_id)
+                if given_up is not None and not given_up.state.has_ended:
+                    self._publish(PublishRequest(failures=(Failure(given_up, error),)))
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._run_state.isolated_transaction = Lsn(error.transaction)

@@ -1,0 +1,61 @@
+"""Whether a file can be written to the warehouse, read, listed and deleted: what the pump does all the time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from mirror_pump.lake.storage import (
+    StorageOptions,
+    delete,
+    exists,
+    join,
+    list_files,
+    local_path,
+    read_bytes,
+    write_bytes,
+)
+from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, ok, skipped
+
+PROBE_DIRECTORY = ".mirror-pump-doctor"
+"""The directory of the file in the warehouse. It has no other files, so that listing it costs nothing."""
+_CONTENT = b"mirror-pump doctor"
+_DEADLINE = 60.0
+
+
+def _run(site: Site) -> Iterator[Finding]:
+    settings = site.lake
+    if settings.warehouse is None:
+        yield skipped("no warehouse is known: give --warehouse, or run `mirror-pump init` first")
+        return
+    warehouse = settings.warehouse
+    path = local_path(warehouse)
+    if path is not None and not path.is_dir():
+        yield failed(f"the warehouse {path} is no directory, or is not mounted", f"mkdir -p '{path}', or mount it")
+        return
+    options = StorageOptions(settings.storage_properties)
+    # Two doctors at a time must not take each other's file away.
+    directory = join(warehouse, PROBE_DIRECTORY)
+    location = join(directory, secrets.token_hex(8))
+    try:
+        write_bytes(location, _CONTENT, options)
+        yield from _faults(directory, location, options)
+        delete(location, options)
+        if exists(location, options):
+            yield failed(f"{location} is still there after it was deleted", "see the storage's retention or versioning")
+    finally:
+        if path is not None and (path / PROBE_DIRECTORY).is_dir() and not any((path / PROBE_DIRECTORY).iterdir()):
+            (path / PROBE_DIRECTORY).rmdir()
+    yield ok(f"a file in {warehouse} was written, read, listed and deleted")
+
+
+def _faults(directory: str, location: str, options: StorageOptions) -> Iterator[Finding]:
+    if read_bytes(location, options) != _CONTENT:
+        yield failed(f"{location} was read with another content than was written", "see what stands before the storage")
+    if location not in {file.location for file in list_files(directory, options)}:
+        yield failed(
+            f"{location} is not listed after it was written", "give the access key the right to list the bucket"
+        )
+
+
+STORAGE = Check("storage", _run, deadline=_DEADLINE)
