@@ -123,10 +123,10 @@ class Settings(BaseSettings):
         default=ByteSize(0),
         description="WAL that the slot may keep, besides what max_slot_wal_keep_size allows; 0 for no such limit",
     )
-    wal_warn_time: Seconds = Field(
+    wal_warn_within: Seconds = Field(
         default=7200.0, description="Warn when the slot would be lost within this many seconds"
     )
-    wal_act_time: Seconds = Field(
+    wal_act_within: Seconds = Field(
         default=600.0,
         description="Fail a table, or drop the slot, as wal_guard says, when the slot would be lost within this many"
         " seconds",

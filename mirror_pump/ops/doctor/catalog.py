@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mirror_pump.ops.doctor.check import Check, Finding, Outcome, Site, ok
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, ok
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.source.catalog.catalog_schema import installed_version
 
@@ -20,4 +20,4 @@ def _run(site: Site) -> Iterator[Finding]:
     yield ok(f"the mirror has slot {mirror.slot}, publication {mirror.publication}, warehouse {mirror.warehouse}")
 
 
-CATALOG = Check("catalog", _run, needs=("database",))
+CATALOG = DoctorCheck("catalog", _run, needs=("database",))

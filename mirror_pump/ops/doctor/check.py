@@ -72,7 +72,7 @@ def failure(error: MirrorPumpError, table: str | None = None) -> Finding:
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """A check. It asks for what it needs itself, so that none depends on another's success."""
 
     name: str

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning
 
 _WORTH_KNOWING = 5.0
 """Seconds. `status` shows ages of pending deletes by the pump's clock."""
@@ -38,4 +38,4 @@ def difference_finding(seconds: float, uncertainty: float) -> Finding:
     return ok(message)
 
 
-CLOCK = Check("clock", _run, needs=("database",))
+CLOCK = DoctorCheck("clock", _run, needs=("database",))

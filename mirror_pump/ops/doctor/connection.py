@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mirror_pump.config import ENV_PREFIX
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, failure, ok
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok
 from mirror_pump.source.connect import describe_dsn
 
 
@@ -25,4 +25,4 @@ def _run(site: Site) -> Iterator[Finding]:
     yield ok(f"{describe_dsn(site.settings.dsn)} answers, as role {user}")
 
 
-DATABASE = Check("database", _run)
+DATABASE = DoctorCheck("database", _run)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mirror_pump.lake.storage import local_path
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning
 
 _GIB = 2**30
 _LEAST = _GIB
@@ -55,4 +55,4 @@ def space_finding(purpose: str, path: Path, free: int, total: int) -> Finding:
     return ok(message)
 
 
-DISK = Check("disk", _run)
+DISK = DoctorCheck("disk", _run)

@@ -10,7 +10,7 @@ import psycopg
 from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.session import CATALOG, LibpqAccess, libpq_access
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, failure, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 
 _DEADLINE = 60.0
@@ -90,4 +90,4 @@ def _duckdb(mirror: Settings) -> Finding:
     return ok("DuckDB: its extensions are there")
 
 
-ENGINES = Check("engines", _run, needs=("catalog",), deadline=_DEADLINE)
+ENGINES = DoctorCheck("engines", _run, needs=("catalog",), deadline=_DEADLINE)

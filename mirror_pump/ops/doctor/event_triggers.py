@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mirror_pump.ops.doctor.check import Check, Finding, Site, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, ok, warning
 from mirror_pump.source.relations.change_notes import missing_triggers
 from mirror_pump.source.server import read_server
 
@@ -33,4 +33,4 @@ def _run(site: Site) -> Iterator[Finding]:
         )
 
 
-EVENT_TRIGGERS = Check("event triggers", _run, needs=("database",))
+EVENT_TRIGGERS = DoctorCheck("event triggers", _run, needs=("database",))

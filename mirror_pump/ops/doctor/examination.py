@@ -11,7 +11,7 @@ from typing import Any
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.doctor.catalog import CATALOG
-from mirror_pump.ops.doctor.check import Check, Finding, Outcome, Site, failed, failure, skipped
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, skipped
 from mirror_pump.ops.doctor.clock import CLOCK
 from mirror_pump.ops.doctor.connection import DATABASE
 from mirror_pump.ops.doctor.disk import DISK
@@ -98,7 +98,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def examine(
-    settings: Settings, checks: Sequence[Check] = CHECKS, report: Callable[[Examined], None] = lambda _: None
+    settings: Settings, checks: Sequence[DoctorCheck] = CHECKS, report: Callable[[Examined], None] = lambda _: None
 ) -> Examination:
     """Make all checks. Calls `report` after each. Raises nothing but KeyboardInterrupt."""
     site = Site(settings)
@@ -115,7 +115,7 @@ def examine(
     return Examination(tuple(done.values()))
 
 
-def _made(check: Check, site: Site) -> Examined:
+def _made(check: DoctorCheck, site: Site) -> Examined:
     """Make one check in a thread of its own, and wait for it until its deadline."""
     began = time.monotonic()
     findings: list[Finding] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mirror_pump.engine.spark_runtime.java import find_java_home, java_version
 from mirror_pump.engine.spark_runtime.session import maven_packages
-from mirror_pump.ops.doctor.check import Check, Finding, Site, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, ok, warning
 
 _IVY_JARS = Path(".ivy2.5.2") / "jars"
 """Below the home directory: where Spark 4.1 keeps what it has from Maven."""
@@ -43,5 +43,5 @@ def _jar_name(package: str) -> str:
     return f"{group}_{name}-{version}.jar"
 
 
-JAVA = Check("java", _java)
-JARS = Check("jars", _jars)
+JAVA = DoctorCheck("java", _java)
+JARS = DoctorCheck("jars", _jars)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mirror_pump.errors import SourceError
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, failure, ok
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import check_publication
@@ -32,4 +32,4 @@ def _run(site: Site) -> Iterator[Finding]:
         yield ok(f"publication {mirror.publication} has all of {len(tables)} tables")
 
 
-PUBLICATION = Check("publication", _run, needs=("catalog",))
+PUBLICATION = DoctorCheck("publication", _run, needs=("catalog",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mirror_pump.errors import SourceError
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, failure, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
 from mirror_pump.ops.doctor.server import finding
 from mirror_pump.ops.status.slot_state import slot_error
 from mirror_pump.source.connect import PgConnection, replication_connect
@@ -77,4 +77,4 @@ def _room(connection: PgConnection, slot: str, limit: int) -> Finding | None:
     )
 
 
-REPLICATION = Check("replication", _run, needs=("database",))
+REPLICATION = DoctorCheck("replication", _run, needs=("database",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mirror_pump.ops.doctor.check import Check, Finding, Outcome, Site, ok, warning
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, ok, warning
 from mirror_pump.quoting import identifier
 from mirror_pump.source.server import ServerProblem, ServerSubject, read_server, server_problems
 
@@ -56,5 +56,5 @@ def _rights(site: Site) -> Iterator[Finding]:
         )
 
 
-SERVER = Check("server", _server, needs=("database",))
-RIGHTS = Check("rights", _rights, needs=("database",))
+SERVER = DoctorCheck("server", _server, needs=("database",))
+RIGHTS = DoctorCheck("rights", _rights, needs=("database",))

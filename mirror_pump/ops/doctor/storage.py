@@ -15,7 +15,7 @@ from mirror_pump.lake.storage import (
     read_bytes,
     write_bytes,
 )
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, ok, skipped
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, skipped
 
 PROBE_DIRECTORY = ".mirror-pump-doctor"
 """The directory of the file in the warehouse. It has no other files, so that listing it costs nothing."""
@@ -58,4 +58,4 @@ def _faults(directory: str, location: str, options: StorageOptions) -> Iterator[
         )
 
 
-STORAGE = Check("storage", _run, deadline=_DEADLINE)
+STORAGE = DoctorCheck("storage", _run, deadline=_DEADLINE)

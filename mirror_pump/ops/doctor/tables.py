@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import MirroredTable, TableState
-from mirror_pump.ops.doctor.check import Check, Finding, Site, failed, failure, ok
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import still_chosen
@@ -52,4 +52,4 @@ def _examined(connection: PgConnection, table: MirroredTable, publication: str) 
     return None
 
 
-TABLES = Check("tables", _run, needs=("catalog",), deadline=_DEADLINE)
+TABLES = DoctorCheck("tables", _run, needs=("catalog",), deadline=_DEADLINE)

@@ -18,12 +18,12 @@ _NAMED = 3
 """How many tables an alert names if it concerns many."""
 
 
-def alerts_of(status: MirrorStatus, wal_warn_time: float = 0.0) -> tuple[Alert, ...]:
+def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert, ...]:
     """Return all alerts, critical ones first. Within a severity, alerts of the whole mirror precede those of tables.
 
-    `wal_warn_time`: seconds to the slot's invalidation below which a slot that nobody moves is worth a warning.
+    `wal_warn_within`: seconds to the slot's invalidation below which a slot that nobody moves is worth a warning.
     """
-    found = [*_slot(status), *_wal(status, wal_warn_time), *_leader(status), *_neglect(status)]
+    found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_neglect(status)]
     for table in status.tables:
         found.extend(_table(table))
     return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))

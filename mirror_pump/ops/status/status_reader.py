@@ -111,7 +111,7 @@ class StatusReader:
             for table in tables
         )
         status = replace(status, tables=tuple(shown))
-        return replace(status, alerts=alerts_of(status, self._settings.wal_warn_time))
+        return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
 
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")

@@ -108,12 +108,12 @@ class WalGuard:
                 return
             self._add(sample)
             left = self._seconds_left(sample)
-            if left is None or left >= self._settings.wal_warn_time:
+            if left is None or left >= self._settings.wal_warn_within:
                 self._reported_at = -_REPEAT_INTERVAL
                 self._told_none = False
             else:
                 self._warn(sample, left, error)
-            if left is None or left >= self._settings.wal_act_time:
+            if left is None or left >= self._settings.wal_act_within:
                 self._short_since = None
             elif self._short_since is None:
                 self._short_since = sample

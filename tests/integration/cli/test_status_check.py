@@ -226,7 +226,7 @@ def test_how_long_the_slot_lasts(
     assert "at the present rate" in " ".join(run("status").stdout.split())
 
     # Without a pump, it is an alert; a pump that leads without errors moves the slot.
-    monkeypatch.setenv("MIRROR_PUMP_WAL_WARN_TIME", "86400")
+    monkeypatch.setenv("MIRROR_PUMP_WAL_WARN_WITHIN", "86400")
     nothing = f"nothing moves replication slot {mirror}"
     assert nothing in run("status", "--check").stdout
     with led(database, mirror):

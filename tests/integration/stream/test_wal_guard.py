@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 LIMITS = InternalLimits(wal_guard_interval=0.05, wal_guard_window=0.3)
 GUARD: dict[str, Any] = {
     "wal_guard_bytes": 64 << 20,
-    "wal_warn_time": 86400,
-    "wal_act_time": 86400,
+    "wal_warn_within": 86400,
+    "wal_act_within": 86400,
     "reconnect_backoff_max": 0.3,
     "limits": LIMITS,
 }
@@ -36,6 +36,7 @@ class TroubledTasks:
 
     def __init__(self) -> None:
         self._tasks = ThreadTaskRunner()
+        self._held = ThreadPoolExecutor(4)
         self.full = False
         self.released = threading.Event()
         self.released.set()
@@ -46,14 +47,18 @@ class TroubledTasks:
             failed.set_exception(StorageFull("the disk is full", "make room on it"))
             return failed
 
-        def run(given: Task) -> Result:
-            assert self.released.wait(60), "nobody released the tasks"
-            return function(given)
+        if self.released.is_set():
+            return self._tasks.submit(function, task)
 
-        return self._tasks.submit(run, task)
+        def run() -> Result:
+            assert self.released.wait(60), "nobody released the tasks"
+            return self._tasks.submit(function, task).result()
+
+        return self._held.submit(run)
 
     def close(self) -> None:
         self.released.set()
+        self._held.shutdown()
         self._tasks.close()
 
 
