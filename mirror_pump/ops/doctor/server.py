@@ -41,15 +41,12 @@ def _rights(site: Site) -> Iterator[Finding]:
         problems = list(server_problems(connection, server, slot_exists=False))
         ((sees_sessions,),) = connection.execute("SELECT pg_has_role('pg_read_all_stats', 'USAGE')").fetchall()
     found = [finding(problem) for problem in problems if problem.subject is ServerSubject.RIGHTS]
-    if not found:
+    if server.superuser:
+        yield ok(f"role {server.role} is a superuser, which helps `init`; the pump itself needs far fewer rights")
+    elif not found:
         yield ok(f"role {server.role} may stream changes and create what the mirror needs")
     yield from found
-    if server.superuser:
-        yield warning(
-            f"role {server.role} is a superuser: a pump needs far fewer rights",
-            "docs/operations.md says which rights the pump's role needs",
-        )
-    elif not sees_sessions:
+    if not sees_sessions:
         yield warning(
             "other roles' sessions are hidden: `status` cannot name an open transaction that keeps WAL",
             f"GRANT pg_read_all_stats TO {identifier(server.role)}",

@@ -44,8 +44,11 @@ def _run(site: Site) -> Iterator[Finding]:
         if exists(location, options):
             yield failed(f"{location} is still there after it was deleted", "see the storage's retention or versioning")
     finally:
-        if path is not None and (path / PROBE_DIRECTORY).is_dir() and not any((path / PROBE_DIRECTORY).iterdir()):
-            (path / PROBE_DIRECTORY).rmdir()
+        discard([location], options)
+        if path is not None:
+            # Another doctor may have its file there.
+            with suppress(OSError):
+                (path / PROBE_DIRECTORY).rmdir()
     yield ok(f"a file in {warehouse} was written, read, listed and deleted")
 
 
