@@ -26,6 +26,8 @@ def _run(site: Site) -> Iterator[Finding]:
             yield attempt(mirror)
         except MirrorPumpError as error:
             yield failed(f"{engines}: {error}", error.remedy)
+        except Exception as error:  # noqa: BLE001 - an engine's own errors; the others are still tried
+            yield failed(f"{engines}: {' '.join(str(error).split())}", "compare `mirror-pump connect` with the DSN")
 
 
 def _jdbc(mirror: Settings) -> Finding:

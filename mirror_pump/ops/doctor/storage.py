@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 
 from mirror_pump.lake.storage import (
     StorageOptions,
     delete,
+    discard,
     exists,
     join,
     list_files,
