@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from mirror_pump.lake.storage import (
     StorageOptions,
@@ -33,34 +35,45 @@ def _run(site: Site) -> Iterator[Finding]:
     warehouse = settings.warehouse
     path = local_path(warehouse)
     if path is not None and not path.is_dir():
-        yield failed(f"the warehouse {path} is no directory, or is not mounted", f"mkdir -p '{path}', or mount it")
+        yield _missing(path, initialised=site.mirror is not None)
         return
     options = StorageOptions(settings.storage_properties)
     # Two doctors at a time must not take each other's file away.
-    directory = join(warehouse, PROBE_DIRECTORY)
-    location = join(directory, secrets.token_hex(8))
+    location = join(warehouse, PROBE_DIRECTORY, secrets.token_hex(8))
     try:
-        write_bytes(location, _CONTENT, options)
-        yield from _faults(directory, location, options)
-        delete(location, options)
-        if exists(location, options):
-            yield failed(f"{location} is still there after it was deleted", "see the storage's retention or versioning")
+        found = list(_faults(location, options))
     finally:
         discard([location], options)
         if path is not None:
             # Another doctor may have its file there.
             with suppress(OSError):
                 (path / PROBE_DIRECTORY).rmdir()
-    yield ok(f"a file in {warehouse} was written, read, listed and deleted")
+    yield from found or [ok(f"a file in {warehouse} was written, read, listed and deleted")]
 
 
-def _faults(directory: str, location: str, options: StorageOptions) -> Iterator[Finding]:
+def _missing(path: Path, *, initialised: bool) -> Finding:
+    """The finding for a directory that is not there. A mirror's must be; else `init` makes it."""
+    if initialised or path.exists():
+        return failed(f"the warehouse {path} is no directory, or is not mounted", f"mount it, or: mkdir -p '{path}'")
+    parent = next(parent for parent in path.parents if parent.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return failed(f"the warehouse {path} does not exist, and {parent} may not be written", f"mkdir -p '{path}'")
+    return ok(f"the warehouse {path} does not exist yet, and `mirror-pump init` can make it")
+
+
+def _faults(location: str, options: StorageOptions) -> Iterator[Finding]:
+    """Write a file, read, list and delete it. Yields what was wrong without an error. Raises LakeError."""
+    write_bytes(location, _CONTENT, options)
     if read_bytes(location, options) != _CONTENT:
         yield failed(f"{location} was read with another content than was written", "see what stands before the storage")
+    directory = location.rpartition("/")[0]
     if location not in {file.location for file in list_files(directory, options)}:
         yield failed(
             f"{location} is not listed after it was written", "give the access key the right to list the bucket"
         )
+    delete(location, options)
+    if exists(location, options):
+        yield failed(f"{location} is still there after it was deleted", "see the storage's retention or versioning")
 
 
 STORAGE = DoctorCheck("storage", _run, deadline=_DEADLINE)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
@@ -170,6 +171,8 @@ class TableGivenUp:
 
     table_id: TableId
     error: str
+    handled: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set once the table has failed, or has ended otherwise. Until then each new session gets the event."""
 
 
 @dataclass(frozen=True)

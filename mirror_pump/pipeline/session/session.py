@@ -269,10 +269,11 @@ class PumpSession:
                 self._fold(work)
             case ArchiveBranchOutdated(table):
                 self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
-            case TableGivenUp(table_id, error):
-                given_up = load_table(self._services.connection, table_id)
-                if given_up is not None and not given_up.state.has_ended:
-                    self._publish(PublishRequest(failures=(Failure(given_up, error),)))
+            case TableGivenUp():
+                given_up = load_table(self._services.connection, work.table_id)
+                if given_up is not None and not given_up.state.has_ended and not work.handled.is_set():
+                    self._publish(PublishRequest(failures=(Failure(given_up, work.error),)))
+                work.handled.set()
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._run_state.isolated_transaction = Lsn(error.transaction)

@@ -6,6 +6,7 @@ room that is left. A slot that keeps up does not grow, however fast the server w
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,7 +18,8 @@ from typing import Self
 import psycopg
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import LakeError, SourceError
+from mirror_pump.lake.storage import StorageOptions, directory_answers, discard, join, write_bytes
 from mirror_pump.model import TableId, TableName
 from mirror_pump.pipeline.flow.events import TableGivenUp
 from mirror_pump.pipeline.flow.steps import Observer, Step
@@ -37,6 +39,10 @@ _STOP_GRACE = 1.0
 _DROP_WITHIN = 10.0
 """Seconds in which the slot's walsender has to end before the slot is dropped. Then the next check tries again."""
 _DROP_POLL = 0.02
+_FULL = "no space left"
+"""In the message of every StorageFull."""
+_PROBE = ".mirror-pump-guard-"
+"""The beginning of the name of a file that is written to the warehouse and removed."""
 _RETURN = "Mend the cause, then `mirror-pump unregister` and `mirror-pump register` the table"
 
 
@@ -63,9 +69,8 @@ class WalGuard:
         """The first sample since which time to act has been short, without a break."""
         self._written: dict[TableId, int] = {}
         """Rows written to each table at that moment."""
-        self._reported_at = -_REPEAT_INTERVAL
-        self._told_none = False
-        """Whether it was reported that no table is to blame for the present shortage."""
+        self._reported_at: dict[str, float] = {}
+        """When each thing was last reported: time.monotonic(), in seconds."""
         self._given_up: dict[TableId, TableGivenUp] = {}
         self._dropped: SourceError | None = None
         self._thread = ServiceThread("wal-guard", self._run, stop_within=_STOP_GRACE)
@@ -84,7 +89,7 @@ class WalGuard:
     def given_up(self) -> tuple[TableGivenUp, ...]:
         """Tables that have to fail and have not yet. Each new session gets them first: the work that it begins with
         may be what a table of them does not let it end."""
-        return tuple(self._given_up.values())
+        return tuple(event for event in self._given_up.copy().values() if not event.handled.is_set())
 
     @property
     def dropped(self) -> SourceError | None:
@@ -108,11 +113,14 @@ class WalGuard:
                 return
             self._add(sample)
             left = self._seconds_left(sample)
-            if left is None or left >= self._settings.wal_warn_within:
-                self._reported_at = -_REPEAT_INTERVAL
-                self._told_none = False
-            else:
-                self._warn(sample, left, error)
+            if left is not None and left < self._settings.wal_warn_within:
+                self._report(
+                    "short",
+                    seconds_left=round(left),
+                    retained_bytes=sample.retained_bytes,
+                    policy=self._settings.wal_guard,
+                    **({"error": error} if error else {}),
+                )
             if left is None or left >= self._settings.wal_act_within:
                 self._short_since = None
             elif self._short_since is None:
@@ -147,18 +155,12 @@ class WalGuard:
             return None
         return seconds_left(self._samples[0], sample, self._settings.wal_guard_bytes)
 
-    def _warn(self, sample: WalRoom, left: float, error: str | None) -> None:
-        if time.monotonic() - self._reported_at < _REPEAT_INTERVAL:
-            return
-        self._reported_at = time.monotonic()
-        details = {"error": error} if error else {}
-        self._observer(
-            Step.WAL_SHORT,
-            seconds_left=round(left),
-            retained_bytes=sample.retained_bytes,
-            policy=self._settings.wal_guard,
-            **details,
-        )
+    def _report(self, what: str, **details: object) -> None:
+        """Report a shortage, unless the same was reported within the hour."""
+        now = time.monotonic()
+        if now - self._reported_at.get(what, -_REPEAT_INTERVAL) >= _REPEAT_INTERVAL:
+            self._reported_at[what] = now
+            self._observer(Step.WAL_SHORT, **details)
 
     def _act(self, connection: PgConnection, sample: WalRoom, error: str | None) -> None:
         if self._settings.wal_guard == "fail-table":
@@ -168,21 +170,35 @@ class WalGuard:
 
     def _fail_table(self, connection: PgConnection, sample: WalRoom, error: str | None) -> None:
         tables = self._tables(connection)
-        for table_id in self._given_up.keys() - {table.table_id for table in tables}:
-            del self._given_up[table_id]
         table = holding_table(tables, sample, error, self._written)
         # The next table gets its turn if this one's end has not helped within another window.
         self._short_since = None
-        if table is None:
-            if not self._told_none:
-                self._observer(Step.WAL_SHORT, reason="no single table holds up the slot: none is failed")
-            self._told_none = True
+        if table is None or (error and not self._storage_works(error)):
+            self._report("nobody", reason="no single table holds up the slot: none is failed")
             return
         why = f"it holds up all tables: {error}" if error else "it had the most row changes while the pump fell behind"
         given_up = TableGivenUp(table.table_id, f"the WAL guard failed it before the slot was lost: {why}. {_RETURN}")
         self._given_up[table.table_id] = given_up
         self._observer(Step.WAL_SHORT, table=str(table.name), reason=why)
         self._submit(given_up)
+
+    def _storage_works(self, error: str) -> bool:
+        """Whether the warehouse takes a file. If it does not, the next table would meet the same error."""
+        if _FULL in error.lower():
+            # A small file may still find room.
+            return False
+        storage = StorageOptions(self._settings.storage_properties, make_directories=False)
+        warehouse = self._settings.require_warehouse()
+        location = join(warehouse, f"{_PROBE}{secrets.token_hex(8)}")
+        try:
+            if not directory_answers(warehouse, storage):
+                return False
+            write_bytes(location, b"", storage)
+        except LakeError:
+            return False
+        finally:
+            discard([location], storage)
+        return True
 
     def _drop_slot(self, connection: PgConnection, sample: WalRoom) -> None:
         deadline = time.monotonic() + _DROP_WITHIN

@@ -214,11 +214,21 @@ def test_storage_that_refuses(database: Database, run: RunCommand, monkeypatch: 
         assert checks["storage"]["findings"][0]["remedy"]
 
 
-def test_a_warehouse_that_is_not_there(run: RunCommand, tmp_path: Path) -> None:
-    code, checks = doctor(run, "--warehouse", str(tmp_path / "not mounted"))
+def test_a_warehouse_that_is_not_there_yet(run: RunCommand, tmp_path: Path) -> None:
+    code, checks = doctor(run, "--warehouse", str(tmp_path / "new" / "lake"))
+    assert code == 0
+    assert "`mirror-pump init` can make it" in told(checks["storage"], "ok")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.unverified("its files are away")
+def test_a_warehouse_that_is_not_there_any_more(run: RunCommand, mirror: Mirror, tmp_path: Path) -> None:
+    warehouse = Path(mirror.settings.require_warehouse().removeprefix("file://"))
+    warehouse.rename(tmp_path / "elsewhere")
+    code, checks = doctor(run)
     assert code == 1
     assert "is not mounted" in told(checks["storage"], "failed")
-    assert not (tmp_path / "not mounted").exists(), "a directory in its place would hide that it is not mounted"
+    assert not warehouse.exists(), "a directory in its place would hide that it is not mounted"
 
 
 def test_no_check_ends_the_others() -> None:

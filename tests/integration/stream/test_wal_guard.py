@@ -32,19 +32,19 @@ GUARD: dict[str, Any] = {
 
 
 class TroubledTasks:
-    """Runs tasks in threads. While `full` they find no room; while not `released` their results do not come."""
+    """Runs tasks in threads. While `full` (an error) they find no room; while not `released` their results do not come."""
 
     def __init__(self) -> None:
         self._tasks = ThreadTaskRunner()
         self._held = ThreadPoolExecutor(4)
-        self.full = False
+        self.full = ""
         self.released = threading.Event()
         self.released.set()
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         if self.full:
             failed: Future[Result] = Future()
-            failed.set_exception(StorageFull("the disk is full", "make room on it"))
+            failed.set_exception(StorageFull(self.full, "make room on it"))
             return failed
 
         if self.released.is_set():
@@ -139,16 +139,30 @@ def test_the_table_with_the_most_changes_fails_if_the_pump_falls_behind(
     mirror.assert_sound()
 
 
-def test_no_table_fails_for_an_error_of_all(database: Database, warehouse: str, tasks: TroubledTasks) -> None:
+@pytest.mark.parametrize("trouble", ["full", "away"])
+def test_no_table_fails_for_an_error_of_all(
+    database: Database, warehouse: str, tasks: TroubledTasks, trouble: str
+) -> None:
+    """Though the error names one of them: the one that was written to first."""
     mirror = two_tables(database, warehouse, tasks, "fail-table")
+    root = Path(warehouse.removeprefix("file://"))
     steps = Steps()
     with mirror.pumping(steps):
         mirror.register("a", "b")
         mirror.await_live("public.a", "public.b")
-        tasks.full = True
+        if trouble == "full":
+            ((location,),) = database.rows("SELECT location FROM modak.mirror_tables WHERE lake_table = 'a'")
+            tasks.full = f"no space left to write {location}/data/x.parquet: it is full"
+        else:
+            root.rename(root.with_name("elsewhere"))
+            root.write_text("in the way")
         none = "no single table holds up the slot: none is failed"
         await_with_writes(database, lambda: none in reasons(steps), "no table is to blame")
-        tasks.full = False
+        if trouble == "full":
+            tasks.full = ""
+        else:
+            root.unlink()
+            root.with_name("elsewhere").rename(root)
         mirror.await_frontier()
         assert (mirror.state("public.a"), mirror.state("public.b")) == ("live", "live")
         mirror.assert_equal("public.a", "public.b")
@@ -165,7 +179,7 @@ def test_the_slot_is_dropped_before_it_fills_the_disk(
     mirror.register("a", "b")
     mirror.await_live("public.a", "public.b")
     if trouble == "failing":
-        tasks.full = True
+        tasks.full = "no space left"
     else:
         # A walsender holds the slot, and waits for the pump.
         tasks.released.clear()
@@ -189,13 +203,13 @@ def test_nothing_is_done_unless_it_was_asked_for(
     with mirror.pumping(steps):
         mirror.register("a", "b")
         mirror.await_live("public.a", "public.b")
-        tasks.full = True
+        tasks.full = "no space left"
         if policy == "warn":
             await_with_writes(database, lambda: steps.count(Step.WAL_SHORT), "it is said")
         retried = steps.count(Step.RETRYING)
         # By then a guard that acts would have acted: it looks many times between two attempts.
         await_with_writes(database, lambda: steps.count(Step.RETRYING) >= retried + 8, "further attempts")
-        tasks.full = False
+        tasks.full = ""
         mirror.await_frontier()
         assert steps.count(Step.WAL_SHORT) == (policy == "warn"), "once an hour"
         assert steps.count(Step.SLOT_DROPPED) == steps.count(Step.TABLE_FAILED) == 0
