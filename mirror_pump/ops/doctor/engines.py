@@ -53,7 +53,7 @@ def _count_by_tcp(access: LibpqAccess) -> int:
         "user": access.user,
         "password": access.password,
         # JDBC reads no password file.
-        "passfile": "/dev/null",
+        "passfile": "/nonexistent",
         "connect_timeout": _CONNECT_TIMEOUT,
         "application_name": "mirror-pump-doctor",
         **access.parameters,

@@ -206,7 +206,8 @@ def test_storage_that_refuses(database: Database, run: RunCommand, monkeypatch: 
             monkeypatch.setenv(f"MIRROR_PUMP_STORAGE_{name}", value)
         code, checks = doctor(run, "--warehouse", "s3://lake/shop")
         assert (code, checks["storage"]["outcome"]) == (0, "ok"), checks["storage"]
-        assert not server.objects
+        # Arrow leaves an empty object for the directory, as it does for every one.
+        assert not any(server.objects.values())
         server.forbidden = True
         code, checks = doctor(run, "--warehouse", "s3://lake/shop")
         assert code == 1
