@@ -13,7 +13,7 @@ from mirror_pump.source.connect import describe_dsn
 def _run(site: Site) -> Iterator[Finding]:
     if not site.settings.dsn:
         site.has_no_database()
-        yield failed("no database was given", f"export {ENV_PREFIX}DSN='postgresql://user:password@host/database'")
+        yield failed("no database was given", f"export {ENV_PREFIX}DSN='postgresql://USER@HOST/DATABASE' PGPASSWORD='...'")
         return
     try:
         with site.connection() as connection:

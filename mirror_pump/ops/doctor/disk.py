@@ -24,8 +24,9 @@ _PLENTY = 50 * _GIB
 
 def _run(site: Site) -> Iterator[Finding]:
     for purpose, path in _places(site):
-        usage = shutil.disk_usage(_existing(path))
-        yield space_finding(purpose, path, usage.free, usage.total)
+        existing = _existing(path)
+        usage = shutil.disk_usage(existing)
+        yield space_finding(purpose, existing, usage.free, usage.total)
 
 
 def _places(site: Site) -> Iterator[tuple[str, Path]]:

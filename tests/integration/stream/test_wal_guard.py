@@ -32,7 +32,7 @@ GUARD: dict[str, Any] = {
 
 
 class TroubledTasks:
-    """Runs tasks in threads. While `full` (an error) they find no room; while not `released` their results do not come."""
+    """Runs tasks in threads. While `full` (an error) they find no room; while not `released` no result comes."""
 
     def __init__(self) -> None:
         self._tasks = ThreadTaskRunner()
