@@ -13,7 +13,8 @@ from mirror_pump.source.connect import describe_dsn
 def _run(site: Site) -> Iterator[Finding]:
     if not site.settings.dsn:
         site.has_no_database()
-        yield failed("no database was given", f"export {ENV_PREFIX}DSN='postgresql://USER@HOST/DATABASE' PGPASSWORD='...'")
+        remedy = f"export {ENV_PREFIX}DSN='postgresql://USER@HOST/DATABASE' PGPASSWORD='...'"
+        yield failed("no database was given", remedy)
         return
     try:
         with site.connection() as connection:
