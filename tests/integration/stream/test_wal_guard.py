@@ -100,8 +100,18 @@ def reasons(steps: Steps, **wanted: str) -> list[object]:
 def test_the_table_below_whose_location_the_error_is_fails(
     database: Database, warehouse: str, tasks: TroubledTasks
 ) -> None:
+    """Also if the guard decides so between two sessions, when nobody takes events."""
     mirror = two_tables(database, warehouse, tasks, "fail-table")
-    with mirror.pumping():
+    steps = Steps()
+
+    def delay(step: Step, details: dict[str, object]) -> None:
+        """Hold up the guard's thread until a session has ended."""
+        if step is Step.WAL_SHORT and "table" in details:
+            ended = steps.count(Step.RETRYING)
+            await_true(lambda: steps.count(Step.RETRYING) > ended, 30, "the next session has ended")
+
+    steps.on = delay
+    with mirror.pumping(steps):
         mirror.register("a", "b")
         mirror.await_live("public.a", "public.b")
         # Everything that is written below it fails from now on, which the pump tries again for ever.
@@ -111,6 +121,7 @@ def test_the_table_below_whose_location_the_error_is_fails(
             data.rmdir()
         data.write_text("in the way")
         await_with_writes(database, lambda: mirror.state("public.b") == "failed", "the table in trouble has failed")
+        assert len(reasons(steps, table="public.b")) == 1, "one decision is enough"
         assert "the WAL guard failed it before the slot was lost" in mirror.error("public.b")
         assert location in mirror.error("public.b")
         assert "mirror-pump register" in mirror.error("public.b")
