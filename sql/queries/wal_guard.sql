@@ -2,7 +2,7 @@
 
 -- name: leads
 -- Whether the pump of that epoch still leads, and its error if it keeps failing.
-SELECT last_error ->> 'error' AS error FROM modak.mirror_slots
+SELECT last_error ->> 'error' AS error, coalesce((last_error ->> 'attempts')::int, 0) AS attempts FROM modak.mirror_slots
  WHERE slot_name = %(slot)s AND leader_epoch = %(epoch)s;
 
 -- name: tables

@@ -69,6 +69,7 @@ class WalGuard:
         """The first sample since which time to act has been short, without a break."""
         self._written: dict[TableId, int] = {}
         """Rows written to each table at that moment."""
+        self._suspect: _Suspect | None = None
         self._reported_at: dict[str, float] = {}
         """When each thing was last reported: time.monotonic(), in seconds."""
         self._given_up: dict[TableId, TableGivenUp] = {}
@@ -105,9 +106,9 @@ class WalGuard:
 
     def _look(self) -> None:
         with connect(self._dsn, autocommit=True, application_name="mirror-pump-wal-guard") as connection:
-            leads, error = self._leads(connection)
-            sample = read_wal_room(connection, self._slot) if leads else None
-            if sample is None or sample.retained_bytes is None:
+            trouble = self._trouble(connection)
+            sample = None if trouble is None else read_wal_room(connection, self._slot)
+            if trouble is None or sample is None or sample.retained_bytes is None:
                 # Another pump leads, or the slot is lost, which the session reports.
                 self._forget()
                 return
@@ -119,21 +120,24 @@ class WalGuard:
                     seconds_left=round(left),
                     retained_bytes=sample.retained_bytes,
                     policy=self._settings.wal_guard,
-                    **({"error": error} if error else {}),
+                    **({"error": trouble.error} if trouble.error else {}),
                 )
             if left is None or left >= self._settings.wal_act_within:
-                self._short_since = None
+                self._short_since = self._suspect = None
             elif self._short_since is None:
                 self._short_since = sample
                 self._written = {table.table_id: table.written for table in self._tables(connection)}
             elif _age(self._short_since, sample) >= self._settings.limits.wal_guard_window:
-                self._act(connection, sample, error)
+                self._act(connection, sample, trouble)
 
-    def _leads(self, connection: PgConnection) -> tuple[bool, str | None]:
-        """Whether this pump leads or has led last, and its error while it keeps failing."""
+    def _trouble(self, connection: PgConnection) -> _Trouble | None:
+        """Whether the pump fails at present; None if another one leads."""
         with source_errors("looking for the leader"):
             row = connection.execute(_SQL["leads"], {"slot": self._slot, "epoch": self._epoch()}).fetchone()
-        return row is not None, None if row is None else row[0]
+        if row is None:
+            return None
+        error, attempts = row
+        return _Trouble(error, attempts)
 
     def _tables(self, connection: PgConnection) -> list[GuardedTable]:
         with source_errors("looking for the table that holds up the slot"):
@@ -141,7 +145,7 @@ class WalGuard:
 
     def _forget(self) -> None:
         self._samples.clear()
-        self._short_since = None
+        self._short_since = self._suspect = None
 
     def _add(self, sample: WalRoom) -> None:
         self._samples.append(sample)
@@ -162,18 +166,23 @@ class WalGuard:
             self._reported_at[what] = now
             self._observer(Step.WAL_SHORT, **details)
 
-    def _act(self, connection: PgConnection, sample: WalRoom, error: str | None) -> None:
+    def _act(self, connection: PgConnection, sample: WalRoom, trouble: _Trouble) -> None:
         if self._settings.wal_guard == "fail-table":
-            self._fail_table(connection, sample, error)
+            self._fail_table(connection, sample, trouble)
         elif self._settings.wal_guard == "drop-slot":
             self._drop_slot(connection, sample)
 
-    def _fail_table(self, connection: PgConnection, sample: WalRoom, error: str | None) -> None:
-        tables = self._tables(connection)
-        table = holding_table(tables, sample, error, self._written)
+    def _fail_table(self, connection: PgConnection, sample: WalRoom, trouble: _Trouble) -> None:
+        error = trouble.error
+        table = holding_table(self._tables(connection), sample, error, self._written)
+        if table is not None and error is not None:
+            convicted = self._convicted(table, error, trouble.attempts)
+            if convicted is None:
+                return
+            table = table if convicted else None
         # The next table gets its turn if this one's end has not helped within another window.
-        self._short_since = None
-        if table is None or (error and not self._storage_works(error)):
+        self._short_since = self._suspect = None
+        if table is None:
             self._report("nobody", reason="no single table holds up the slot: none is failed")
             return
         why = f"it holds up all tables: {error}" if error else "it had the most row changes while the pump fell behind"
@@ -181,6 +190,18 @@ class WalGuard:
         self._given_up[table.table_id] = given_up
         self._observer(Step.WAL_SHORT, table=str(table.name), reason=why)
         self._submit(given_up)
+
+    def _convicted(self, table: GuardedTable, error: str, attempts: int) -> bool | None:
+        """Whether an error below a table's location is that table's, not the storage's. None: wait for more attempts.
+
+        When the storage is away, the error names the table that was written to first. So an attempt has to fail that
+        began after the storage was seen to work: the second one to be counted from then on.
+        """
+        if self._suspect is None or self._suspect.table_id != table.table_id or attempts < self._suspect.attempts:
+            if not self._storage_works(error):
+                return False
+            self._suspect = _Suspect(table.table_id, attempts)
+        return True if attempts >= self._suspect.attempts + 2 else None
 
     def _storage_works(self, error: str) -> bool:
         """Whether the warehouse takes a file. If it does not, the next table would meet the same error."""
@@ -202,7 +223,7 @@ class WalGuard:
 
     def _drop_slot(self, connection: PgConnection, sample: WalRoom) -> None:
         deadline = time.monotonic() + _DROP_WITHIN
-        while self._leads(connection)[0] and time.monotonic() < deadline:
+        while self._trouble(connection) is not None and time.monotonic() < deadline:
             present = read_wal_room(connection, self._slot)
             if present is not None and present.active_pid is not None:
                 with source_errors("ending the walsender of the slot"):
@@ -223,6 +244,25 @@ class WalGuard:
         )
         self._dropped = SourceError(message, copy_again(self._slot, dropped=True))
         self._observer(Step.SLOT_DROPPED, slot=self._slot, retained_bytes=sample.retained_bytes)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """Whether the pump fails."""
+
+    error: str | None
+    """None if it has been successful since the last error."""
+    attempts: int
+    """Attempts that failed at the present frontier."""
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A table below whose location the pump's error happened, although the storage works."""
+
+    table_id: TableId
+    attempts: int
+    """Failed attempts when the storage was seen to work."""
 
 
 @dataclass(frozen=True)

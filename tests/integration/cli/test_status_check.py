@@ -18,6 +18,7 @@ from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand, register_by_hand
+from tests.support.wal_limit import wal_limit
 
 pytestmark = pytest.mark.unverified("its tables are rows of the catalog only")
 
@@ -192,17 +193,8 @@ def test_check_refuses_what_makes_no_sense(run: RunCommand, mirror: str, argumen
 @pytest.fixture
 def small_limit(database: Database) -> Iterator[int]:
     """The server keeps 64 MiB of WAL for a slot, and no more."""
-    limit = 64 << 20
-    with database.connect() as connection:
-        connection.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'")
-        connection.execute("SELECT pg_reload_conf()")
-        try:
-            shown = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'"
-            await_true(lambda: database.rows(shown) == [(64,)], 20, "the limit is in force")
-            yield limit
-        finally:
-            connection.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
-            connection.execute("SELECT pg_reload_conf()")
+    with wal_limit(database, 64):
+        yield 64 << 20
 
 
 def test_how_long_the_slot_lasts(

@@ -16,6 +16,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.wal_limit import wal_limit
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -184,17 +185,19 @@ def test_no_table_fails_for_an_error_of_all(
 def test_the_slot_is_dropped_before_it_fills_the_disk(
     database: Database, warehouse: str, tasks: TroubledTasks, trouble: str
 ) -> None:
-    mirror = two_tables(database, warehouse, tasks, "drop-slot")
+    """Here the limit is the server's own; elsewhere it is `wal_guard_bytes`."""
+    mirror = two_tables(database, warehouse, tasks, "drop-slot").with_options(wal_guard_bytes=0)
     steps = Steps()
-    running = mirror.start(steps)
-    mirror.register("a", "b")
-    mirror.await_live("public.a", "public.b")
-    if trouble == "failing":
-        tasks.full = "no space left"
-    else:
-        # A walsender holds the slot, and waits for the pump.
-        tasks.released.clear()
-    await_with_writes(database, lambda: steps.count(Step.SLOT_DROPPED), "the slot is dropped")
+    with wal_limit(database, 128):
+        running = mirror.start(steps)
+        mirror.register("a", "b")
+        mirror.await_live("public.a", "public.b")
+        if trouble == "failing":
+            tasks.full = "no space left"
+        else:
+            # A walsender holds the slot, and waits for the pump.
+            tasks.released.clear()
+        await_with_writes(database, lambda: steps.count(Step.SLOT_DROPPED), "the slot is dropped")
     tasks.released.set()
     with pytest.raises(SourceError) as refused:
         running.join()
