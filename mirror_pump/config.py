@@ -114,6 +114,23 @@ class Settings(BaseSettings):
     retention_interval: Annotated[float, Field(ge=0.05, le=3600), SECONDS] = Field(
         default=2.0, description="Seconds between checks for partitions that may leave the heap"
     )
+    wal_guard: Annotated[
+        Literal["off", "warn", "fail-table", "drop-slot"], Unit("off|warn|fail-table|drop-slot", "a word")
+    ] = Field(
+        default="off", description="What the pump does before the slot is lost for want of WAL (docs/operations.md)"
+    )
+    wal_guard_bytes: SizeOrNone = Field(
+        default=ByteSize(0),
+        description="WAL that the slot may keep, besides what max_slot_wal_keep_size allows; 0 for no such limit",
+    )
+    wal_warn_within: Seconds = Field(
+        default=7200.0, description="Warn when the slot would be lost within this many seconds"
+    )
+    wal_act_within: Seconds = Field(
+        default=600.0,
+        description="Fail a table, or drop the slot, as wal_guard says, when the slot would be lost within this many"
+        " seconds",
+    )
     lock_timeout: Annotated[float, Field(gt=0, le=3600), SECONDS] = Field(
         default=2.0, description="Seconds that register waits for a table's lock before it gives up and tries again"
     )

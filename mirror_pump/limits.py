@@ -69,6 +69,20 @@ class InternalLimits(BaseModel):
         description="Bytes of heap blocks, or of data files, that one task of a drop proof reads",
     )
 
+    # Right after a checkpoint began, the rate would be that of a moment.
+    wal_rate_window: Seconds = Field(
+        default=10.0, description="Shortest time in seconds over which the rate of WAL is measured"
+    )
+    wal_guard_interval: Seconds = Field(
+        default=10.0, description="Seconds between checks of how much more WAL the slot may keep"
+    )
+    # Long enough for the slot's restart position to move: the server offers a new one every 15 s.
+    wal_guard_window: Seconds = Field(
+        default=60.0,
+        description="Seconds over which the growth of the slot's WAL is measured; it must be too fast for as long again"
+        " before a table fails or the slot is dropped",
+    )
+
     verify_pause: Seconds = Field(
         default=0.25, description="Seconds before `verify` compares a table again that changed meanwhile; doubles"
     )

@@ -19,7 +19,8 @@ SELECT n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS 
                WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
                  AND child.relkind IN ('r', 'f')) AS inherits,
        pg_has_role(c.relowner, 'USAGE') AS owned, row_security_active(c.oid) AS row_security,
-       current_setting('block_size')::int AS block_bytes
+       current_setting('block_size')::int AS block_bytes,
+       current_user::text AS role, pg_get_userbyid(c.relowner)::text AS owner
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_partition_root(c.oid) END

@@ -91,6 +91,7 @@ _ROOMS = {
         "register": {"retain"},
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},
+        "doctor": {"setup", "duckdb", "status"},
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }

@@ -17,7 +17,7 @@ from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
-from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, TableStatus
+from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
@@ -26,6 +26,7 @@ from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
+from mirror_pump.source.stream.wal_room import WalRate
 from sql import queries
 
 _SQL = queries("status")
@@ -45,6 +46,7 @@ class StatusReader:
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
         self._caught_up_at: datetime | None = None
+        self._wal_rate: WalRate | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +70,7 @@ class StatusReader:
             if self._connection.closed:
                 self._connection = self._connect()
             row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
-            slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
+            slot = self._slot()
             assert row is not None, "no slot leaves the catalog"
             tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
             last_error = pump_error(row.last_error)
@@ -117,10 +119,23 @@ class StatusReader:
             for table in tables
         )
         status = replace(status, tables=tuple(shown))
-        return replace(status, alerts=alerts_of(status))
+        return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
 
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
+
+    def _slot(self) -> SlotState:
+        settings = self._settings
+        slot = slot_state(
+            self._connection,
+            settings.slot,
+            settings.publication,
+            limit=settings.wal_guard_bytes,
+            rate_window=settings.limits.wal_rate_window,
+            former_rate=self._wal_rate,
+        )
+        self._wal_rate = slot.wal_rate
+        return slot
 
     def _leader(
         self, named: Mapping[str, Any] | None, epoch: int, error: PumpError | None, at: datetime

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
@@ -177,6 +178,16 @@ class ArchiveBranchOutdated:
 
 
 @dataclass(frozen=True)
+class TableGivenUp:
+    """A table has to fail so that the others can go on: the slot would be lost otherwise."""
+
+    table_id: TableId
+    error: str
+    handled: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set once the table has failed, or has ended otherwise. Until then each new session gets the event."""
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the session's threads ended with an error."""
 
@@ -203,6 +214,7 @@ Event: TypeAlias = (
     | AdvanceWanted
     | FoldReady
     | ArchiveBranchOutdated
+    | TableGivenUp
     | ThreadFailed
     | StopRequested
 )

@@ -38,6 +38,7 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     PendingSegment,
     StopRequested,
+    TableGivenUp,
     ThreadFailed,
     task_periods,
 )
@@ -269,6 +270,11 @@ class PumpSession:
                 self._fold(work)
             case ArchiveBranchOutdated(table):
                 self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
+            case TableGivenUp():
+                given_up = load_table(self._services.connection, work.table_id)
+                if given_up is not None and not given_up.state.has_ended and not work.handled.is_set():
+                    self._publish(PublishRequest(failures=(Failure(given_up, work.error),)))
+                work.handled.set()
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._run_state.isolated_transaction = Lsn(error.transaction)

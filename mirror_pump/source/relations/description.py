@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mirror_pump.model import Column, ExcludedColumn, TableId, TableName
 
@@ -72,6 +72,10 @@ class RelationDescription:
     generated columns, as it does from 18 on (pub_contains_invalid_column in publicationcmds.c)."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """Columns that are published, but excluded by the user."""
+    role: str = field(default="...", compare=False)
+    """Our role, for remedies."""
+    owner: str = field(default="...", compare=False)
+    """The owning role, for remedies. A description from a change note names neither."""
 
     @property
     def key(self) -> tuple[str, ...]:
