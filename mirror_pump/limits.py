@@ -90,6 +90,11 @@ class InternalLimits(BaseModel):
         default=ByteSize(1024 * _MIB), description="Memory that DuckDB may use for a comparison by `verify`"
     )
 
+    # Each reading takes a few queries, and no file of the lake unless somebody asks for the whole status.
+    status_interval: Seconds = Field(
+        default=5.0, description="Seconds between two readings of the mirror's status for metrics and the HTTP port"
+    )
+
     spark_partition_blocks: Annotated[int, Field(ge=1), Unit("BLOCKS", "blocks")] = Field(
         default=1024, description="Least number of heap blocks (8 KiB) that a Spark partition of a heap read takes"
     )

@@ -36,7 +36,7 @@ SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_l
        s.applied_commit_time AS commit_time, r.slot_name IS NOT NULL AS exists, coalesce(r.active, false) AS active,
        r.wal_status, (pg_current_wal_lsn() - r.restart_lsn)::bigint AS retained_bytes,
        (r.confirmed_flush_lsn - '0/0')::bigint AS confirmed, to_jsonb(r) ->> 'invalidation_reason' AS invalidation_reason,
-       (to_jsonb(r) ->> 'inactive_since')::timestamptz AS inactive_since
+       (to_jsonb(r) ->> 'inactive_since')::timestamptz AS inactive_since, r.safe_wal_size AS safe_wal_bytes
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
  WHERE s.slot_name = %s;
 

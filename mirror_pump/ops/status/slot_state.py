@@ -33,6 +33,7 @@ class _Slot:
     confirmed: int | None
     invalidation_reason: str | None
     inactive_since: datetime | None
+    safe_wal_bytes: int | None
 
 
 def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotState:
@@ -52,6 +53,7 @@ def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotSta
         publication_error=_publication_error(connection, publication),
         invalidation_reason=row.invalidation_reason,
         inactive_since=row.inactive_since,
+        safe_wal_bytes=row.safe_wal_bytes,
         error=error,
         held_by=holder,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
@@ -56,6 +56,14 @@ class StatusReader:
 
     def read(self) -> MirrorStatus:
         """Read the status once. Raises SourceError if a query fails. Unreadable storage becomes a table's `error`."""
+        return self._read(read_files=True)
+
+    def read_catalog(self) -> MirrorStatus:
+        """Like `read`, but without an access to the storage: tables that were committed to since the last `read` have
+        no `content` and no `maintenance`. It costs a few queries, however many tables change all the time."""
+        return self._read(read_files=False)
+
+    def _read(self, *, read_files: bool) -> MirrorStatus:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
@@ -76,8 +84,7 @@ class StatusReader:
         idle_at = row.replied_at if row.replayed is not None and row.replayed > row.frontier else None
         lag_seconds = self._lag_seconds(row.at, row.commit_time, idle_at, caught_up=reached >= row.wal_position)
         locations = [table.metadata_location for table in tables if table.metadata_location is not None]
-        contents = {location: self._content(location) for location in locations}
-        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        contents = self._contents_at(locations, read_files)
         status = MirrorStatus(
             database=row.database,
             warehouse=self._settings.require_warehouse(),
@@ -94,7 +101,8 @@ class StatusReader:
             standbys=waiting,
         )
         with source_errors("reading the mirror's status"):
-            backlog = maintenance_due(self._connection, self._settings.slot, self._contents, row.at)
+            known = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+            backlog = maintenance_due(self._connection, self._settings.slot, known, row.at)
             status = replace(
                 status,
                 served=is_served(self._connection, self._settings.slot),
@@ -141,6 +149,14 @@ class StatusReader:
             return 0.0
         known = [moment for moment in (commit_time, idle_at, self._caught_up_at) if moment is not None]
         return max(0.0, (at - max(known)).total_seconds()) if known else None
+
+    def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
+        """Return the figures of tables, or why they cannot be read, by metadata location."""
+        if not read_files:
+            return {location: self._contents[location] for location in locations if location in self._contents}
+        contents = {location: self._content(location) for location in locations}
+        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        return contents
 
     def _content(self, location: str) -> LakeContent | str:
         """Return the table's figures, or a text that says why they cannot be read.

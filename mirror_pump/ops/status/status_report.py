@@ -95,6 +95,9 @@ class SlotState:
     """Why the server invalidated the slot. None if it did not, and before PostgreSQL 17."""
     inactive_since: datetime | None = None
     """When the slot was last read. None while it is being read, and before PostgreSQL 17."""
+    safe_wal_bytes: int | None = None
+    """WAL that can be written before the slot may be invalidated. Negative once it is overdue. None if
+    max_slot_wal_keep_size is unlimited, or the slot is lost."""
     error: SourceError | None = None
     """Why no pump can resume from the slot; None if one can."""
     held_by: Holder | None = None
@@ -191,6 +194,7 @@ class MirrorStatus:
                 "error": None if self.slot.error is None else str(self.slot.error),
                 "remedy": None if self.slot.error is None else self.slot.error.remedy,
                 "retained_bytes": self.slot.retained_bytes,
+                "safe_wal_bytes": self.slot.safe_wal_bytes,
                 "confirmed_lsn": _lsn(self.slot.confirmed),
                 "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
             },

@@ -80,9 +80,9 @@ class Step(StrEnum):
     """Another pump took over the leadership while this one was not connected. This one is a standby from now on."""
     STREAMING = "streaming", Level.INFO
     RECEIVED = "received", Level.DEBUG
-    """A batch was received up to its last commit."""
+    """A batch was received up to its last commit. `receive` is the Period of its reception."""
     WRITTEN = "written", Level.DEBUG
-    """All files of the batch are in storage. Nothing refers to them yet."""
+    """All files of the batch are in storage. Nothing refers to them yet. `decode` and `write` are Periods of it."""
     STAGED = "staged", Level.DEBUG
     """Manifests and metadata are in storage. The pointers have not moved yet."""
     PUBLISHED = "published", Level.DEBUG

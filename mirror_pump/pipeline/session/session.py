@@ -39,6 +39,7 @@ from mirror_pump.pipeline.flow.events import (
     PendingSegment,
     StopRequested,
     ThreadFailed,
+    task_periods,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step, report_failure
@@ -277,10 +278,11 @@ class PumpSession:
                 return
 
     def _apply(self, batch: Batch) -> None:
-        self._observer(Step.RECEIVED, changes=batch.end.changes, segments=batch.end.segments)
+        end = batch.end
+        self._observer(Step.RECEIVED, changes=end.changes, segments=end.segments, receive=batch.received)
         results = self._results(batch.segments)
         applied = self._services.applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
-        self._observer(Step.WRITTEN, frontier=batch.end.end_lsn)
+        self._observer(Step.WRITTEN, frontier=batch.end.end_lsn, **task_periods(results, time.time()))
         self._unpublished_files.hand_over(segment.result for segment in batch.segments)
         landed = self._publish(
             PublishRequest(

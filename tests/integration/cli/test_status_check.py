@@ -75,6 +75,32 @@ def replace(database: Database, slot: str) -> None:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
 
 
+def test_the_status_says_how_much_wal_the_slot_may_still_hold_back(
+    run: RunCommand, database: Database, mirror: str
+) -> None:
+    def reserve() -> int | None:
+        value = json.loads(run("status", "--json").stdout)["slot"]["safe_wal_bytes"]
+        assert value is None or isinstance(value, int)
+        return value
+
+    assert reserve() is None, "without a limit"
+    with database.connect() as connection:
+        connection.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1GB'")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            await_true(lambda: reserve() is not None, 20, "there is a limit")
+            before = reserve()
+            for _ in range(2):
+                connection.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+            after = reserve()
+        finally:
+            connection.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+            connection.execute("SELECT pg_reload_conf()")
+    assert before is not None
+    assert after is not None
+    assert 0 < after < before <= (1 << 30) + (1 << 26)
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "somebody else consumed or")],
