@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import typer
 import yaml
@@ -56,11 +57,10 @@ def _containers() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parsed(arguments: list[str]) -> None:
     """Raises click.UsageError unless the program knows the command and its options."""
+    name, *options = arguments
     group = typer.main.get_command(app)
-    context = group.make_context("mirror-pump", list(arguments), resilient_parsing=False)
-    name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])  # type: ignore[attr-defined]
-    assert command is not None
-    command.make_context(name, rest, parent=context)
+    assert isinstance(group, click.Group)
+    group.commands[name].make_context(name, options)
 
 
 # Images
@@ -86,8 +86,7 @@ def test_the_image_is_built_in_stages_and_runs_as_an_ordinary_user() -> None:
     stage = dict(instructions()[last:])
     assert stage["USER"] == "10001:10001"
     assert "probe.py" in stage["HEALTHCHECK"]
-    (pods,) = {template["spec"]["securityContext"]["runAsUser"] for _, template, _ in _pods()},
-    assert pods == {10001}
+    assert {template["spec"]["securityContext"]["runAsUser"] for _, template, _ in _pods()} == {10001}
 
 
 def test_the_image_copies_files_that_the_builder_gets() -> None:
@@ -253,23 +252,17 @@ def test_the_unit_has_its_secrets_as_a_credential_and_writes_nowhere_else() -> N
 # Monitoring
 
 
+_SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+_UNITS = {"s": "_seconds", "By": "_bytes", "": ""}
+
+
 def _metrics() -> set[str]:
     """The names in Prometheus of what docs/monitoring.md describes."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     found = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
-    for names, kind in re.findall(r"^\| (`mirror_pump\.[^|]+) \| (gauge|counter|histogram)([^|]*)\|", page, re.MULTILINE) and [
-        (row[0], row[1] + row[2])
-        for row in re.findall(r"^\| (`mirror_pump\.[^|]+) \| (gauge|counter|histogram)([^|]*)\|", page, re.MULTILINE)
-    ]:
-        suffix = "_seconds" if kind.strip().endswith(", s") else "_bytes" if kind.strip().endswith(", By") else ""
+    for names, kind, unit in re.findall(r"^\| (`mirror_pump\..+?) \| (\w+)(?:, (\w+))? \|", page, re.MULTILINE):
         for name in re.findall(r"`(mirror_pump[\w.]+)", names):
-            full = name.replace(".", "_") + suffix
-            if kind.startswith("counter"):
-                found.add(f"{full}_total")
-            elif kind.startswith("histogram"):
-                found |= {f"{full}_{part}" for part in ("bucket", "sum", "count")}
-            else:
-                found.add(full)
+            found |= {name.replace(".", "_") + _UNITS[unit] + suffix for suffix in _SUFFIXES[kind]}
     return found
 
 
