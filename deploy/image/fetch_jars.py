@@ -1,4 +1,4 @@
-"""Downloads the jars that maintenance, `verify` and `register` may need, into the directory given: a step of the image."""
+"""Downloads the jars that `maintain` and `verify` need into the directory that is given: a step of the image."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ _VARIABLE = re.compile(r"\$(\$|\{(\w+)(?:(:?[-?])([^}]*))?\})")
 
 
 def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
-    """The value with `${NAME}`, `${NAME:-default}` and `${NAME:?message}` replaced. Raises KeyError with the message."""
+    """The value with `${NAME}`, `${NAME:-default}` and `${NAME:?message}` replaced. Raises KeyError with the
+    message."""
     if isinstance(value, dict):
         return {key: interpolated(item, variables) for key, item in value.items()}
     if isinstance(value, list):
@@ -57,8 +58,9 @@ class Services:
         environment: Mapping[str, str],
         directory: Path,
     ) -> None:
-        """`entrypoint`: that of the image. `replacements`: texts that are replaced in commands and environments, in
-        this order. `environment`: what the image and this machine bring. Logs go to `directory`."""
+        """`entrypoint`: that of the image. `replacements`: texts that are replaced in commands and environments; the
+        first one where two begin at the same place. `environment`: what the image and this machine bring. Logs go to
+        `directory`."""
         self._services = document["services"]
         self._entrypoint = list(entrypoint)
         self._replacements = dict(replacements)
@@ -79,12 +81,14 @@ class Services:
         own: dict[str, str] = self._services[name].get("environment", {})
         return self._environment | dict(zip(own, self._replaced(list(own.values())), strict=True))
 
-    def start(self, name: str, extra: Mapping[str, str] = MappingProxyType({}), log: str = "") -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, extra: Mapping[str, str] = MappingProxyType({}), log: str = ""
+    ) -> subprocess.Popen[bytes]:
         """Starts a service. `extra`: changes to its environment."""
         with (self._directory / f"{log or name}.log").open("ab") as output:
             process = subprocess.Popen(
                 self.command(name),
-                env=self.environment(name) | extra,
+                env={**self.environment(name), **extra},
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -117,8 +121,8 @@ class Services:
 
     def succeeds(self, name: str, command: Sequence[str], extra: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Whether a command ends with 0 beside the service."""
-        environment = self.environment(name) | extra
-        command = self._replaced(list(command))
+        environment = {**self.environment(name), **extra}
+        command = self._replaced(command)
         return subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
     def kill(self) -> None:
@@ -128,10 +132,10 @@ class Services:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def _replaced(self, texts: list[str]) -> list[str]:
-        for old, new in self._replacements.items():
-            texts = [text.replace(old, new) for text in texts]
-        return _without_tini(texts)
+    def _replaced(self, texts: Sequence[str]) -> list[str]:
+        # In one pass: what was put in may contain what is replaced.
+        found = re.compile("|".join(re.escape(old) for old in self._replacements))
+        return _without_tini([found.sub(lambda match: self._replacements[match[0]], text) for text in texts])
 
 
 def _without_tini(command: list[str]) -> list[str]:

@@ -30,7 +30,8 @@ def executable(name: str) -> Path:
     if named is None and unpacked.exists():
         return unpacked
     raise NoPrometheus(
-        f"no {name}: `make test` brings it where apt is; otherwise install Prometheus, or name its directory in {_VARIABLE}"
+        f"no {name}: `make test` brings it where apt is; otherwise install Prometheus, or name its directory in"
+        f" {_VARIABLE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The gauges of a real mirror as Prometheus scrapes them, and promtool, which says what alerts follow from such samples."""
+"""The gauges of a real mirror as Prometheus scrapes them, and promtool, which says what alerts follow from samples."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ScrapedPump:
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:
-    return f"{name}{{{','.join(f'{key}={json.dumps(value)}' for key, value in sorted((labels | _TARGET).items()))}}}"
+    return f"{name}{{{','.join(f'{key}={json.dumps(value)}' for key, value in sorted({**labels, **_TARGET}.items()))}}}"
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,11 @@ class Scenario:
         names = sorted({series for _, samples in self.phases for series in samples})
         minutes = sum(length for length, _ in self.phases)
         severity = {rule["alert"]: rule["labels"]["severity"] for rule in alert_rules()}
-        expected = [
-            {
-                "labels": f'ALERTS{{alertname="{alert}",alertstate="firing",job="mirror-pump",severity="{severity[alert]}"}}',
-                "value": 1,
-            }
-            for alert in sorted(self.alerts)
-        ]
+        expected = []
+        for alert in sorted(self.alerts):
+            labels = {"alertname": alert, "alertstate": "firing", "job": "mirror-pump", "severity": severity[alert]}
+            text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+            expected.append({"labels": f"ALERTS{{{text}}}", "value": 1})
         return {
             "name": self.name,
             "interval": "1m",
@@ -147,6 +145,5 @@ def check(promtool: Path, scenarios: Sequence[Scenario], directory: Path) -> str
     file = directory / "alerts.test.yml"
     tests = [scenario.as_test() for scenario in scenarios]
     file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests}))
-    command = [promtool, "test", "rules", file]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, timeout=120, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr

@@ -1,5 +1,5 @@
-"""Each alert rule fires by its fault, and no other one does: real faults of a mirror, the pump's real gauges of them, and
-Prometheus's own judgement of the rules."""
+"""Each alert rule fires by its fault, and no other one does: faults of a real mirror, the pump's own gauges of them,
+and promtool's judgement of the rules."""
 
 from __future__ import annotations
 
@@ -104,7 +104,11 @@ def faults(mirror: Mirror, pump: ScrapedPump) -> Iterator[tuple[str, Samples, se
         database.execute("UPDATE modak.tables SET created_at = now()")
 
         database.execute("""UPDATE modak.mirror_tables SET retention = '{"stopped": "heap and lake differ"}'""")
-        yield "a proof has found a difference", pump.scrape(), {"MirrorPumpRetentionStopped", "MirrorPumpStatusCritical"}
+        yield (
+            "a proof has found a difference",
+            pump.scrape(),
+            {"MirrorPumpRetentionStopped", "MirrorPumpStatusCritical"},
+        )
         database.execute("UPDATE modak.mirror_tables SET retention = NULL")
 
         database.execute("UPDATE modak.mirror_tables SET state = 'failed', error = 'its key is gone'")
@@ -146,7 +150,9 @@ def test_each_alert_fires_by_its_fault_and_no_other_does(mirror: Mirror, promtoo
             Scenario("all is well", [(60, healthy)], frozenset()),
             Scenario("no pump answers", [(10, healthy), (10, _down(healthy))], frozenset({"MirrorPumpDown"})),
             # Half a gigabyte and sixteen of them take a while to write. The samples are those of the server otherwise.
-            Scenario("WAL piles up", [(45, healthy)], frozenset({"MirrorPumpSlotWalGrowing"}), {_RETAINED: 64.0 * 1024**2}),
+            Scenario(
+                "WAL piles up", [(45, healthy)], frozenset({"MirrorPumpSlotWalGrowing"}), {_RETAINED: 64.0 * 1024**2}
+            ),
             Scenario("WAL has piled up", [(20, _retaining(healthy))], frozenset({"MirrorPumpSlotHoldsWal"})),
         ]
         for name, scraped, alerts in faults(mirror, pump):

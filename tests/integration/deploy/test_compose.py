@@ -21,6 +21,7 @@ from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres, free_port
+from tests.support.cli import RunCommand, install_threaded
 from tests.support.compose import Services, load
 from tests.support.deploy_files import ALERTS, COMPOSE, DEPLOY, dashboard_queries, image_entrypoint, manifests
 from tests.support.prometheus import NoPrometheus, executable
@@ -42,11 +43,21 @@ def port() -> int:
     return free_port()
 
 
+@pytest.fixture(params=[pytest.param(False, id="threads"), pytest.param(True, id="cluster", marks=pytest.mark.soak)])
+def cluster(request: pytest.FixtureRequest) -> bool:
+    """Whether Spark runs: a master, a worker, and what the pump and the maintainer start on them. It takes a minute, so
+    only `make compose` and `make soak` do it. Else the pump's tasks run in its threads, and the maintainer has nothing
+    to do."""
+    return bool(request.param)
+
+
 @pytest.fixture
 def services(
-    postgres: EmbeddedPostgres, database: Database, s3: S3Server, port: int, tmp_path: Path
+    cluster: bool, postgres: EmbeddedPostgres, database: Database, s3: S3Server, port: int, tmp_path: Path
 ) -> Iterator[Services]:
     """The services of the compose file, with the hosts, ports and paths of this machine."""
+    if not cluster:
+        install_threaded(tmp_path)
     secrets = {
         "POSTGRES_PASSWORD": postgres.password,
         "S3_ACCESS_KEY": "mirror",
@@ -56,7 +67,7 @@ def services(
     }
     spark, web, worker_web = free_port(), free_port(), free_port()
     replacements = {
-        "mirror@postgres:5432/shop": f"postgres@127.0.0.1:{postgres.port}/{database.name}",
+        f"postgresql://mirror:{postgres.password}@postgres:5432/shop": database.dsn,
         "http://s3:8333": s3.endpoint,
         "spark://spark-master:7077": f"spark://127.0.0.1:{spark}",
         "spark-master": "127.0.0.1",
@@ -70,7 +81,7 @@ def services(
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MIRROR_PUMP_", "PG"))}
     environment = variables | {
         # As in the image: its programs come first.
-        "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((str(tmp_path), str(_BIN), os.environ["PATH"])),
         "JAVA_HOME": str(find_java_home()),
         # Containers resolve each other's names; this machine need not even resolve its own.
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -87,58 +98,92 @@ def _get(url: str, token: str | None = None) -> Any:
         return answer.read().decode()
 
 
+def _answer(port: int, path: str) -> dict[str, Any]:
+    """The document of a pump's port; an empty one as long as there is none, or another status than 200."""
+    try:
+        document: dict[str, Any] = json.loads(_get(f"http://127.0.0.1:{port}{path}"))
+    except OSError:
+        return {}
+    return document
+
+
 def _readiness() -> list[str]:
     """The command of Kubernetes's readiness probe of the pump."""
-    (pump,) = (each for each in manifests() if each["kind"] == "Deployment" and each["metadata"]["name"] == "mirror-pump")
+    (pump,) = (
+        each for each in manifests() if each["kind"] == "Deployment" and each["metadata"]["name"] == "mirror-pump"
+    )
     command: list[str] = pump["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["exec"]["command"]
     return command
 
 
-@pytest.mark.slow
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one; `sql` reads it here")
-def test_the_services_mirror_a_table_on_the_cluster_and_are_monitored(
-    services: Services, database: Database, s3: S3Server, port: int, tmp_path: Path
+def test_the_services_mirror_a_table_and_are_monitored(
+    cluster: bool,
+    services: Services,
+    run: RunCommand,
+    database: Database,
+    s3: S3Server,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     database.execute(
-        "CREATE TABLE orders (id int PRIMARY KEY, v text)", "INSERT INTO orders SELECT g, 'v' FROM generate_series(1, 100) g"
+        "CREATE TABLE orders (id int PRIMARY KEY, v text)",
+        "INSERT INTO orders SELECT g, 'v' FROM generate_series(1, 100) g",
     )
-    cluster = [services.start("spark-master"), services.start("spark-worker")]
+    spark = [services.start(name) for name in ("spark-master", "spark-worker") if cluster]
     services.run("bucket")
     services.run("init")
-    await_true(lambda: services.healthy("spark-master") and services.healthy("spark-worker"), 60, "the cluster is healthy")
+    if cluster:
+        await_true(lambda: services.healthy("spark-master"), 60, "the master is healthy")
+        await_true(lambda: services.healthy("spark-worker"), 60, "the worker is healthy")
     pump = services.start("pump")
     maintainer = services.start("maintainer")
-    await_true(lambda: services.healthy("pump"), 60, f"the pump is healthy, see {tmp_path}")
+    await_true(lambda: _answer(port, "/healthz"), 60, f"the pump answers, see {tmp_path}")
+    assert services.healthy("pump")
+    await_true(lambda: database.rows("SELECT FROM modak.mirror_slots WHERE leader IS NOT NULL"), 60, "it leads")
 
-    # As `docker compose up --scale pump=2` does: it waits, and both count as ready.
-    other_port = {"MIRROR_PUMP_LISTEN": f"127.0.0.1:{free_port()}"}
-    standby = services.start("pump", other_port, log="standby")
-    await_true(lambda: services.healthy("pump", other_port), 60, "the standby is healthy")
+    # As `docker compose up --scale pump=2` does.
+    standby_port = free_port()
+    other = {"MIRROR_PUMP_LISTEN": f"127.0.0.1:{standby_port}"}
+    standby = services.start("pump", other, log="standby")
 
-    services.run("pump", "register", "public.orders")
+    # As `docker compose exec pump mirror-pump ...` does.
+    for name, value in services.environment("pump").items():
+        monkeypatch.setenv(name, value)
+    registered = run("register", "public.orders")
+    assert registered.exit_code == 0, registered.output
     database.execute("UPDATE orders SET v = 'w' WHERE id <= 10")
-    services.run("pump", "wait", "--now", "--timeout", "60")
+    waited = run("wait", "--now", "--timeout", "60")
+    assert waited.exit_code == 0, waited.output
     counted = services.run("sql", "SELECT count(*), count(*) FILTER (v = 'w') FROM orders", "--format", "csv")
     assert counted.splitlines()[1] == "100,10"
     assert any(name.startswith("lake/shop/") for name in s3.objects)
-    for extra in ({}, other_port):
-        await_true(lambda extra=extra: services.succeeds("pump", _readiness(), extra), 30, "leader and standby are ready")
     assert s3.keys == {"mirror"}
+    # Both count as ready, though the standby itself says that it is not.
+    await_true(lambda: _answer(port, "/readyz").get("ready"), 30, "the leader is ready")
+    await_true(lambda: _answer(standby_port, "/healthz").get("role") == "standby", 30, "the other one is a standby")
+    assert not _answer(standby_port, "/readyz")
+    assert services.succeeds("pump", _readiness())
+    assert services.succeeds("pump", _readiness(), other)
 
-    # The maintainer works beside the pump on the same cluster.
-    services.run("pump", "maintain", "public.orders", "--no-wait")
-    done = "SELECT phase, details FROM modak.op_log WHERE op_kind = 'maintenance' AND phase <> 'running'"
-    await_true(lambda: bool(database.rows(done)), 90, f"the maintainer has served a request, see {tmp_path}")
-    assert {phase for phase, _ in database.rows(done)} == {"done"}
+    if cluster:
+        # The maintainer works beside the pump on the same cluster.
+        assert run("maintain", "public.orders", "--no-wait").exit_code == 0
+        done = "SELECT phase FROM modak.op_log WHERE op_kind = 'maintenance' AND phase <> 'running'"
+        await_true(lambda: database.rows(done), 120, f"the maintainer has served a request, see {tmp_path}")
+        assert set(database.rows(done)) == {("done",)}
+        assert "Registered app mirror-pump-maintain" in (tmp_path / "spark-master.log").read_text()
 
     with pytest.raises(urllib.error.HTTPError, match="401"):
         _get(f"http://127.0.0.1:{port}/metrics")
     _monitored(services, port, tmp_path)
 
-    for process in (standby, pump, maintainer):
+    ended = (standby, pump, maintainer)
+    for process in ended:
         process.send_signal(signal.SIGTERM)
-    assert [process.wait(60) for process in (standby, pump, maintainer)] == [0, 0, 0]
-    assert all(process.poll() is None for process in cluster)
+    assert [process.wait(60) for process in ended] == [0, 0, 0]
+    assert all(process.poll() is None for process in spark)
 
 
 def _monitored(services: Services, port: int, directory: Path) -> None:
@@ -185,17 +230,21 @@ def _queried(api: str) -> None:
         try:
             answer = json.loads(_get(f"{api}/{path}?{urllib.parse.urlencode(query)}"))
         except urllib.error.HTTPError as error:
+            # It answers so while it reads its storage.
+            if error.code == 503:
+                return None
             raise AssertionError(error.read().decode()) from error
         except OSError:
             return None
         assert answer["status"] == "success"
         return answer["data"]
 
-    def led() -> bool:
-        data = result("query", query='mirror_pump_led{job="mirror-pump"}')
+    def scraped(metric: str) -> bool:
+        data = result("query", query=metric + '{job="mirror-pump"}')
         return data is not None and [each["value"][1] for each in data["result"]] == ["1"]
 
-    await_true(led, 30, "Prometheus has scraped the pump")
+    metrics = ("mirror_pump_led", "mirror_pump_standbys", "mirror_pump_maintenance_served")
+    await_true(lambda: all(map(scraped, metrics)), 30, f"Prometheus has scraped the pump: {metrics} are 1")
     for queries in dashboard_queries().values():
         for query in queries:
             result("query", query=query)

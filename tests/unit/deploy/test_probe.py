@@ -18,7 +18,7 @@ _LATE = replace(some_of_everything(), lag_seconds=301.0)
 
 def probe(check: str, address: str) -> tuple[int, str]:
     """Exit code and output, with MIRROR_PUMP_LISTEN as the pump has it."""
-    command = [sys.executable, "-I", DEPLOY / "image" / "probe.py", check]
+    command = [sys.executable, "-I", str(DEPLOY / "image" / "probe.py"), check]
     environment = {"MIRROR_PUMP_LISTEN": address}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
     return done.returncode, (done.stdout + done.stderr).strip()

@@ -88,7 +88,9 @@ def test_prometheus_reads_its_configuration_and_the_rules(promtool: Path, tmp_pa
     token.touch()
     text = (DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8")
     config = tmp_path / "prometheus.yml"
-    config.write_text(text.replace("/etc/prometheus/alerts.yml", str(ALERTS)).replace("/run/secrets/listen_token", str(token)))
+    config.write_text(
+        text.replace("/etc/prometheus/alerts.yml", str(ALERTS)).replace("/run/secrets/listen_token", str(token))
+    )
     _run(promtool, "check", "config", config)
 
 
