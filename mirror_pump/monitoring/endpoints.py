@@ -12,16 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from mirror_pump.monitoring.pump_state import Phase, PumpState
-from mirror_pump.monitoring.sampler import STALE_AFTER, Reading, StatusSource
+from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
+from mirror_pump.monitoring.sampler import STALE_AFTER, StatusReading, StatusSource
 from mirror_pump.monitoring.status_page import StatusPage
 from mirror_pump.ops.status.status_report import MirrorStatus
 
 _NOT_STREAMING = {
-    Phase.STARTING: "starting: it does not lead yet",
-    Phase.STANDBY: "standby: another pump leads",
-    Phase.LEADING: "starting: it leads, and starts Spark",
-    Phase.RETRYING: "retrying after an error: see the log",
+    PumpPhase.STARTING: "starting: it does not lead yet",
+    PumpPhase.STANDBY: "standby: another pump leads",
+    PumpPhase.LEADING: "starting: it leads, and starts Spark",
+    PumpPhase.RETRYING: "retrying after an error: see the log",
 }
 
 
@@ -89,9 +89,9 @@ class Endpoints:
         return self._page.response()
 
 
-def not_ready(phase: Phase, reading: Reading, max_lag: float) -> str | None:
+def not_ready(phase: PumpPhase, reading: StatusReading, max_lag: float) -> str | None:
     """Why the pump does not stream, or is too far behind; None if all is well."""
-    if phase is not Phase.STREAMING:
+    if phase is not PumpPhase.STREAMING:
         return _NOT_STREAMING[phase]
     lag = reading.lag_seconds
     if reading.status is None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from mirror_pump.model import TableState
-from mirror_pump.monitoring.pump_state import Phase, PumpState
-from mirror_pump.monitoring.sampler import STALE_AFTER, Reading, StatusSource
+from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
+from mirror_pump.monitoring.sampler import STALE_AFTER, StatusReading, StatusSource
 from mirror_pump.ops.status.status_report import MirrorStatus, Severity
 
 Values = Iterable[tuple[float | None, Mapping[str, str]]]
@@ -178,7 +178,7 @@ def observe(meter: Meter, state: PumpState, source: StatusSource) -> None:
         "mirror_pump.phase",
         "",
         "1 for the phase that this process is in, else 0",
-        lambda: [(phase is state.phase, {"phase": phase.value}) for phase in Phase],
+        lambda: [(phase is state.phase, {"phase": phase.value}) for phase in PumpPhase],
     )
     for gauge in GAUGES:
         _gauge(meter, gauge.name, gauge.unit, gauge.description, _of(gauge, source, lambda reading: reading.status))
@@ -190,7 +190,9 @@ def _unlabelled(value: Callable[[], float | None]) -> Callable[[], Values]:
     return lambda: [(value(), {})]
 
 
-def _of(gauge: Gauge, source: StatusSource, part: Callable[[Reading], MirrorStatus | None]) -> Callable[[], Values]:
+def _of(
+    gauge: Gauge, source: StatusSource, part: Callable[[StatusReading], MirrorStatus | None]
+) -> Callable[[], Values]:
     def values() -> Values:
         reading = source.reading
         status = part(reading)
@@ -208,14 +210,14 @@ def _gauge(meter: Meter, name: str, unit: str, description: str, values: Callabl
     meter.create_observable_gauge(name, [callback], unit, description)
 
 
-def _current(reading: Reading) -> bool:
+def _current(reading: StatusReading) -> bool:
     return reading.status is not None and reading.age < STALE_AFTER
 
 
-def _reachable(reading: Reading) -> bool:
+def _reachable(reading: StatusReading) -> bool:
     return reading.problem is None and _current(reading)
 
 
-def _seconds_to_invalidation(reading: Reading) -> float | None:
+def _seconds_to_invalidation(reading: StatusReading) -> float | None:
     seconds = reading.history.get("seconds_to_invalidation") if _current(reading) else None
     return seconds if isinstance(seconds, float) else None

@@ -22,7 +22,7 @@ _COPY_SPAN = 600.0
 
 
 @dataclass(frozen=True)
-class Sample:
+class StatusSample:
     """The mirror at one time. Sizes are bytes of WAL."""
 
     at: float
@@ -37,7 +37,7 @@ class Sample:
     """Row changes that this process had published."""
 
     @classmethod
-    def of(cls, status: MirrorStatus, at: float, changes: int) -> Sample:
+    def of(cls, status: MirrorStatus, at: float, changes: int) -> StatusSample:
         return cls(
             at=at,
             lag_seconds=status.lag_seconds,
@@ -51,7 +51,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class CopyProgress:
+class CopyEstimate:
     """The initial copy of one table."""
 
     table: str
@@ -62,15 +62,15 @@ class CopyProgress:
     """At the speed of the last minutes. None before a chunk was seen to be published."""
 
 
-class History:
+class StatusHistory:
     """Samples of the last hour. Belongs to one thread; `to_json` and the properties return values for others."""
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque(maxlen=round(SPAN / INTERVAL))
+        self._samples: deque[StatusSample] = deque(maxlen=round(SPAN / INTERVAL))
         self._copies: dict[str, deque[tuple[float, int]]] = {}
         """By table: when (time.time()) how many chunks were published."""
 
-    def add(self, sample: Sample, status: MirrorStatus) -> None:
+    def add(self, sample: StatusSample, status: MirrorStatus) -> None:
         """Add the sample, made of `status`, unless the last one is too recent. Copies are followed in any case."""
         if not self._samples or sample.at - self._samples[-1].at >= INTERVAL * 0.9:
             self._samples.append(sample)
@@ -105,10 +105,10 @@ class History:
         rate = self._rate(lambda sample: sample.safe_wal_bytes)
         return None if rate is None or rate >= 0 else max(0.0, last / -rate)
 
-    def copies(self, status: MirrorStatus) -> tuple[CopyProgress, ...]:
+    def copies(self, status: MirrorStatus) -> tuple[CopyEstimate, ...]:
         """The tables of `status` that are being copied."""
         return tuple(
-            CopyProgress(
+            CopyEstimate(
                 table.table,
                 table.chunks_done,
                 table.chunks_total,
@@ -137,7 +137,7 @@ class History:
             },
         }
 
-    def _rate(self, value: Callable[[Sample], int | None]) -> float | None:
+    def _rate(self, value: Callable[[StatusSample], int | None]) -> float | None:
         """How `value` of a sample grows, per second, over the last minute."""
         if not self._samples:
             return None
@@ -157,7 +157,7 @@ class History:
         return (total - last) * (last_at - first_at) / (last - first) if last > first else None
 
 
-def _changes_per_second(samples: Sequence[Sample]) -> list[float | None]:
+def _changes_per_second(samples: Sequence[StatusSample]) -> list[float | None]:
     rates: list[float | None] = [None] if samples else []
     for former, sample in pairwise(samples):
         rates.append(_rounded(max(0, sample.changes - former.changes) / (sample.at - former.at)))
@@ -168,7 +168,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _copy_json(progress: CopyProgress) -> Mapping[str, Any]:
+def _copy_json(progress: CopyEstimate) -> Mapping[str, Any]:
     return {
         "table": progress.table,
         "chunks_done": progress.chunks_done,

@@ -177,10 +177,10 @@ def _log_problems() -> None:
     logger.handlers = [_ExportProblems()]
 
 
-def shut_down(shutdowns: Sequence[Callable[[], object]]) -> None:
-    """Export what is left, for at most `_SHUTDOWN` seconds in all."""
+def shut_down(shutdowns: Sequence[Callable[[], object]], within: float = _SHUTDOWN) -> None:
+    """Export what is left, for at most `within` seconds in all."""
     thread = threading.Thread(
         target=lambda: [shutdown() for shutdown in shutdowns], name="telemetry-shutdown", daemon=True
     )
     thread.start()
-    thread.join(_SHUTDOWN)
+    thread.join(within)

@@ -9,7 +9,7 @@ from mirror_pump.monitoring.batches import BatchObserver, ObservedBatch
 from mirror_pump.pipeline.flow.steps import Step
 
 
-class Phase(StrEnum):
+class PumpPhase(StrEnum):
     """What a pump's process does."""
 
     STARTING = "starting"
@@ -25,14 +25,14 @@ class Phase(StrEnum):
     @property
     def role(self) -> str:
         """`leader`, `standby` or `starting`."""
-        return self.value if self in (Phase.STARTING, Phase.STANDBY) else "leader"
+        return self.value if self in (PumpPhase.STARTING, PumpPhase.STANDBY) else "leader"
 
 
 _PHASES = {
-    Step.STANDBY: Phase.STANDBY,
-    Step.LEAD_LOST: Phase.STANDBY,
-    Step.LEADING: Phase.LEADING,
-    Step.STREAMING: Phase.STREAMING,
+    Step.STANDBY: PumpPhase.STANDBY,
+    Step.LEAD_LOST: PumpPhase.STANDBY,
+    Step.LEADING: PumpPhase.LEADING,
+    Step.STREAMING: PumpPhase.STREAMING,
 }
 
 
@@ -40,7 +40,7 @@ class PumpState:
     """An observer that knows the pump's phase. Its attributes may be read in any thread."""
 
     def __init__(self) -> None:
-        self.phase = Phase.STARTING
+        self.phase = PumpPhase.STARTING
         self.since = time.time()
         """When the phase began: time.time(), seconds."""
         self.changes = 0
@@ -50,9 +50,9 @@ class PumpState:
     def __call__(self, step: Step, /, **details: object) -> None:
         self._batches(step, **details)
         phase = _PHASES.get(step)
-        if step is Step.RETRYING and self.phase is not Phase.STANDBY:
+        if step is Step.RETRYING and self.phase is not PumpPhase.STANDBY:
             # A standby that cannot reach the server remains one.
-            phase = Phase.STARTING if self.phase is Phase.STARTING else Phase.RETRYING
+            phase = PumpPhase.STARTING if self.phase is PumpPhase.STARTING else PumpPhase.RETRYING
         if phase is not None and phase is not self.phase:
             self.phase, self.since = phase, time.time()
 

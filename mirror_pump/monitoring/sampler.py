@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.monitoring.history import INTERVAL, History, Sample
+from mirror_pump.monitoring.history import INTERVAL, StatusHistory, StatusSample
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import MirrorStatus
 from mirror_pump.service_thread import ServiceThread
@@ -31,7 +31,7 @@ STALE_AFTER = 30.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class StatusReading:
     """What is known of the mirror. Replaced as a whole, so any thread may take it."""
 
     at: float = 0.0
@@ -41,7 +41,7 @@ class Reading:
     full: MirrorStatus | None = None
     """The last full reading."""
     history: dict[str, Any] = field(default_factory=dict)
-    """Its document, see History.to_json."""
+    """Its document, see StatusHistory.to_json."""
     problem: str | None = None
     """Why the last attempt failed. None if it was successful."""
 
@@ -65,9 +65,9 @@ class StatusSampler:
         """`settings` are complete. `changes`: row changes that this process has published so far."""
         self._settings = settings
         self._changes = changes
-        self._history = History()
+        self._history = StatusHistory()
         self._reader: StatusReader | None = None
-        self._reading = Reading()
+        self._reading = StatusReading()
         self._rounds = 0
         self._full_wanted = True
         self._full_due_at = 0.0
@@ -85,11 +85,11 @@ class StatusSampler:
         self._thread.stop()
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> StatusReading:
         """What is known now."""
         return self._reading
 
-    def fresh(self) -> Reading:
+    def fresh(self) -> StatusReading:
         """A full reading of this moment if one can be had within `_PATIENCE` and is not too soon, else what is
         known."""
         with self._changed:
@@ -123,25 +123,25 @@ class StatusSampler:
             self._thread.await_wake(max(self._settings.limits.status_interval, took / _SHARE))
         self._close()
 
-    def _read(self, *, full: bool) -> Reading:
+    def _read(self, *, full: bool) -> StatusReading:
         if self._reader is None:
             self._reader = StatusReader(self._settings)
         status = self._reader.read() if full else self._reader.read_catalog()
-        self._history.add(Sample.of(status, time.time(), self._changes()), status)
-        return Reading(
+        self._history.add(StatusSample.of(status, time.time(), self._changes()), status)
+        return StatusReading(
             at=time.monotonic(),
             status=status,
             full=status if full else self._reading.full,
             history=self._history.to_json(status),
         )
 
-    def _failed(self, error: Exception) -> Reading:
+    def _failed(self, error: Exception) -> StatusReading:
         self._close()
         last = self._reading
         if last.problem is None:
             remedy = error.remedy if isinstance(error, MirrorPumpError) else ""
             self._log.warning("the status cannot be read", error=redact(str(error)), remedy=redact(remedy))
-        return Reading(last.at, last.status, last.full, last.history, problem=redact(str(error)))
+        return StatusReading(last.at, last.status, last.full, last.history, problem=redact(str(error)))
 
     def _close(self) -> None:
         reader, self._reader = self._reader, None
@@ -157,10 +157,10 @@ class StatusSource:
         self.sampler: StatusSampler | None = None
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> StatusReading:
         """What is known now. Returns at once."""
-        return Reading() if self.sampler is None else self.sampler.reading
+        return StatusReading() if self.sampler is None else self.sampler.reading
 
-    def fresh(self) -> Reading:
+    def fresh(self) -> StatusReading:
         """What is known after an attempt to have a reading of this moment. May take `_PATIENCE`."""
-        return Reading() if self.sampler is None else self.sampler.fresh()
+        return StatusReading() if self.sampler is None else self.sampler.fresh()

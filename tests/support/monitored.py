@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from mirror_pump.model import Lsn, TableState
 from mirror_pump.monitoring.access import Access
 from mirror_pump.monitoring.endpoints import Endpoints
-from mirror_pump.monitoring.history import INTERVAL, History, Sample
+from mirror_pump.monitoring.history import INTERVAL, StatusHistory, StatusSample
 from mirror_pump.monitoring.http_server import HttpServer, application
-from mirror_pump.monitoring.pump_state import Phase, PumpState
-from mirror_pump.monitoring.sampler import Reading, StatusSource
+from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
+from mirror_pump.monitoring.sampler import StatusReading, StatusSource
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import DueOperation, MaintenanceDue
@@ -121,9 +121,9 @@ def some_of_everything() -> MirrorStatus:
     return replace(status, alerts=alerts_of(status))
 
 
-def history_of(status: MirrorStatus) -> History:
+def history_of(status: MirrorStatus) -> StatusHistory:
     """An hour of samples that ends now: lag and load in waves, with a gap and a peak."""
-    history, now, changes, end = History(), time.time(), 0, int(3600 / INTERVAL)
+    history, now, changes, end = StatusHistory(), time.time(), 0, int(3600 / INTERVAL)
     for place in range(end + 1):
         at = now - (end - place) * INTERVAL
         changes += round(3000 + 2600 * sin(place / 60) + 300 * sin(place * 1.7))
@@ -135,7 +135,7 @@ def history_of(status: MirrorStatus) -> History:
             for each in status.tables
         ]
         if not 200 < place < 230:
-            sample = Sample.of(replace(status, lag_seconds=lag), at, changes)
+            sample = StatusSample.of(replace(status, lag_seconds=lag), at, changes)
             history.add(sample, replace(status, tables=tuple(copying)))
     return history
 
@@ -150,10 +150,10 @@ class FixedSource(StatusSource):
         self._history = {} if status is None else history_of(status).to_json(status)
 
     @property
-    def reading(self) -> Reading:
-        return Reading(time.monotonic(), self.status, self.status, self._history, self.problem)
+    def reading(self) -> StatusReading:
+        return StatusReading(time.monotonic(), self.status, self.status, self._history, self.problem)
 
-    def fresh(self) -> Reading:
+    def fresh(self) -> StatusReading:
         return self.reading
 
 
@@ -172,7 +172,7 @@ def served(
     *,
     token: str | None = None,
     problem: str | None = None,
-    phase: Phase = Phase.STREAMING,
+    phase: PumpPhase = PumpPhase.STREAMING,
     head_seconds: float = 10.0,
 ) -> Iterator[Served]:
     """The application of a pump in `phase`, with this status."""

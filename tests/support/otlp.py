@@ -77,7 +77,7 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """A receiver at a port of its own."""
     receiver = OtlpReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
+    class OtlpHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
@@ -92,7 +92,7 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
             """stderr is for the test."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OtlpHandler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

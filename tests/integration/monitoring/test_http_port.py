@@ -15,7 +15,7 @@ import pytest
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.monitoring.access import Access
 from mirror_pump.monitoring.http_server import CONNECTIONS, HttpServer, application
-from mirror_pump.monitoring.pump_state import Phase
+from mirror_pump.monitoring.pump_state import PumpPhase
 from tests.support.monitored import Served, served, some_of_everything
 
 _TOKEN = "correct-horse-battery-staple"
@@ -191,7 +191,7 @@ def test_without_the_token_only_probes_are_answered(guarded: int, authorization:
 
 
 def test_probes_say_no_secret() -> None:
-    with served(None, problem="cannot connect to secret-host", phase=Phase.RETRYING) as running:
+    with served(None, problem="cannot connect to secret-host", phase=PumpPhase.RETRYING) as running:
         port = _port(running)
         assert json.loads(ask(port, "/healthz")[2]) == {"status": "ok", "role": "leader"}
         status, _, body = ask(port, "/readyz")

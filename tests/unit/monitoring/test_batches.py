@@ -13,7 +13,7 @@ from opentelemetry.trace import StatusCode
 from mirror_pump.monitoring.batch_traces import BatchTraces
 from mirror_pump.monitoring.batches import BatchObserver, ObservedBatch
 from mirror_pump.monitoring.monitor import all_of
-from mirror_pump.monitoring.pump_state import Phase, PumpState
+from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
 from mirror_pump.monitoring.step_metrics import StepMetrics
 from mirror_pump.pipeline.flow.batches import Period
 from mirror_pump.pipeline.flow.steps import Observer, Step
@@ -155,7 +155,7 @@ def test_an_error_of_what_only_watches_goes_no_further() -> None:
     before, state = Steps(), PumpState()
     all_of(before, broken, state)(Step.STREAMING, frontier=1)
     assert before.count(Step.STREAMING) == 1
-    assert state.phase is Phase.STREAMING
+    assert state.phase is PumpPhase.STREAMING
     with pytest.raises(RuntimeError):
         all_of(broken, state)(Step.STREAMING, frontier=1)
 
@@ -176,12 +176,12 @@ def test_the_phase_follows_the_steps() -> None:
         state(step)
         seen.append((state.phase, state.phase.role))
     assert seen == [
-        (Phase.STARTING, "starting"),
-        (Phase.STANDBY, "standby"),
-        (Phase.STANDBY, "standby"),
-        (Phase.LEADING, "leader"),
-        (Phase.STREAMING, "leader"),
-        (Phase.RETRYING, "leader"),
-        (Phase.STREAMING, "leader"),
-        (Phase.STANDBY, "standby"),
+        (PumpPhase.STARTING, "starting"),
+        (PumpPhase.STANDBY, "standby"),
+        (PumpPhase.STANDBY, "standby"),
+        (PumpPhase.LEADING, "leader"),
+        (PumpPhase.STREAMING, "leader"),
+        (PumpPhase.RETRYING, "leader"),
+        (PumpPhase.STREAMING, "leader"),
+        (PumpPhase.STANDBY, "standby"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from mirror_pump.cli.main import app
 from mirror_pump.config import Settings, host_and_port
 from mirror_pump.errors import UsageError
 from mirror_pump.monitoring.access import Access
-from mirror_pump.monitoring.otel_setup import Exports, exports_of
+from mirror_pump.monitoring.otel_setup import Exports, exports_of, shut_down
 
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -84,6 +85,14 @@ def test_a_short_token_is_refused_and_never_shown() -> None:
 )
 def test_what_the_environment_exports(environment: dict[str, str], exports: Exports) -> None:
     assert exports_of(environment) == exports
+
+
+def test_an_export_that_never_ends_does_not_hold_up_the_end() -> None:
+    hanging = threading.Event()
+    ended: list[str] = []
+    shut_down([lambda: ended.append("first"), hanging.wait, lambda: ended.append("last")], within=0.1)
+    assert ended == ["first"]
+    hanging.set()
 
 
 _OFF = """
