@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.monitoring.gauges import observe
-from mirror_pump.monitoring.history import History, Sample
+from mirror_pump.monitoring.history import StatusHistory, StatusSample
 from mirror_pump.monitoring.otel_setup import meter_provider, shut_down
 from mirror_pump.monitoring.pump_state import PumpState
-from mirror_pump.monitoring.sampler import Reading, StatusSource
+from mirror_pump.monitoring.sampler import StatusReading, StatusSource
 from mirror_pump.ops.status.status_reader import StatusReader
 from tests.support.deploy_files import ALERTS, alert_rules
 
@@ -38,11 +38,11 @@ class ReadAtOnce(StatusSource):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
-        self._history = History()
-        self._reading = Reading()
+        self._history = StatusHistory()
+        self._reading = StatusReading()
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> StatusReading:
         return self._reading
 
     def read(self, seconds_ago: float) -> None:
@@ -53,10 +53,10 @@ class ReadAtOnce(StatusSource):
                 status = reader.read()
         except MirrorPumpError as error:
             last = self._reading
-            self._reading = Reading(last.at, last.status, last.full, last.history, problem=str(error))
+            self._reading = StatusReading(last.at, last.status, last.full, last.history, problem=str(error))
             return
-        self._history.add(Sample.of(status, time.time() - seconds_ago, 0), status)
-        self._reading = Reading(at, status, status, self._history.to_json(status))
+        self._history.add(StatusSample.of(status, time.time() - seconds_ago, 0), status)
+        self._reading = StatusReading(at, status, status, self._history.to_json(status))
 
 
 class ScrapedPump:

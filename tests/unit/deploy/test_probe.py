@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from mirror_pump.monitoring.pump_state import Phase
+from mirror_pump.monitoring.pump_state import PumpPhase
 from mirror_pump.testing.postgres import free_port
 from tests.support.deploy_files import DEPLOY
 from tests.support.monitored import served, some_of_everything
@@ -27,14 +27,14 @@ def probe(check: str, address: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("phase", "alive", "ready"),
     [
-        (Phase.STREAMING, 0, 0),
-        (Phase.STANDBY, 0, 0),
-        (Phase.STARTING, 0, 1),
-        (Phase.LEADING, 0, 1),
-        (Phase.RETRYING, 0, 1),
+        (PumpPhase.STREAMING, 0, 0),
+        (PumpPhase.STANDBY, 0, 0),
+        (PumpPhase.STARTING, 0, 1),
+        (PumpPhase.LEADING, 0, 1),
+        (PumpPhase.RETRYING, 0, 1),
     ],
 )
-def test_a_pump_is_ready_if_it_streams_or_stands_by(phase: Phase, alive: int, ready: int) -> None:
+def test_a_pump_is_ready_if_it_streams_or_stands_by(phase: PumpPhase, alive: int, ready: int) -> None:
     # The token is not needed for what the probe asks.
     with served(some_of_everything(), phase=phase, token="t" * 16) as pump:
         port = pump.url.rpartition(":")[2].strip("/")
