@@ -28,9 +28,11 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import copy_again, drop_slot
 from mirror_pump.source.stream.wal_room import WalRoom, growth, read_wal_room
+from mirror_pump.telemetry import get_logger
 from sql import queries
 
 _SQL = queries("wal_guard")
+_LOG = get_logger("wal-guard")
 
 _REPEAT_INTERVAL = 3600.0
 """Seconds after which a shortage that lasts is reported again."""
@@ -100,8 +102,11 @@ class WalGuard:
     def _run(self) -> None:
         while self._thread.next_round() and self._dropped is None:
             # The pump itself notices and reports a lost connection. The next look is soon enough.
-            with suppress(SourceError, psycopg.Error):
-                self._look()
+            try:
+                with suppress(SourceError, psycopg.Error):
+                    self._look()
+            except Exception as error:  # noqa: BLE001 - a guard that is gone in silence would guard nothing
+                _LOG.warning("the WAL guard could not look; it tries again", error=f"{type(error).__name__}: {error}")
             self._thread.await_wake(self._settings.limits.wal_guard_interval)
 
     def _look(self) -> None:
