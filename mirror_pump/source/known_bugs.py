@@ -1,7 +1,7 @@
 """Bugs of released PostgreSQL versions that concern a logical replication slot, each with the release that fixed it.
 
-The source of each entry is the release notes of the fixing release, which `KnownBug.release_notes` names. The list
-covers the notes of 14 to 17 up to 17.6, 16.10, 15.14 and 14.19 (August 2025). PostgreSQL 18.0 has all of these fixes.
+The source of each entry is the release notes of the fixing release, which `KnownBug.release_notes` names. The list is
+not complete: of the notes of 15.6, 17.2, 17.5 and 17.6 the parts on logical decoding were read, and of 18 none.
 Bugs of subscribers, of standbys and of options that the mirror does not use are left out.
 """
 
