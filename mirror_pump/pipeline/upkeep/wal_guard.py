@@ -10,12 +10,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
-
-import psycopg
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError, SourceError
@@ -23,21 +20,17 @@ from mirror_pump.lake.storage import StorageOptions, directory_answers, discard,
 from mirror_pump.model import TableId, TableName
 from mirror_pump.pipeline.flow.events import TableGivenUp
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.service_thread import ServiceThread
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.pipeline.upkeep.database_watch import database_watch
+from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import copy_again, drop_slot
 from mirror_pump.source.stream.wal_room import WalRoom, growth, read_wal_room
-from mirror_pump.telemetry import get_logger
 from sql import queries
 
 _SQL = queries("wal_guard")
-_LOG = get_logger("wal-guard")
 
 _REPEAT_INTERVAL = 3600.0
 """Seconds after which a shortage that lasts is reported again."""
-_STOP_GRACE = 1.0
-"""Seconds that stopping waits for the thread."""
 _DROP_WITHIN = 10.0
 """Seconds in which the slot's walsender has to end before the slot is dropped. Then the next check tries again."""
 _DROP_POLL = 0.02
@@ -60,7 +53,6 @@ class WalGuard:
     ) -> None:
         """`epoch` returns the epoch of the pump's last leadership. `submit` hands an event to the present session."""
         self._settings = settings
-        self._dsn = settings.require_dsn()
         self._slot = settings.slot
         self._observer = observer
         self._epoch = epoch
@@ -76,7 +68,9 @@ class WalGuard:
         """When each thing was last reported: time.monotonic(), in seconds."""
         self._given_up: dict[TableId, TableGivenUp] = {}
         self._dropped: SourceError | None = None
-        self._thread = ServiceThread("wal-guard", self._run, stop_within=_STOP_GRACE)
+        self._thread = database_watch(
+            "wal-guard", settings.require_dsn(), "mirror-pump-wal-guard", self._look, settings.limits.wal_guard_interval
+        )
 
     def __enter__(self) -> Self:
         if self._settings.wal_guard != "off":
@@ -99,41 +93,30 @@ class WalGuard:
         """What happened, and what to do, if the guard has dropped the slot. No session can start after that."""
         return self._dropped
 
-    def _run(self) -> None:
-        while self._thread.next_round() and self._dropped is None:
-            # The pump itself notices and reports a lost connection. The next look is soon enough.
-            try:
-                with suppress(SourceError, psycopg.Error):
-                    self._look()
-            except Exception as error:  # noqa: BLE001 - a guard that is gone in silence would guard nothing
-                _LOG.warning("the WAL guard could not look; it tries again", error=f"{type(error).__name__}: {error}")
-            self._thread.await_wake(self._settings.limits.wal_guard_interval)
-
-    def _look(self) -> None:
-        with connect(self._dsn, autocommit=True, application_name="mirror-pump-wal-guard") as connection:
-            trouble = self._trouble(connection)
-            sample = None if trouble is None else read_wal_room(connection, self._slot)
-            if trouble is None or sample is None or sample.retained_bytes is None:
-                # Another pump leads, or the slot is lost, which the session reports.
-                self._forget()
-                return
-            self._add(sample)
-            left = self._seconds_left(sample)
-            if left is not None and left < self._settings.wal_warn_within:
-                self._report(
-                    "short",
-                    seconds_left=round(left),
-                    retained_bytes=sample.retained_bytes,
-                    policy=self._settings.wal_guard,
-                    **({"error": trouble.error} if trouble.error else {}),
-                )
-            if left is None or left >= self._settings.wal_act_within:
-                self._short_since = self._suspect = None
-            elif self._short_since is None:
-                self._short_since = sample
-                self._written = {table.table_id: table.written for table in self._tables(connection)}
-            elif _age(self._short_since, sample) >= self._settings.limits.wal_guard_window:
-                self._act(connection, sample, trouble)
+    def _look(self, connection: PgConnection) -> None:
+        trouble = self._trouble(connection)
+        sample = None if trouble is None else read_wal_room(connection, self._slot)
+        if trouble is None or sample is None or sample.retained_bytes is None:
+            # Another pump leads, or the slot is lost, which the session reports.
+            self._forget()
+            return
+        self._add(sample)
+        left = self._seconds_left(sample)
+        if left is not None and left < self._settings.wal_warn_within:
+            self._report(
+                "short",
+                seconds_left=round(left),
+                retained_bytes=sample.retained_bytes,
+                policy=self._settings.wal_guard,
+                **({"error": trouble.error} if trouble.error else {}),
+            )
+        if left is None or left >= self._settings.wal_act_within:
+            self._short_since = self._suspect = None
+        elif self._short_since is None:
+            self._short_since = sample
+            self._written = {table.table_id: table.written for table in self._tables(connection)}
+        elif _age(self._short_since, sample) >= self._settings.limits.wal_guard_window:
+            self._act(connection, sample, trouble)
 
     def _trouble(self, connection: PgConnection) -> _Trouble | None:
         """Whether the pump fails at present; None if another one leads."""
@@ -248,6 +231,7 @@ class WalGuard:
             " whatever was committed after the frontier is lost to the mirror"
         )
         self._dropped = SourceError(message, copy_again(self._slot, dropped=True))
+        self._thread.request_stop()
         self._observer(Step.SLOT_DROPPED, slot=self._slot, retained_bytes=sample.retained_bytes)
 
 

@@ -240,7 +240,11 @@ def test_a_documented_change(
         names, rows = _lake(mirror, present)
         wanted_names, wanted = _heap(database, table_id)
         assert names == wanted_names
-        assert_same(wanted, rows, f"{present} after {transactions}")
+        try:
+            assert_same(wanted, rows, f"{present} after {transactions}")
+        except AssertionError as error:
+            error.add_note(_history(scene, table_id, seen))
+            raise
     results = {
         _STEPS[step]
         for step, details in scene.pump.steps.seen[seen:]
