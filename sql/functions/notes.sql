@@ -98,9 +98,32 @@ BEGIN
      HAVING count(*) > 0;
 END $$;
 
+-- Remembers the values that older rows have in new columns. Attribute numbers are never used twice, and the first value
+-- counts: a later rewrite of the heap takes it from the catalogs.
+CREATE OR REPLACE FUNCTION modak.mirror_keep_missing(id bigint, present jsonb, found jsonb) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+UPDATE modak.mirror_shapes s
+   SET missing = (SELECT jsonb_object_agg(f.key, jsonb_build_object('text', f.value, 'type', p -> 'type',
+                                                                    'modifier', p -> 'modifier'))
+                    FROM jsonb_each(found) f
+                    JOIN jsonb_array_elements(nullif(present -> 'columns', 'null')) p ON p ->> 'attnum' = f.key) || s.missing
+ WHERE s.table_id = id AND found <> '{}'
+$$;
+
+-- The remembered values of columns that still have their first type, by attribute number.
+CREATE OR REPLACE FUNCTION modak.mirror_kept_missing(id bigint, present jsonb) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce(jsonb_object_agg(k.key, k.value -> 'text'), '{}')
+  FROM modak.mirror_shapes s CROSS JOIN jsonb_each(s.missing) k
+  JOIN jsonb_array_elements(nullif(present -> 'columns', 'null')) p
+    ON p ->> 'attnum' = k.key AND p -> 'type' = k.value -> 'type' AND p -> 'modifier' = k.value -> 'modifier'
+ WHERE s.table_id = id
+$$;
+
 -- Emits a note with the present shape of one table. `exact`: the note directly follows the change in its transaction. False
 -- while an event trigger is disabled, since that trigger may have missed other changes. The note's `filled` names partitions
--- whose rows are not in the stream: new ones with at least one page, and those whose file was replaced.
+-- whose rows are not in the stream: new ones with at least one page, and those whose file was replaced. A `settled` note has
+-- the values of all columns that were ever added: earlier notes may be lost with their slot.
 CREATE OR REPLACE FUNCTION modak.mirror_tell(told_id bigint, present jsonb, exact boolean, settled boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -117,6 +140,10 @@ BEGIN
             missing := added || modak.mirror_missing(told_id::oid, former);
         END IF;
         PERFORM modak.mirror_complete_payloads(told_id, present, added, missing);
+        PERFORM modak.mirror_keep_missing(told_id, present, missing);
+        IF settled THEN
+            missing := modak.mirror_kept_missing(told_id, present);
+        END IF;
     END IF;
     PERFORM modak.mirror_message(jsonb_build_object(
         'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
@@ -169,5 +196,6 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_message(jsonb), modak.mirror_missing(oid, jsonb),
     modak.mirror_rename_payloads(bigint, jsonb, jsonb), modak.mirror_complete_payloads(bigint, jsonb, jsonb, jsonb),
+    modak.mirror_keep_missing(bigint, jsonb, jsonb), modak.mirror_kept_missing(bigint, jsonb),
     modak.mirror_tell(bigint, jsonb, boolean, boolean),
     modak.mirror_note(boolean, bigint[], bigint[]), modak.mirror_alarm(bigint[]) FROM PUBLIC;

@@ -232,7 +232,9 @@ CREATE TABLE modak.mirror_tables (
     published       text,
     dropped_rows    jsonb,
     excluded        jsonb       NOT NULL DEFAULT '[]',
-    retention       jsonb
+    retention       jsonb,
+    resync_since    timestamptz,
+    resync_gap      boolean     NOT NULL DEFAULT false
 );
 COMMENT ON TABLE modak.mirror_tables IS 'Mirrored tables: state, columns with their Iceberg field IDs, and where their history begins';
 
@@ -264,7 +266,8 @@ COMMENT ON TABLE modak.former_locations IS 'Locations with files of registration
 CREATE TABLE modak.mirror_shapes (
     table_id    bigint      PRIMARY KEY REFERENCES modak.mirror_tables (table_id) ON DELETE CASCADE,
     shape       jsonb,
-    noted_at     timestamptz NOT NULL DEFAULT now()
+    noted_at     timestamptz NOT NULL DEFAULT now(),
+    missing     jsonb       NOT NULL DEFAULT '{}'
 );
 COMMENT ON TABLE modak.mirror_shapes IS 'Columns, key and partitions of each mirrored table, as last noted in the stream';
 

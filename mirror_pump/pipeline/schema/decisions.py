@@ -194,7 +194,10 @@ def _columns(
     for column in seen.columns:
         before = known.get(column.attnum)
         if before is None:
-            value_known = provable or (note.exact and bool(former) and _old_rows_left(table))
+            # Rows below the cut-line are not in the heap: what else happened to it since did not reach them. A settled
+            # note reports what earlier notes did, which may be lost with their slot.
+            reported = (note.exact or note.settled) and bool(former) and _old_rows_left(table)
+            value_known = provable or reported
             value_known = value_known and column.attnum in note.missing and column.attnum not in existed
             initial = note.missing[column.attnum] if value_known else None
             if initial is not None and _may_fill(table) and holds_text(column.type, initial):
