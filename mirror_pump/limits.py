@@ -83,6 +83,11 @@ class InternalLimits(BaseModel):
         " before a table fails or the slot is dropped",
     )
 
+    # A pump that is restarted all the time leads for moments only.
+    resync_lead_patience: Seconds = Field(
+        default=10.0, description="Seconds that `resync` waits for a pump that leads to notice that its slot is lost"
+    )
+
     verify_pause: Seconds = Field(
         default=0.25, description="Seconds before `verify` compares a table again that changed meanwhile; doubles"
     )

@@ -56,8 +56,9 @@ class TableName:
 class TableState(StrEnum):
     """The state of a mirrored table (modak.mirror_tables.state).
 
-    The publish transaction makes all changes of state, with three exceptions: registering inserts the row as COPYING,
-    unregistering deletes it from any state, and the schema watcher changes FAILED to DROPPED.
+    The publish transaction makes all changes of state, with four exceptions: registering inserts the row as COPYING,
+    unregistering deletes it from any state, `resync` marks tables as WAITING, and the schema watcher changes FAILED to
+    DROPPED.
     `mirror_pump.table_life.TRANSITIONS` lists all changes.
     """
 

@@ -19,6 +19,7 @@ from mirror_pump.cli.commands import (
     policy,
     reader,
     register,
+    resync,
     retain,
     run,
     sql,
@@ -106,6 +107,7 @@ for _module in (
     maintain,
     policy,
     retain,
+    resync,
     doctor,
     config,
 ):

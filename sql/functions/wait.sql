@@ -1,7 +1,8 @@
 -- Waiting for the frontier, from within the database.
 
--- Whether the frontier of every live table passes a WAL position (default: the present one) within `timeout`. Wakes an idle
--- pump by a message that is in the stream at once, even if the caller's transaction is rolled back.
+-- Whether the frontier of every live table passes a WAL position (default: the present one) within `timeout`. A table that is
+-- copied again because the slot was lost counts with the frontier that its readers keep. Wakes an idle pump by a message that
+-- is in the stream at once, even if the caller's transaction is rolled back.
 CREATE OR REPLACE FUNCTION modak.wait_for(lsn pg_lsn DEFAULT NULL, timeout interval DEFAULT '5 seconds') RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -18,7 +19,9 @@ BEGIN
     LOOP
         SELECT coalesce(min(c.replicated_lsn), max(s.applied_lsn)) >= target INTO passed
           FROM modak.mirror_slots s
-          LEFT JOIN modak.mirror_tables m ON m.slot_name = s.slot_name AND m.state = 'live'
+          LEFT JOIN modak.mirror_tables m ON m.slot_name = s.slot_name
+               AND (m.state = 'live' OR m.resync_gap AND m.state IN ('waiting', 'copying', 'filling')
+                                        AND NOT (m.state = 'waiting' AND m.error IS NOT NULL))
           LEFT JOIN modak.cutline c USING (table_id);
         IF passed THEN
             RETURN true;

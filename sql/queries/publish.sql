@@ -29,16 +29,14 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
 
 -- name: due_to_go_live
 -- Tables that go live at this frontier, or at the present one: their metadata if they were copied again, what readers see,
--- and the frontier. Leaves out tables that are filled first (fill_next).
+-- the frontier, and the resync that they belong to. Leaves out tables that are filled first (fill_next).
 SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS seen,
-       greatest(%(frontier)s::bigint, s.applied_lsn) AS frontier
-  FROM modak.mirror_tables m
+       greatest(%(frontier)s::bigint, s.applied_lsn) AS frontier, m.resync_since
+  FROM modak.mirror_due(%(slot)s) d
+  JOIN modak.mirror_tables m USING (table_id)
   JOIN modak.mirror_slots s USING (slot_name)
-  JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling')
-   AND m.live_after_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn)
-   AND NOT (m.state = 'copying' AND m.columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(m.table_id) IS NOT NULL);
+ WHERE NOT d.fills AND d.due_lsn <= greatest(%(frontier)s::bigint, s.applied_lsn);
 
 -- name: stored
 -- The locations of all mirrored tables, the metadata file on which the next commit builds, and the one that readers see.
@@ -149,14 +147,16 @@ RETURNING table_id;
 -- name: swap_in
 -- A table that was copied again shows its new content in the publish that makes it live. Moves the pointer if it is where it
 -- was read. The published snapshot of a table with heap retention does not change, since nothing below the cut-line was
--- copied (modak.moved_cut() says when rows may be below the cut-line). For a filled table publish_snapshot sets it.
+-- copied (modak.moved_cut() says when rows may be below the cut-line). For a filled table publish_snapshot sets it. Tables
+-- that have become due since the publish was staged go live with a later one.
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
            (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS has_retention
-      FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+      FROM modak.mirror_due(%(slot)s) d
+      JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
       LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[])
         AS s(table_id, staged, seen, location) ON s.table_id = m.table_id AND s.staged = m.staged_location
-     WHERE m.slot_name = %(slot)s AND m.state IN ('copying', 'filling') AND m.live_after_lsn <= %(frontier)s
+     WHERE NOT d.fills AND d.due_lsn <= %(frontier)s AND m.table_id = ANY (%(table_ids)s)
        AND m.staged_location IS NOT NULL),
 pointer AS (
     UPDATE modak.iceberg_tables i
@@ -177,10 +177,13 @@ shown AS (
 SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 
 -- name: go_live
--- All tables that are due. Each must have a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
+-- Those of the tables that are due. Each has a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
 WITH live AS (
-    UPDATE modak.mirror_tables SET state = %(state)s, dropped_rows = NULL, updated_at = now()
-     WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
+    UPDATE modak.mirror_tables
+       SET state = %(state)s, dropped_rows = NULL, resync_since = NULL, resync_gap = false, updated_at = now()
+     WHERE state = ANY (%(former)s) AND table_id = ANY (%(table_ids)s)
+       AND table_id IN (SELECT d.table_id FROM modak.mirror_due(%(slot)s) d
+                         WHERE NOT d.fills AND d.due_lsn <= %(frontier)s)
     RETURNING table_id),
 done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM live))
 SELECT table_id FROM live;

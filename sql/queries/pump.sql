@@ -14,8 +14,8 @@ SELECT count(*) FROM modak.mirror_tables m
                                        WHERE n.table_id = m.table_id AND NOT n.whole)));
 
 -- name: due_to_go_live
--- The frontier at which the next copied or filled table may go live, if all of it is in the lake.
-SELECT min(live_after_lsn) FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('copying', 'filling');
+-- The frontier at which the next copied or filled table may go live, if all of it is in the lake, or may be filled.
+SELECT min(due_lsn) FROM modak.mirror_due(%(slot)s);
 
 -- name: sender_timeout
 SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';

@@ -17,7 +17,8 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp()
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
        c.replicated_lsn AS frontier, c.lake_snapshot_id AS snapshot_id, m.error, i.metadata_location,
        p.chunks_total, p.chunks_done, p.rows_copied, m.key_index, modak.mirror_left_out(m.shape) AS left_out,
-       h.shape IS NULL OR modak.mirror_has_key(h.shape) AS has_key
+       h.shape IS NULL OR modak.mirror_has_key(h.shape) AS has_key,
+       m.state = 'copying' AND m.resync_since IS NOT NULL AND m.live_after_lsn IS NOT NULL AS waits_for_others
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.mirror_shapes h USING (table_id)
@@ -63,11 +64,36 @@ SELECT s.table_id, t.tier_key_type, s.cutline_t AS cut, s.heap_retention_lag AS 
   FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %s AND (m.retention IS NOT NULL OR s.read_pins > 0);
 
+-- name: resyncs
+-- Tables that are copied again together. The share that is copied goes by the heap's size as of the last VACUUM or ANALYZE:
+-- to ask for the present one takes a lock.
+WITH copied AS (
+    SELECT m.resync_since, m.resync_gap, m.live_after_lsn IS NOT NULL AND m.state = 'copying' AS complete, c.replicated_lsn,
+           h.pages,
+           CASE WHEN m.live_after_lsn IS NOT NULL OR m.state = 'filling' THEN 1.0
+                ELSE coalesce(k.done::float8 / nullif(k.total, 0), 0.0) END AS done
+      FROM modak.mirror_tables m
+      JOIN modak.cutline c USING (table_id)
+     CROSS JOIN LATERAL (
+           SELECT coalesce(sum(greatest(r.relpages, 0)), 0) + 1 AS pages
+             FROM modak.mirror_tree(m.table_id::oid) t JOIN pg_class r ON r.oid = t.relation WHERE t.is_leaf) h
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS total, count(p.done_at) AS done
+             FROM modak.copy_chunks p WHERE p.table_id = m.table_id AND p.generation = m.generation) k
+     WHERE m.slot_name = %s AND m.resync_since IS NOT NULL AND m.state IN ('waiting', 'copying', 'filling'))
+SELECT resync_since AS since, bool_or(resync_gap) AS slot_lost, count(*) AS tables,
+       count(*) FILTER (WHERE complete) AS tables_copied, min(replicated_lsn) AS frontier,
+       (sum(pages * done) / sum(pages))::float8 AS copied
+  FROM copied
+ GROUP BY resync_since ORDER BY resync_since;
+
 -- name: frontier
 SELECT s.applied_lsn AS applied,
        (SELECT min(c.replicated_lsn)
           FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
-         WHERE m.slot_name = s.slot_name AND m.state = 'live') AS promised,
+         WHERE m.slot_name = s.slot_name
+           AND (m.state = 'live' OR m.resync_gap AND m.state IN ('waiting', 'copying', 'filling')
+                                    AND NOT (m.state = 'waiting' AND m.error IS NOT NULL))) AS promised,
        (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name) AS active, s.last_error,
        clock_timestamp() AS now
   FROM modak.mirror_slots s WHERE s.slot_name = %s;

@@ -89,6 +89,7 @@ _ROOMS = {
         "status": {"setup", "maintenance"},
         "retain": {"maintenance"},
         "register": {"retain"},
+        "resync": {"register"},
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},
         "doctor": {"setup", "duckdb", "status"},

@@ -78,6 +78,7 @@ def test_no_statement_changes_a_state_but_by_a_transition() -> None:
         "publish.fill_next",
         "publish.go_live",
         "pump.failed_and_dropped",
+        "resync.mark",
     ]
 
 

@@ -11,6 +11,8 @@ from mirror_pump.cli.terminal.output import bytes_text, count_text, one_line, se
 from mirror_pump.cli.terminal.status_grid import TableGrid
 from mirror_pump.errors import about
 from mirror_pump.model import TableState, format_lsn
+from mirror_pump.ops.status.alerts import moment_text
+from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
 from mirror_pump.source.catalog.former_locations import FormerLocation
 
@@ -32,6 +34,7 @@ def render(status: MirrorStatus) -> RenderableType:
     parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
     parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
     parts.extend((_frontier(status), _slot(status.slot), *_pumps(status)))
+    parts.extend(_resync(resync) for resync in status.resyncs)
     if status.former_locations:
         parts.append(Text(_former(status.former_locations)))
     if not status.tables:
@@ -134,6 +137,13 @@ def _maintenance(status: MirrorStatus) -> Text:
     text += f", {count_text(commits)} commits since the last check; "
     text += "a maintainer runs" if status.served else "no maintainer runs (run --maintain, or maintain)"
     return Text(text, style="yellow" if due and not status.served else "")
+
+
+def _resync(resync: ResyncState) -> Text:
+    text = f"resync since {moment_text(resync.since)}: {resync.progress}"
+    if resync.seconds_left is not None and resync.copied < 1:
+        text += f", about {seconds_text(resync.seconds_left)} left"
+    return Text(text)
 
 
 def _former(locations: Sequence[FormerLocation]) -> str:

@@ -114,7 +114,9 @@ class CopyProgress:
 
     @property
     def under_way(self) -> bool:
-        return self.state == TableState.COPYING or (self.state == TableState.WAITING and not self.error)
+        if self.state == TableState.WAITING:
+            return not self.error
+        return self.state in (TableState.COPYING, TableState.FILLING)
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,12 @@ def register(
             if registered:
                 connection.execute("SELECT pg_notify(%s, 'copy')", (CHANNEL,))
             if registered and wait:
-                _follow(connection, settings, list(registered), on_progress, observer)
+                follow_copies(connection, settings, list(registered), on_progress, observer)
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
         left_out = generated_left_out(connection, list(registered))
-        for progress, why in _progress(connection, list(registered)).items():
+        for progress, why in copies_progress(connection, list(registered)).items():
             failure = TableError(why, "Mend the cause, then unregister and register the table.") if why else None
             outcomes.append(
                 RegisterOutcome(
@@ -412,7 +414,7 @@ def _enter(
             enter_partitions(connection, table, plan, own_default=own_default)
 
 
-def _follow(
+def follow_copies(
     connection: PgConnection,
     settings: Settings,
     tables: Sequence[TableId],
@@ -422,7 +424,7 @@ def _follow(
     """Return once no table is being copied any more. If no pump runs, copy the tables in this process."""
     led_at: float | None = None
     while True:
-        progress = list(_progress(connection, tables))
+        progress = list(copies_progress(connection, tables))
         on_progress(progress)
         if not any(table.under_way for table in progress):
             return
@@ -445,7 +447,7 @@ def _shown(
     def show() -> None:
         with suppress(SourceError), connect(settings.require_dsn(), autocommit=True) as connection:
             while not done.wait(_PROGRESS_INTERVAL):
-                on_progress(list(_progress(connection, tables)))
+                on_progress(list(copies_progress(connection, tables)))
 
     thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()
@@ -456,7 +458,7 @@ def _shown(
         thread.join()
 
 
-def _progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
+def copies_progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
     """Return the progress of each table's copy, mapped to the table's error text."""
     with source_errors("reading the copies' progress"):
         rows = fetch_rows(connection, _ProgressRow, _SQL["progress"], {"table_ids": list(tables)})

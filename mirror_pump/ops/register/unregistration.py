@@ -48,7 +48,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
         raise UsageError("--drop-lake and --keep-lake exclude each other")
     with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
-            table = _registered_table(connection, name)
+            table = registered_table(connection, name)
         except MirrorPumpError as error:
             former = _former_of(connection, name)
             if not former:
@@ -157,7 +157,7 @@ def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
     return []
 
 
-def _registered_table(connection: PgConnection, name: str) -> MirroredTable:
+def registered_table(connection: PgConnection, name: str) -> MirroredTable:
     """Return the registration of the relation called `name`, or else of a dropped relation that had this name.
 
     Raises MirrorPumpError if there is none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from mirror_pump.model import TableState
+from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
 from mirror_pump.source.catalog.pump_error import PumpError
 
@@ -23,7 +23,7 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
 
     `wal_warn_within`: seconds to the slot's invalidation below which a slot that nobody moves is worth a warning.
     """
-    found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_neglect(status)]
+    found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_gaps(status), *_neglect(status)]
     for table in status.tables:
         found.extend(_table(table))
     return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
@@ -108,6 +108,19 @@ def _leader(status: MirrorStatus) -> list[Alert]:
     if error.retry_in is not None:
         last = f"the last one disappeared while {failing(error)}"
     return [Alert(Severity.CRITICAL, f"no pump leads: the frontier stands still; {last}", f"{error.remedy or start}")]
+
+
+def _gaps(status: MirrorStatus) -> list[Alert]:
+    """Return an alert for tables that are copied again because the slot was lost: until then the lake is outdated."""
+    found = []
+    for resync in status.resyncs:
+        if resync.slot_lost and resync.frontier is not None:
+            message = (
+                f"the slot was lost and is replaced: readers see the lake as of the former frontier"
+                f" {format_lsn(resync.frontier)} until all tables are copied again; {resync.progress}"
+            )
+            found.append(Alert(Severity.WARNING, message, "nothing, while a pump runs: it shows all of them at once"))
+    return found
 
 
 def failing(error: PumpError) -> str:

@@ -15,6 +15,7 @@ from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
+from mirror_pump.ops.status.resync_state import resync_states
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
@@ -35,6 +36,8 @@ _SQL = queries("status")
 _WAITS = "it is copied again once the transactions that wrote to it before have ended"
 
 _KEYLESS = "it has no key: give it one, and it is copied again by itself"
+
+_WAITS_FOR_OTHERS = "it is copied; readers see its new content together with that of the other tables of the resync"
 
 
 class StatusReader:
@@ -109,6 +112,7 @@ class StatusReader:
                 status,
                 served=is_served(self._connection, self._settings.slot),
                 former_locations=former_locations(self._connection),
+                resyncs=resync_states(self._connection, self._settings.slot, row.at),
             )
         shown = (
             replace(
@@ -228,6 +232,8 @@ class _StatusTableRow:
     left_out: list[str]
     """Generated columns that are not mirrored."""
     has_key: bool
+    waits_for_others: bool
+    """Whether it is copied, and goes live with other tables of a resync that are not."""
 
 
 def _table(
@@ -243,6 +249,8 @@ def _table(
         note, error = _WAITS, None
     elif state == TableState.WAITING:
         error = error or _KEYLESS
+    elif row.waits_for_others:
+        note = _WAITS_FOR_OTHERS
     if row.table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name)
         note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"

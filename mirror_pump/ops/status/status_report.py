@@ -11,6 +11,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableState, format_lsn
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
+from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.pump_error import PumpError
@@ -174,6 +175,8 @@ class MirrorStatus:
     """True if a maintainer runs."""
     former_locations: tuple[FormerLocation, ...] = ()
     """Locations that hold files of former registrations."""
+    resyncs: tuple[ResyncState, ...] = ()
+    """Tables that are copied again together, by resync."""
     alerts: tuple[Alert, ...] = ()
     """All alerts, critical ones first."""
 
@@ -237,6 +240,7 @@ class MirrorStatus:
                 "tables_neglected": sum(backlog.neglected for backlog in self.backlogs),
                 "unattended_commits": sum(backlog.commits for backlog in self.backlogs),
             },
+            "resyncs": [resync.to_json() for resync in self.resyncs],
             "alerts": [asdict(alert) for alert in self.alerts],
             "tables": [_table_json(table) for table in self.tables],
             "former_locations": [former.to_json() for former in self.former_locations],

@@ -48,7 +48,8 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
     """Wait until the frontier of every live table has passed `target`, for at most `timeout` seconds.
 
     If `target` is None, wait for the present WAL position. Tables that are being copied or have failed are not waited
-    for. If no pump can resume from the slot, return at once with the error. Raises SourceError if a query fails.
+    for, except those that are copied again because the slot was lost. If no pump can resume from the slot, return at
+    once with the error. Raises SourceError if a query fails.
     """
     deadline = time.monotonic() + timeout
     with (
@@ -96,7 +97,7 @@ class _FrontierRow:
 
     applied: Lsn
     promised: Lsn | None
-    """The lowest frontier of a live table; None if there is none."""
+    """The lowest frontier of a table that counts; None if there is none."""
     active: bool | None
     """None if the slot is gone."""
     last_error: dict[str, Any] | None

@@ -188,6 +188,11 @@ class TableGivenUp:
 
 
 @dataclass(frozen=True)
+class TablesMarked:
+    """Tables were marked to be copied again: their changes so far belong to a registration that has ended."""
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the session's threads ended with an error."""
 
@@ -215,6 +220,7 @@ Event: TypeAlias = (
     | FoldReady
     | ArchiveBranchOutdated
     | TableGivenUp
+    | TablesMarked
     | ThreadFailed
     | StopRequested
 )

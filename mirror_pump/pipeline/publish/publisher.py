@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TypeVar
 
 import psycopg
@@ -46,7 +47,7 @@ from mirror_pump.pipeline.operations.registrations import Registration, Registra
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
-from mirror_pump.pipeline.publish.staging import Stager, lake_table_gone, with_due_tables
+from mirror_pump.pipeline.publish.staging import Stager, lake_table_gone, with_due_tables, without_held
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -130,6 +131,7 @@ class _DueRow:
     staged: str | None
     seen: str | None
     frontier: Lsn
+    resync_since: datetime | None
 
 
 class Publisher:
@@ -198,6 +200,7 @@ class Publisher:
         due = self._due_tables(request.frontier)
         request = with_due_tables(request, due)
         registered = self._read_registrations([table_request.table.table_id for table_request in request.tables])
+        due = without_held(due, request, registered)
         staged = self._stager.stage(request, registered, due)
         try:
             self._stager.complete(due, staged)
@@ -250,7 +253,11 @@ class Publisher:
         """Returns the tables that go live at this frontier, or at the present one if it is None."""
         rows = self._rows(_DueRow, _SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
         tables = [(load_table(self._open(), row.table_id), row) for row in rows]
-        return [DueTable(table, row.staged, row.seen, row.frontier) for table, row in tables if table is not None]
+        return [
+            DueTable(table, row.staged, row.seen, row.frontier, row.resync_since)
+            for table, row in tables
+            if table is not None
+        ]
 
     def _read_registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Registration]:
         if not table_ids:
@@ -397,12 +404,14 @@ class Publisher:
                 self._publish_archive(cursor, accepted.request.table, accepted.archive)
 
     def _go_live(self, cursor: Cursor, expected: Collection[TableId]) -> tuple[TableId, ...]:
-        """Marks tables as live and returns them. Raises CommitConflict if they are not the tables whose snapshots say
-        that they go live: a copy was completed, or given up, since these were staged."""
+        """Marks the `expected` tables as live and returns them: those whose snapshots say that they go live. Raises
+        CommitConflict if one of them is not due any more: its copy, or that of another table of its resync, was given
+        up or restarted since these were staged."""
         cursor.execute(
             _SQL["go_live"],
             {
                 "slot": self._slot,
+                "table_ids": list(expected),
                 "frontier": self._applied,
                 "former": states_before(TableEvent.COMPLETED),
                 "state": state_by(TableEvent.COMPLETED).value,
@@ -410,7 +419,7 @@ class Publisher:
         )
         live = tuple(TableId(table_id) for (table_id,) in cursor.fetchall())
         if set(live) != set(expected):
-            raise CommitConflict("the copy of a table was completed or given up while this was being published")
+            raise CommitConflict("the copy of a table was given up while this was being published")
         return live
 
     def _deletes(self, accepted: StagedTable) -> dict[str, object]:

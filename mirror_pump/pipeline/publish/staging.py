@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, TableError, about
@@ -64,6 +65,25 @@ def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> Publish
         due_table.table for due_table in due if (due_table.table.table_id, due_table.table.start_lsn) not in present
     ]
     return replace(request, tables=(*request.tables, *map(TableRequest, missing)))
+
+
+def without_held(
+    due: Sequence[DueTable], request: PublishRequest, registered: Mapping[TableId, Registration]
+) -> list[DueTable]:
+    """Returns the due tables without those of a resync of which the request makes one wait longer, by a TRUNCATE or a
+    schema change that restarts its copy for instance."""
+    in_resync = {(due_table.table.table_id, due_table.table.start_lsn): due_table for due_table in due}
+    held = set()
+    for table_request in request.tables:
+        table_id = table_request.table.table_id
+        due_table, row = in_resync.get((table_id, registered_start(table_request))), registered.get(table_id)
+        if due_table is None or due_table.resync_since is None or row is None:
+            continue
+        # Staging meets the same error, and reports it.
+        with suppress(TableError):
+            if planned(fitted(table_request, row)[0], row).waits_longer(due_table.frontier):
+                held.add(due_table.resync_since)
+    return [due_table for due_table in due if due_table.resync_since not in held]
 
 
 def registered_start(table_request: TableRequest) -> Lsn:

@@ -1,9 +1,10 @@
 """Tables whose copy is complete and that go live. The new content of a table that was copied again replaces what
-readers see."""
+readers see. Tables of one resync go live in one publish."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from mirror_pump.lake.commit.rebase import rebase
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -22,6 +23,8 @@ class DueTable:
     """The metadata location that readers see. None if the catalog no longer names the lake table."""
     frontier: Lsn
     """The frontier of the publish."""
+    resync_since: datetime | None = None
+    """When the resync began that the table is part of; its tables go live together. None: it is part of none."""
 
 
 @dataclass(frozen=True)

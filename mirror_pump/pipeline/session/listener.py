@@ -1,6 +1,7 @@
-"""Wakes the pump when a client waits for the frontier, a table was registered, or partitions have to be checked again.
+"""Wakes the pump when a client waits for the frontier, a table was registered, tables were marked to be copied again,
+or partitions have to be checked again.
 
-The channel is `mirror_pump`. The payload is the wanted frontier, `copy` or `retain`.
+The channel is `mirror_pump`. The payload is the wanted frontier, `copy`, `resync` or `retain`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import selectors
 from collections.abc import Callable
 
 from mirror_pump.model import parse_lsn
-from mirror_pump.pipeline.flow.events import FrontierWanted
+from mirror_pump.pipeline.flow.events import FrontierWanted, TablesMarked
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.source.connect import source_errors
 
 CHANNEL = "mirror_pump"
-"""NOTIFY payloads: the wanted frontier as a WAL position in Postgres's notation, `copy` for a new registration, or
-RETAIN."""
+"""NOTIFY payloads: the wanted frontier as a WAL position in Postgres's notation, `copy` for a new registration,
+RESYNC or RETAIN."""
 RETAIN = "retain"
 """The payload that asks the pump to retry the postponed steps of heap retention."""
+RESYNC = "resync"
+"""The payload that tells the pump that tables were marked to be copied again."""
 
 _LOOK_INTERVAL = 5.0
 """Seconds between checks for notifications that libpq has buffered without the socket becoming readable. Other
@@ -70,6 +73,9 @@ class Listener:
     def _handle(self, payload: str) -> None:
         if payload == RETAIN:
             self._retain()
+            return
+        if payload == RESYNC:
+            self._inbox.put(TablesMarked())
             return
         try:
             self._inbox.put(FrontierWanted(parse_lsn(payload)))

@@ -39,6 +39,7 @@ from mirror_pump.pipeline.flow.events import (
     PendingSegment,
     StopRequested,
     TableGivenUp,
+    TablesMarked,
     ThreadFailed,
     task_periods,
 )
@@ -124,7 +125,8 @@ class PumpSession:
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
-        """The cut-line has moved: segments that were decoded under the old cut-line must not be published."""
+        """The cut-line has moved, and segments that were decoded under the old cut-line must not be published; or
+        tables were marked to be copied again, whose segments no publish takes any more."""
         self._stop_requested = stop_requested
         self._leader = Leader.acquire(context.dsn, context.slot, run_state.epoch) if leader is None else leader
         self._lead_kept = False
@@ -275,6 +277,8 @@ class PumpSession:
                 if given_up is not None and not given_up.state.has_ended and not work.handled.is_set():
                     self._publish(PublishRequest(failures=(Failure(given_up, work.error),)))
                 work.handled.set()
+            case TablesMarked():
+                self._begin_again = True
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._run_state.isolated_transaction = Lsn(error.transaction)

@@ -23,7 +23,7 @@ from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.upkeep.database_watch import database_watch
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.stream.slot import copy_again, drop_slot
+from mirror_pump.source.stream.slot import COPY_AGAIN, drop_slot
 from mirror_pump.source.stream.wal_room import WalRoom, growth, read_wal_room
 from sql import queries
 
@@ -230,7 +230,7 @@ class WalGuard:
             f"the WAL guard dropped replication slot {self._slot}, which kept {sample.retained_bytes} bytes of WAL:"
             " whatever was committed after the frontier is lost to the mirror"
         )
-        self._dropped = SourceError(message, copy_again(self._slot, dropped=True))
+        self._dropped = SourceError(message, COPY_AGAIN)
         self._thread.request_stop()
         self._observer(Step.SLOT_DROPPED, slot=self._slot, retained_bytes=sample.retained_bytes)
 

@@ -19,6 +19,17 @@ _SQL = queries("slot")
 
 OUTPUT_PLUGIN = "pgoutput"
 
+COPY_AGAIN = (
+    "the lake stays readable as of the frontier, but is no longer updated: its tables have to be copied again."
+    " `mirror-pump resync --all` makes a new slot and copies them in the background; readers keep the old content until"
+    " all tables are complete"
+)
+"""What to do when a slot is lost."""
+
+
+class SlotLost(SourceError):
+    """The mirror cannot continue from its slot: it is gone, was invalidated, or stands ahead of the frontier."""
+
 
 @dataclass(frozen=True)
 class SystemIdentity:
@@ -61,6 +72,11 @@ class SlotStatus:
     @property
     def active(self) -> bool:
         return self.active_pid is not None
+
+    @property
+    def invalidated(self) -> bool:
+        """Whether the server has invalidated the slot, so that nothing can be read from it any more."""
+        return self.invalidation_reason is not None or self.wal_status == "lost" or self.restart_lsn is None
 
 
 def create_publication(conn: PgConnection, name: str) -> bool:
@@ -267,7 +283,8 @@ def check_slot(
     identity: SystemIdentity | None,
     applied_at: datetime | None = None,
 ) -> SlotStatus:
-    """The slot, if the mirror can continue from it. Otherwise raises SourceError, which says since when it cannot.
+    """The slot, if the mirror can continue from it. Otherwise raises SourceError, which says since when it cannot:
+    SlotLost if a new slot and new copies of all tables help.
 
     `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are from the catalog, None if not recorded
     yet. A new timeline of the same cluster means a failover. The slot's position then shows whether the slot was
@@ -286,38 +303,29 @@ def check_slot(
     frontier = "the frontier" if applied_lsn is None else f"the frontier {format_lsn(applied_lsn)}"
     moved = "" if applied_at is None else f" The frontier last moved at {_minute(applied_at)}."
     if slot is None:
-        raise SourceError(
+        raise SlotLost(
             f"replication slot {name} does not exist (any more): whatever was committed after {frontier} is lost to the"
             f" mirror.{moved}",
-            copy_again(name, dropped=True),
+            COPY_AGAIN,
         )
     _check_kind(conn, slot)
-    if slot.invalidation_reason is not None or slot.wal_status == "lost" or slot.restart_lsn is None:
+    if slot.invalidated:
         why = slot.invalidation_reason or "the WAL it needs was removed"
         since = "" if slot.inactive_since is None else f" Nobody has read it since {_minute(slot.inactive_since)}."
-        raise SourceError(
+        raise SlotLost(
             f"replication slot {name} was invalidated by the server ({why}): whatever was committed after {frontier} is"
             f" lost to the mirror.{since}{moved}",
-            f"{copy_again(name)}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
+            f"{COPY_AGAIN}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
             " it will happen again",
         )
     if applied_lsn is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > applied_lsn:
-        raise SourceError(
+        raise SlotLost(
             f"replication slot {name} stands at {format_lsn(slot.confirmed_flush_lsn)}, ahead of what the mirror has"
             f" applied ({format_lsn(applied_lsn)}): somebody else consumed or re-created it, and what was committed in"
             f" between is lost to the mirror.{moved}",
-            copy_again(name),
+            COPY_AGAIN,
         )
     return slot
-
-
-def copy_again(name: str, *, dropped: bool = False) -> str:
-    """What to do when a slot is lost. `dropped`: it does not exist any more."""
-    drop = "" if dropped else f" `SELECT pg_drop_replication_slot('{name}')`,"
-    return (
-        "the lake stays readable as of the frontier, but is no longer updated: its tables have to be copied again."
-        f" `mirror-pump unregister` each of them,{drop} `mirror-pump init`, then `mirror-pump register` them"
-    )
 
 
 def _minute(moment: datetime) -> str:

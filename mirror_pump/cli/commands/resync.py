@@ -1,0 +1,95 @@
+"""`mirror-pump resync`: copies tables again in the background, with a new slot if the old one is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
+from mirror_pump.cli.terminal.progress import copy_progress
+from mirror_pump.config import Settings
+from mirror_pump.errors import UsageError
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.resync.resync import Resync, TableResync
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "resync", (*SLOT, "copy_workers", "copy_chunk_bytes", "lock_timeout", "master", *STORAGE))
+    def resync(
+        settings: Settings,
+        tables: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="TABLE",
+                help="Table names as Postgres reads them",
+                autocompletion=mirrored_tables,
+                show_default=False,
+            ),
+        ] = None,
+        every: Annotated[bool, typer.Option("--all", help="All mirrored tables; needed if the slot is lost")] = False,
+        no_wait: Annotated[
+            bool, typer.Option("--no-wait", help="Return once the tables are marked; a running pump copies them")
+        ] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+    ) -> int:
+        """Copy tables again in the background; with --all after the slot was lost, invalidated or moved too.
+
+        Makes a new slot if the old one cannot be used any more. Readers keep the present content of the tables until
+        one publish shows the new content of all of them, at one frontier. Choices of columns, heap retention and
+        policies stay, and so do rows that only the lake has.
+
+        If resync is interrupted, run it again: it goes on. Exit code 1 if a table cannot be copied; the others are.
+        """
+        if bool(tables) == every:
+            raise UsageError("--all takes no TABLE" if every else "name a TABLE, or give --all")
+
+        from mirror_pump.ops.resync.resync import plan_resync
+        from mirror_pump.ops.resync.resync import resync as copy_again
+        from mirror_pump.ops.setup.stored_settings import complete
+
+        settings = complete(settings)
+        if dry_run:
+            return _show(plan_resync(settings, tables or ()), "would be ", as_json=as_json)
+        with copy_progress() as show:
+            result = copy_again(
+                settings,
+                tables or (),
+                wait=not no_wait,
+                say=remark if as_json else say,
+                on_progress=show,
+            )
+        return _show(result, "is " if no_wait else "", as_json=as_json)
+
+
+def _show(result: Resync, verb: str, *, as_json: bool) -> int:
+    """Prints the result or the plan. Returns the exit code."""
+    if as_json:
+        write_json(result.to_json())
+        return int(result.failed)
+    if verb == "would be ":
+        slot = "usable, stays" if result.lost is None else f"would be made anew. {result.lost}"
+        say(f"slot {result.slot}: {slot}")
+    for table in result.tables:
+        if table.error is not None:
+            report_error(table.error, "cannot be copied again", table.table)
+        else:
+            say(f"{table.table}: {table.note or _text(table, verb)}")
+    if not result.tables:
+        remark("no table is mirrored: mirror-pump register TABLE")
+    return int(result.failed)
+
+
+def _text(table: TableResync, verb: str) -> str:
+    if not verb:
+        return table.state.value + (f", {count_text(table.rows)} rows copied" if table.rows else "")
+    if table.action.value == "continue":
+        return f"is being copied already ({table.state.value}), which goes on"
+    text = f"{verb}copied again"
+    if verb == "would be ":
+        text += f": about {bytes_text(table.size_bytes)}, {count_text(table.rows)} rows"
+    return text if table.kept_below is None else f"{text}; rows below the cut-line {table.kept_below} stay as they are"

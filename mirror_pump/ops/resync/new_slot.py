@@ -1,0 +1,111 @@
+"""Makes a new replication slot in place of one that was lost, and lets the mirror begin again at its position.
+
+The steps are made by the leader, so no pump publishes meanwhile. Each may be the last one before a crash: until the
+transaction at the end, the catalog names the former frontier, from which no pump can continue with the new slot. So the
+command finds the slot still lost when it is run again, and adopts what it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mirror_pump.backoff import Backoff
+from mirror_pump.config import Settings
+from mirror_pump.errors import NotLeader, SourceError
+from mirror_pump.model import Lsn, TableId, format_lsn
+from mirror_pump.source.catalog.resync import (
+    ResyncCandidate,
+    begin_stream,
+    mark_tables,
+    read_stream_start,
+    resync_candidates,
+)
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.stream.leader import Leader, check_epoch
+from mirror_pump.source.stream.slot import SlotLost, SlotStatus, check_slot, create_slot, drop_slot, read_slot
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 1.0
+
+Say = Callable[[str], None]
+
+
+def begin_again(connection: PgConnection, settings: Settings, say: Say) -> Lsn | None:
+    """Makes the slot and marks every table that has not ended. Returns the slot's position, the frontier from then on.
+
+    Returns None if the slot turns out to be usable: another command made it meanwhile. Raises NotLeader if a pump leads
+    for longer than a moment, and SourceError if the slot cannot be made.
+    """
+    with _lead(settings) as leader:
+        start = read_stream_start(connection, settings.slot)
+        try:
+            check_slot(connection, settings.slot, applied_lsn=start.applied, identity=start.identity)
+        except SlotLost:
+            position = _new_position(connection, settings.slot, say)
+        else:
+            return None
+        if position < start.applied:
+            raise SourceError(
+                f"the new slot stands at {format_lsn(position)}, before the frontier {format_lsn(start.applied)}: WAL"
+                " positions of this server went back, as after pg_resetwal, and the frontier must not",
+                "a mirror cannot continue here: unregister the tables (--keep-lake keeps their files), drop schema"
+                " modak and the slot, then `mirror-pump init` and register them",
+            )
+        with connection.transaction():
+            check_epoch(connection, settings.slot, leader.epoch)
+            tables = [table.table_id for table in resync_candidates(connection, settings.slot) if may_be_copied(table)]
+            begin_stream(connection, settings.slot, position)
+            marked = mark_tables(connection, settings.slot, tables, position, gap=True)
+            _require_all(tables, marked)
+    say(f"slot {settings.slot}: the stream begins at {format_lsn(position)}; {len(marked)} tables are copied again")
+    return position
+
+
+def may_be_copied(table: ResyncCandidate) -> bool:
+    """Whether a resync may copy the table. One that has failed or was dropped stays as it is."""
+    return not table.state.has_ended
+
+
+def _require_all(tables: list[TableId], marked: list[TableId]) -> None:
+    """A live table that was left out would be promised a frontier that its content does not have."""
+    if sorted(tables) != sorted(marked):
+        raise SourceError(
+            "the tables of the mirror changed meanwhile: nothing was done", "run `mirror-pump resync --all` again"
+        )
+
+
+def _lead(settings: Settings) -> Leader:
+    attempts = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE).attempts(
+        lambda error: isinstance(error, NotLeader), seconds=settings.limits.resync_lead_patience
+    )
+    for attempt in attempts:
+        with attempt:
+            return Leader.acquire(settings.require_dsn(), settings.slot)
+    raise AssertionError("tenacity either returns or raises")
+
+
+def _new_position(connection: PgConnection, slot: str, say: Say) -> Lsn:
+    """Makes the slot, or adopts one that stands ahead of the frontier. Returns its position."""
+    present = read_slot(connection, slot)
+    if present is not None:
+        _refuse_active(present)
+        if present.invalidated:
+            drop_slot(connection, slot)
+            present = None
+    if present is None:
+        say(f"slot {slot}: creating; this waits for the transactions that are open now")
+        present, _ = create_slot(connection, slot)
+    if present.confirmed_flush_lsn is None:
+        drop_slot(connection, slot)
+        raise SourceError(f"slot {slot} has no consistent point", "run `mirror-pump resync --all` again")
+    return present.confirmed_flush_lsn
+
+
+def _refuse_active(slot: SlotStatus) -> None:
+    if slot.active:
+        raise SourceError(
+            f"replication slot {slot.name} is being read by process {slot.active_pid} of the server, which is not the"
+            " leading pump",
+            f"see pg_stat_activity for whom it serves, and end it (SELECT pg_terminate_backend({slot.active_pid})):"
+            " whatever it takes from the slot is lost to the mirror",
+        )

@@ -1,0 +1,260 @@
+"""Copies tables again in the background, while readers keep what they have; with a new slot if the old one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import Interrupted, MirrorPumpError, SourceError, TableError
+from mirror_pump.model import Lsn, TableId, TableState, format_lsn
+from mirror_pump.ops.register.registration import CopyProgress, copies_progress, follow_copies
+from mirror_pump.ops.register.unregistration import registered_table
+from mirror_pump.ops.resync.new_slot import Say, begin_again
+from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.pipeline.session.listener import CHANNEL, RESYNC
+from mirror_pump.source.catalog.resync import (
+    ResyncCandidate,
+    StreamStart,
+    mark_tables,
+    read_stream_start,
+    resync_candidates,
+)
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.stream.leader import is_led
+from mirror_pump.source.stream.slot import COPY_AGAIN, SlotLost, check_publication, check_slot, read_slot, wal_end
+from sql import queries
+
+_PUBLISH_SQL = queries("publish")
+
+_NOT_PART_OF_IT = "it is not part of the resync that is under way; to copy it again, name it"
+
+
+class ResyncAction(StrEnum):
+    """What a resync does about a table."""
+
+    COPY = "copy"
+    """It is copied again, from the beginning."""
+    CONTINUE = "continue"
+    """It is being copied already, and that goes on."""
+    LEAVE = "leave"
+    """Nothing."""
+
+
+@dataclass(frozen=True)
+class TableResync:
+    """One table of a resync, before or after it."""
+
+    table_id: TableId
+    table: str
+    action: ResyncAction
+    state: TableState
+    error: MirrorPumpError | None = None
+    """Why the table cannot be copied (until its owner acts)."""
+    note: str = ""
+    """Why nothing has to be done about the table; empty if something has."""
+    size_bytes: int = 0
+    """What the copy reads from the heap; the server's estimate."""
+    rows: int = 0
+    """Before the copy the server's estimate; afterwards the rows that were copied."""
+    kept_below: str | None = None
+    """The cut-line, if only the lake has the rows below it: these stay."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "action": self.action.value,
+            "state": self.state.value,
+            "size_bytes": self.size_bytes,
+            "rows": self.rows,
+            "kept_below": self.kept_below,
+            "note": self.note or None,
+            "error": None if self.error is None else str(self.error),
+            "remedy": None if self.error is None else self.error.remedy,
+        }
+
+
+@dataclass(frozen=True)
+class Resync:
+    """What a resync did, or would do."""
+
+    slot: str
+    lost: SlotLost | None
+    """Why the slot could not be used any more; None if it could."""
+    frontier: Lsn
+    """The frontier before; readers of the tables keep it until all are copied."""
+    position: Lsn | None
+    """Where the new slot's stream begins. None if no slot was made."""
+    tables: tuple[TableResync, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a table cannot be copied."""
+        return any(table.error is not None for table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that docs/cli-json.md describes."""
+        return {
+            "slot": self.slot,
+            "slot_lost": None if self.lost is None else str(self.lost),
+            "frontier": format_lsn(self.frontier),
+            "new_position": None if self.position is None else format_lsn(self.position),
+            "tables": [table.to_json() for table in self.tables],
+        }
+
+
+def plan_resync(settings: Settings, names: Sequence[str]) -> Resync:
+    """Return what `resync` would do with these tables, or with all if no name is given. Changes nothing.
+
+    Raises TableError for a name that is not registered, and SourceError as `resync` does.
+    """
+    with _connect(settings) as connection, source_errors("planning a resync"):
+        return _plan(connection, settings, names)
+
+
+def resync(
+    settings: Settings,
+    names: Sequence[str],
+    *,
+    wait: bool,
+    say: Say,
+    on_progress: Callable[[Sequence[CopyProgress]], None],
+    observer: Observer = unobserved,
+) -> Resync:
+    """Have these tables copied again, or all if no name is given. With `wait`, return once they are live.
+
+    Readers keep what the tables hold now, until one publish shows the new content of all of them. A running pump copies
+    the tables; if none runs, a pump within this process does. Tables that are being copied already are not begun again.
+    If the slot is lost, a new one is made, which needs all tables: SourceError is raised if names are given, if another
+    pump leads, or if the slot cannot be made. Ctrl-C raises Interrupted; the same command then continues.
+    """
+    with _connect(settings) as connection, source_errors("having tables copied again"):
+        try:
+            result = _begin(connection, settings, names, say)
+            going_on = [table.table_id for table in result.tables if table.action is not ResyncAction.LEAVE]
+            if wait and going_on:
+                follow_copies(connection, settings, going_on, on_progress, observer)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                "interrupted; what was begun goes on with the next pump, and the same `mirror-pump resync` follows it"
+            ) from None
+        return _outcome(connection, result, going_on)
+
+
+def _connect(settings: Settings) -> PgConnection:
+    return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-resync")
+
+
+def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) -> Resync:
+    start = read_stream_start(connection, settings.slot)
+    check_publication(connection, start.publication)
+    lost = _slot_lost(connection, settings.slot, start)
+    if lost is not None and names:
+        raise SourceError(str(lost), f"all tables are concerned, not only those that are named: {COPY_AGAIN}")
+    candidates = resync_candidates(connection, settings.slot)
+    if names:
+        chosen = {registered_table(connection, name).table_id for name in names}
+        candidates = [table for table in candidates if table.table_id in chosen]
+    goes_on = lost is None and not names and any(table.copied and table.since is not None for table in candidates)
+    tables = [_planned(table, lost=lost is not None, goes_on=goes_on) for table in candidates]
+    if not names:
+        # Whoever means all tables means those that can be copied.
+        tables = [
+            replace(table, error=None, note=str(table.error)) if table.state.has_ended else table for table in tables
+        ]
+    return Resync(settings.slot, lost, start.applied, None, tuple(tables))
+
+
+def _slot_lost(connection: PgConnection, slot: str, start: StreamStart) -> SlotLost | None:
+    """Return why the slot is lost, or None. Raises SourceError if the mirror cannot continue for another reason."""
+    present = read_slot(connection, slot)
+    if present is not None and present.active and is_led(connection, slot):
+        # The pump that reads it has checked it. The slot may be ahead of `start`, which was read before.
+        return None
+    try:
+        check_slot(connection, slot, applied_lsn=start.applied, identity=start.identity, applied_at=start.applied_at)
+    except SlotLost as lost:
+        return lost
+    return None
+
+
+def _planned(table: ResyncCandidate, *, lost: bool, goes_on: bool) -> TableResync:
+    """Return what happens to a table. `goes_on`: all tables are meant, and a resync is under way, which goes on."""
+    planned = TableResync(
+        table.table_id,
+        str(table.name),
+        ResyncAction.COPY,
+        table.state,
+        size_bytes=table.size_bytes,
+        rows=table.rows,
+        kept_below=table.kept_below,
+    )
+    if table.state.has_ended:
+        return replace(planned, action=ResyncAction.LEAVE, error=_ended(table))
+    if table.copied and not lost:
+        return replace(planned, action=ResyncAction.CONTINUE)
+    if goes_on:
+        return replace(planned, action=ResyncAction.LEAVE, note=_NOT_PART_OF_IT)
+    if table.left_to_the_lake is not None:
+        action = ResyncAction.COPY if lost else ResyncAction.LEAVE
+        return replace(planned, action=action, error=_would_lose(table, lost=lost))
+    return planned
+
+
+def _ended(table: ResyncCandidate) -> TableError:
+    if table.state is TableState.DROPPED:
+        return TableError(
+            f"{table.name} was dropped in Postgres: there is nothing to copy",
+            "unregister it when nobody reads it any more",
+        )
+    return TableError(
+        f"{table.name} has failed: {table.error}",
+        "its changes are not mirrored any more, and a copy does not mend that: `mirror-pump unregister` and"
+        " `mirror-pump register` it when the cause is gone",
+    )
+
+
+def _would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
+    happens = "it fails, readable as it is" if lost else "it is left as it is"
+    return TableError(
+        f"{table.name}: of partition {table.left_to_the_lake}, which was dropped or detached above the cut-line, the"
+        f" lake alone has the rows, and a copy would remove them: {happens}",
+        "attach the partition again if you still have it; or `mirror-pump unregister --keep-lake`, and register it",
+    )
+
+
+def _begin(connection: PgConnection, settings: Settings, names: Sequence[str], say: Say) -> Resync:
+    """Mark the tables, with a new slot if the present one is lost. Return what is copied now."""
+    plan = _plan(connection, settings, names)
+    if plan.lost is not None:
+        position = begin_again(connection, settings, say)
+        if position is None:
+            plan = _plan(connection, settings, names)
+        else:
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RESYNC))
+            return replace(plan, position=position)
+    wanted = [table.table_id for table in plan.tables if table.action is ResyncAction.COPY]
+    if wanted:
+        with connection.transaction():
+            connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+            marked = mark_tables(connection, settings.slot, wanted, wal_end(connection), gap=False)
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RESYNC))
+        say(f"{len(marked)} tables are copied again; readers keep their present content until all are complete")
+    return plan
+
+
+def _outcome(connection: PgConnection, result: Resync, going_on: Sequence[TableId]) -> Resync:
+    """Return the result with what has become of the tables since."""
+    progress = {entry.table: entry for entry in copies_progress(connection, going_on)}
+    return replace(result, tables=tuple(_with_progress(table, progress.get(table.table)) for table in result.tables))
+
+
+def _with_progress(table: TableResync, progress: CopyProgress | None) -> TableResync:
+    if progress is None:
+        return table
+    error = None if progress.state == TableState.LIVE else table.error
+    if progress.error:
+        error = TableError(progress.error, "`mirror-pump status` shows it until it is mended")
+    return replace(table, state=TableState(progress.state), rows=progress.rows, error=error)

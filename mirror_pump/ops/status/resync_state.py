@@ -1,0 +1,79 @@
+"""Reports for `status` on tables that are copied again together: how far they are, and what readers keep until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import fetch_rows
+from sql import queries
+
+_SQL = queries("status")
+
+
+@dataclass(frozen=True)
+class ResyncState:
+    """Tables that are copied again, and go live in one publish."""
+
+    since: datetime
+    slot_lost: bool
+    """True if the slot was lost: the frontier of the tables is that of the whole mirror, until they go live."""
+    tables: int
+    tables_copied: int
+    """Tables that only wait for the others."""
+    frontier: Lsn | None
+    """The frontier that readers of the tables keep; the lowest one. None if no table was live before."""
+    copied: float
+    """The share of the heap that is copied, 0 to 1."""
+    seconds_left: float | None
+    """At the speed since the beginning. None until something is copied."""
+
+    @property
+    def progress(self) -> str:
+        return f"{self.tables_copied} of {self.tables} tables are copied ({self.copied:.0%} of their heap)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "since": self.since.isoformat(),
+            "slot_lost": self.slot_lost,
+            "tables": self.tables,
+            "tables_copied": self.tables_copied,
+            "frontier": None if self.frontier is None else format_lsn(self.frontier),
+            "copied": round(self.copied, 4),
+            "seconds_left": None if self.seconds_left is None else round(self.seconds_left, 1),
+        }
+
+
+@dataclass(frozen=True)
+class _ResyncRow:
+    """A row of the query `resyncs`."""
+
+    since: datetime
+    slot_lost: bool
+    tables: int
+    tables_copied: int
+    frontier: Lsn | None
+    copied: float
+
+
+def resync_states(connection: PgConnection, slot: str, at: datetime) -> tuple[ResyncState, ...]:
+    """Return the resyncs that are under way at the time `at`, oldest first."""
+    return tuple(
+        ResyncState(
+            row.since,
+            row.slot_lost,
+            row.tables,
+            row.tables_copied,
+            row.frontier,
+            row.copied,
+            _seconds_left(row.copied, (at - row.since).total_seconds()),
+        )
+        for row in fetch_rows(connection, _ResyncRow, _SQL["resyncs"], (slot,))
+    )
+
+
+def _seconds_left(copied: float, elapsed: float) -> float | None:
+    return max(0.0, elapsed) * (1 - copied) / copied if copied > 0 else None

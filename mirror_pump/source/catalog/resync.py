@@ -1,0 +1,165 @@
+"""The catalog's side of a resync: marks tables to be copied again, and lets the stream begin at a new slot's position.
+
+Readers of a marked table keep its published snapshot and its promised frontier. What the pump commits from then on
+builds on metadata that only `mirror_tables.staged_location` names; it begins as the file that readers see. So marking a
+table writes no file, and needs no pump. docs/design/resync.md has the states, and argues why the frontier never moves
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from mirror_pump.errors import SourceError
+from mirror_pump.model import Lsn, TableId, TableName, TableState, TierKind
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.relations.tier_keys import shown
+from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.stream.slot import SystemIdentity, system_identity
+from mirror_pump.table_life import TableEvent, state_by, states_before
+from sql import queries
+
+_SQL = queries("resync")
+
+_KEYLESS = "it has no key. Readers keep what it held before; give it a key, and it is copied again by itself"
+
+
+@dataclass(frozen=True)
+class StreamStart:
+    """Where the stream stands, and in which database."""
+
+    publication: str
+    identity: SystemIdentity
+    applied: Lsn
+    """The frontier."""
+    applied_at: datetime | None
+    """When the frontier last moved."""
+
+
+@dataclass(frozen=True)
+class _StreamStartRow:
+    """A row of the query `slot`."""
+
+    publication_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str
+    applied_lsn: Lsn
+    applied_at: datetime | None
+
+
+def read_stream_start(connection: PgConnection, slot: str) -> StreamStart:
+    """Reads where the stream of the slot stands. Raises SourceError if the catalog does not know the slot."""
+    row = fetch_row(connection, _StreamStartRow, _SQL["slot"], {"slot": slot})
+    if row is None:
+        raise SourceError(f"the catalog does not know slot {slot}", "run `mirror-pump init` first")
+    identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
+    return StreamStart(row.publication_name, identity, row.applied_lsn, row.applied_at)
+
+
+@dataclass(frozen=True)
+class ResyncCandidate:
+    """A registered table, as a resync finds it."""
+
+    table_id: TableId
+    name: TableName
+    state: TableState
+    error: str
+    """Empty if there is none."""
+    since: datetime | None
+    """When the resync began that the table is part of. None: it is part of none. Meaningful while it is `copied`."""
+    kept_below: str | None
+    """The cut-line, for display, if only the lake has the rows below it. None without such rows."""
+    left_to_the_lake: str | None
+    """Partitions above the cut-line whose rows only the lake has. None without such partitions."""
+    size_bytes: int
+    """What a copy reads from the heap; the server's estimate."""
+    rows: int
+    """As `size_bytes`."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether the table is being copied or filled, or waits for it."""
+        return self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING)
+
+
+@dataclass(frozen=True)
+class _TableRow:
+    """A row of the query `tables`."""
+
+    table_id: TableId
+    schema_name: str
+    table_name: str
+    state: str
+    error: str
+    resync_since: datetime | None
+    tier_key_type: str
+    kept_below: int | None
+    left_to_the_lake: str | None
+
+
+@dataclass(frozen=True)
+class _HeapSize:
+    """A row of the query `sizes`."""
+
+    table_id: TableId
+    size_bytes: int
+    rows: int
+
+
+def resync_candidates(connection: PgConnection, slot: str) -> list[ResyncCandidate]:
+    """Reads all registered tables of the slot, ordered by name."""
+    rows = fetch_rows(connection, _TableRow, _SQL["tables"], {"slot": slot})
+    table_ids = [row.table_id for row in rows]
+    sizes = {size.table_id: size for size in fetch_rows(connection, _HeapSize, _SQL["sizes"], {"table_ids": table_ids})}
+    return [
+        ResyncCandidate(
+            row.table_id,
+            TableName(row.schema_name, row.table_name),
+            TableState(row.state),
+            row.error,
+            row.resync_since,
+            None if row.kept_below is None else shown(TierKind(row.tier_key_type), row.kept_below),
+            row.left_to_the_lake,
+            sizes[row.table_id].size_bytes,
+            sizes[row.table_id].rows,
+        )
+        for row in rows
+    ]
+
+
+def mark_tables(
+    connection: PgConnection, slot: str, tables: Sequence[TableId], position: Lsn, *, gap: bool
+) -> list[TableId]:
+    """Marks tables to be copied again, and to go live together. Returns those that were marked.
+
+    The caller's transaction must hold the lock of the slot's row, so that no publish is under way. Only transactions
+    that end after `position` concern the tables from then on. `gap`: the stream lacks changes from before it, so
+    clients that wait for the frontier wait until the tables are copied.
+    """
+    parameters = {
+        "slot": slot,
+        "table_ids": list(tables),
+        "position": position,
+        "since": _now(connection),
+        "gap": gap,
+        "keyless": _KEYLESS,
+        "former": states_before(TableEvent.COPY_AWAITED),
+        "state": state_by(TableEvent.COPY_AWAITED).value,
+    }
+    return [TableId(table_id) for (table_id,) in connection.execute(_SQL["mark"], parameters).fetchall()]
+
+
+def begin_stream(connection: PgConnection, slot: str, position: Lsn) -> None:
+    """Records that the stream begins at `position`, with a slot of this server. In the same transaction, the caller
+    marks every table that has not ended."""
+    timeline = system_identity(connection).timeline
+    connection.execute(_SQL["begin_stream"], {"slot": slot, "position": position, "timeline": timeline})
+
+
+def _now(connection: PgConnection) -> datetime:
+    ((now,),) = connection.execute(_SQL["now"]).fetchall()
+    assert isinstance(now, datetime)
+    return now
