@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +22,10 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.events_table import RetentionTables, upsert
 from tests.support.key_index_checks import check_indexes
-from tests.support.run_and_die import forked
+from tests.support.killed_pump import die
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_FORKS = multiprocessing.get_context("forkserver")
-# Once for all pumps: importing this takes a second of CPU, most of what such a pump uses in its life.
-_FORKS.set_forkserver_preload(["mirror_pump.pipeline.session.pump", "mirror_pump.testing.tasks"])
 
 STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED)
 COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)
@@ -72,35 +63,6 @@ INDEX_STEPS = (
     "index-ready/merge-written",
     "index-ready/merged",
 )
-
-
-def die(
-    mirror: Mirror,
-    step: str,
-    nth: int,
-    runner: str = "threads",
-    meanwhile: Callable[[], object] = lambda: None,
-    **options: object,
-) -> None:
-    """A pump in a process of its own that is killed at that step. Fails if it gets to its end. `meanwhile` is called
-    again and again until it is dead."""
-    settings = mirror.settings
-    given = {"batch_age": 0, "storage_fsync": "false", **options}
-    arguments = [
-        settings.require_dsn(), settings.require_warehouse(), settings.slot, step, str(nth), runner,
-        *(f"{name}={value}" for name, value in given.items()),
-    ]  # fmt: skip
-    deadline = time.monotonic() + 120
-    with tempfile.NamedTemporaryFile("w+") as output:
-        pump = _FORKS.Process(target=forked, args=(output.name, *arguments), daemon=True)
-        pump.start()
-        while pump.is_alive() and time.monotonic() < deadline:
-            meanwhile()
-            pump.join(0.1)
-        if pump.is_alive():
-            pump.kill()
-            pytest.fail(f"{step} did not come")
-        assert pump.exitcode == -signal.SIGKILL, f"not killed at {step} ({pump.exitcode}): {output.read()[-2000:]}"
 
 
 def write(database: Database, first: int) -> None:

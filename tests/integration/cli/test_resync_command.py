@@ -1,0 +1,66 @@
+"""`mirror-pump resync`: what it prints, its JSON, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cli import RunCommand
+from tests.support.resyncs import drop_slot
+
+DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
+
+
+def test_the_command_of_a_lost_slot(
+    run: RunCommand, database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    for usage in (("resync",), ("resync", "--all", "t")):
+        assert run(*usage).exit_code == 2
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", "CREATE TABLE u (id int PRIMARY KEY)"
+    )
+    mirror = Mirror.create(database, warehouse, tasks)
+    mirror.register("t", "u")
+    mirror.catch_up()
+    unknown = run("resync", "nothing", "--no-wait")
+    assert unknown.exit_code in (1, 2)
+    assert "there is no table nothing" in unknown.stderr
+    planned = run("resync", "t", "--dry-run")
+    assert (planned.exit_code, mirror.state("public.t")) == (0, "live")
+    assert "usable, stays" in planned.stdout
+    assert "public.t: would be copied again" in planned.stdout
+    drop_slot(mirror)
+    database.execute(
+        "INSERT INTO t VALUES (2)",
+        "UPDATE modak.mirror_tables SET state = 'failed', error = 'why' WHERE table_id = 'u'::regclass::oid",
+    )
+    named = run("resync", "t", "--no-wait")
+    assert named.exit_code == 1
+    assert "mirror-pump resync --all" in " ".join(named.stderr.split())
+    planned = run("resync", "--all", "--dry-run", "--json")
+    document = json.loads(planned.stdout)
+    assert planned.exit_code == 0
+    assert "does not exist" in document["slot_lost"]
+    assert document["new_position"] is None
+    begun = run("resync", "--all", "--no-wait")
+    assert begun.exit_code == 0, begun.stderr
+    assert "the stream begins at" in begun.stdout
+    assert "public.t: is copied again" in begun.stdout
+    assert "public.u has failed: why" in begun.stdout
+    with mirror.pumping():
+        done = run("resync", "--all", "--json")
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    (table,) = [table for table in document["tables"] if table["table"] == "public.t"]
+    assert (table["state"], table["action"], table["rows"]) == ("live", "continue", 2)
+    assert (document["slot_lost"], document["new_position"]) == (None, None)
+    section = DOCS.read_text(encoding="utf-8").split("## `mirror-pump resync --json`\n")[1]
+    example = json.loads(re.search(r"```json\n(.*?)```", section, re.DOTALL)[1])  # type: ignore[index]
+    assert (document.keys(), table.keys()) == (example.keys(), example["tables"][0].keys())
+    named = run("resync", "u", "--no-wait", "--json")
+    assert (named.exit_code, json.loads(named.stdout)["tables"][0]["action"]) == (1, "leave")
+    assert mirror.state("public.t") == "live"
