@@ -476,6 +476,7 @@ def make_partition(
                 (LOCKED_TIMEOUT, make_timeout),
             )
             connection.execute(statement.encode())
+            _give_to_owner(connection, table, name)
     except psycopg.errors.QueryCanceled:
         return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
@@ -489,7 +490,15 @@ def create_default(connection: PgConnection, table: TableName) -> TableName:
     stem = table.name.encode()[: _NAME_BYTES - len(suffix)].decode(errors="ignore")
     name = TableName(table.schema, stem + suffix)
     connection.execute(f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT".encode())
+    _give_to_owner(connection, table, name)
     return name
+
+
+def _give_to_owner(connection: PgConnection, table: TableName, partition: TableName) -> None:
+    """Gives a new partition to the owner of the table, if that is another role than ours. ALTER TABLE requires that its
+    caller owns every partition, and so do our own steps, which may be those of yet another role."""
+    for (owner,) in connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchall():
+        connection.execute(f"ALTER TABLE {partition.quoted} OWNER TO {identifier(owner)}".encode())
 
 
 def holds_rows(connection: PgConnection, name: TableName) -> bool:
