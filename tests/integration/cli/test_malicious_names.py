@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import orjson
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from mirror_pump.ops.reads.reader_roles import grant
 from mirror_pump.quoting import printed_identifier
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
+from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 
@@ -68,15 +69,14 @@ _COLUMNS = ("text", "json", "kind", "tier", "event_text")
 
 
 class _Names:
-    """Different malicious names, of at most 63 bytes each."""
+    """Different malicious names, of at most 63 bytes each, from a few texts."""
 
-    def __init__(self, data: st.DataObject) -> None:
-        self._data = data
-        self._made = 0
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._numbered = enumerate(cycle(texts))
 
-    def __call__(self, what: str = "name") -> str:
-        self._made += 1
-        return f"{self._made}{self._data.draw(payloads, label=what)}"
+    def __call__(self) -> str:
+        number, text = next(self._numbered)
+        return f"{number}{text}"
 
 
 def _json(payload: str) -> str:
@@ -89,11 +89,11 @@ class _Target:
     def __init__(self, connection: psycopg.Connection[Any], names: _Names) -> None:
         self._connection = connection
         self._names = names
-        self.schema, self.type, self.label = names("schema"), names("type"), names("label")
-        self.orders = TableName(self.schema, names("table"))
-        self.events = TableName(self.schema, names("table"))
-        self.text, self.json, self.kind = names("column"), names("column"), names("column")
-        self.tier, self.event_text = names("column"), names("column")
+        self.schema, self.type, self.label = names(), names(), names()
+        self.orders = TableName(self.schema, names())
+        self.events = TableName(self.schema, names())
+        self.text, self.json, self.kind = names(), names(), names()
+        self.tier, self.event_text = names(), names()
         run = self.run
         run("CREATE SCHEMA {schema}")
         run("CREATE TYPE {schema}.{type} AS ENUM ({label})")
@@ -125,8 +125,8 @@ class _Target:
             "events": sql.Identifier(self.events.schema, self.events.name),
             **{name: sql.Identifier(getattr(self, name)) for name in _COLUMNS},
             "label": sql.Literal(self.label),
-            "value": sql.Literal(self._names("value")),
-            "document": sql.Literal(_json(self._names("value"))),
+            "value": sql.Literal(self._names()),
+            "document": sql.Literal(_json(self._names())),
             "name": sql.Identifier(self._names()),
             "plain_name": sql.Literal(self._names()),
         }
@@ -152,7 +152,7 @@ class _Target:
                 " repeat('0', 64) || format({forged}, {orders_name}::regclass::oid))",
                 t=transactional, forged=forged.replace("%d", "%s"), orders_name=self.orders.quoted,
             )  # fmt: skip
-        renamed = self._names("column")
+        renamed = self._names()
         self.run("ALTER TABLE {orders} RENAME {text} TO {renamed}", renamed=sql.Identifier(renamed))
         self.text = renamed
         self.run("ALTER TABLE {orders} ADD COLUMN {name} text DEFAULT {value}")
@@ -182,28 +182,29 @@ def _objects(database: Database) -> list[tuple[Any, ...]]:
     )
 
 
-@settings(max_examples=2)
-@given(data=st.data())
+# A failure shows its names; to shrink them would take minutes.
+@settings(max_examples=2, phases=(Phase.reuse, Phase.generate))
+@given(texts=st.lists(payloads, min_size=12, max_size=12, unique=True))
 def test_nothing_is_executed(
     new_database: Callable[[], Database],
     run: RunCommand,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
-    data: st.DataObject,
+    texts: list[str],
 ) -> None:
-    names = _Names(data)
+    names = _Names(texts)
     database = new_database()
     directory = tmp_path_factory.mktemp("current")
     warehouse = tmp_path_factory.mktemp("lake")
     monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
     monkeypatch.chdir(directory)
     with pytest.raises(ValidationError, match="a slot name has 1 to 63 characters"):
-        Settings(dsn=database.dsn, slot=names("slot"))
+        Settings(dsn=database.dsn, slot=names())
     database.execute("CREATE TABLE public.c (n int)")
-    options = {"publication": names("publication")}
+    options = {"publication": names()}
     mirror = _mirror(database, warehouse, options)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
-    role = names("role")
+    role = names()
     quoted_role = sql.Identifier(role)
     with database.connect() as connection:
         target = _Target(connection, names)
@@ -258,13 +259,15 @@ def _life(mirror: Mirror, target: _Target, role: str, run: RunCommand) -> None:
         with pytest.raises(psycopg.errors.UndefinedColumn):
             target.run("SELECT modak.upsert({table}, {document})", table=target.events.quoted)
         mirror.await_frontier()
-        heap, lake = target.heap(), mirror.lake(f"{target.orders.schema}.{target.orders.name}")
-        assert_same(heap, lake, "orders")
+        pointer = "SELECT metadata_location FROM modak.lake_pointers WHERE table_id = %s::regclass::oid::bigint"
+        ((location,),) = mirror.database.rows(pointer, (target.orders.quoted,))
+        heap = target.heap()
+        assert_same(heap, lake_rows(location), "orders")
         grant(mirror.settings, role, [orders, events])
         assert command("sql", f"SELECT count(*) FROM {orders}", "--format", "csv").split()[1] == str(len(heap))
         assert command("sql", f"SELECT count(*) FROM {events}", "--format", "csv").split()[1] == "21"
         status = orjson.loads(command("status", "--json"))
         assert {table["state"] for table in status["tables"]} == {"live"}, status
-        assert orjson.loads(command("verify", "--json"))["equal"]
+        command("verify")
     for table in (orders, events):
         command("unregister", table, "--drop-lake")
