@@ -68,9 +68,8 @@ def installed(roles: Roles, command: AsRole, warehouse: str, slot: str) -> Mirro
     roles.execute(roles.master, "GRANT {app}, {archive} TO {admin}")
     command(roles.admin, "init", "--warehouse", warehouse, "--slot", slot, "--publication", slot)
     roles.grant(roles.admin)
-    roles.execute(roles.app, "GRANT SELECT ON public.orders, public.broken TO {pump}, {reader}")
+    roles.execute(roles.app, "GRANT SELECT ON public.orders, public.broken TO {pump}")
     roles.execute(roles.master, "GRANT {archive} TO {pump}")
-    roles.execute(roles.archive, "GRANT SELECT ON public.events TO {reader}")
     settings = Settings(dsn=roles.dsn(roles.pump), batch_age=0.05, storage_fsync=False, retention_interval=0.2)
     return Mirror(roles.database, complete(settings), ThreadTaskRunner())
 
@@ -113,7 +112,8 @@ def test_the_whole_path(
         assert orjson.loads(command(roles.pump, "status", "--json"))["leader"]["alive"]
         command(roles.pump, "verify", "orders", "events")
         Maintained(mirror, spark).maintain("public.orders")
-        # A reader, whose rights are the script's.
+        # A reader, whose rights are the script's, and on the tables and their partitions the command's.
+        command(roles.admin, "reader", roles.reader, "orders", "events")
         for table, rows in (("orders", 50), ("events", 21)):
             assert command(roles.reader, "sql", f"SELECT count(*) FROM {table}", "--format", "csv").split()[1] == str(
                 rows
