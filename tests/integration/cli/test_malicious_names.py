@@ -68,7 +68,7 @@ payloads = st.builds(
 _COLUMNS = ("text", "json", "kind", "tier", "event_text")
 
 
-class _Names:
+class _MaliciousNames:
     """Different malicious names, of at most 63 bytes each, from a few texts."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -83,10 +83,10 @@ def _json(payload: str) -> str:
     return orjson.dumps({payload: [payload, {"shape": None, payload: payload}]}).decode()
 
 
-class _Target:
+class _MaliciousTables:
     """A plain table and a partitioned one, all of whose names and comments are malicious."""
 
-    def __init__(self, connection: psycopg.Connection[Any], names: _Names) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], names: _MaliciousNames) -> None:
         self._connection = connection
         self._names = names
         self.schema, self.type, self.label = names(), names(), names()
@@ -192,7 +192,7 @@ def test_nothing_is_executed(
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],
 ) -> None:
-    names = _Names(texts)
+    names = _MaliciousNames(texts)
     database = new_database()
     directory = tmp_path_factory.mktemp("current")
     warehouse = tmp_path_factory.mktemp("lake")
@@ -207,7 +207,7 @@ def test_nothing_is_executed(
     role = names()
     quoted_role = sql.Identifier(role)
     with database.connect() as connection:
-        target = _Target(connection, names)
+        target = _MaliciousTables(connection, names)
         connection.execute(sql.SQL("CREATE ROLE {}").format(quoted_role))
         try:
             before = _objects(database)
@@ -235,7 +235,7 @@ def _mirror(database: Database, warehouse: Path, options: dict[str, str]) -> Mir
     return Mirror(database, chosen, ThreadTaskRunner())
 
 
-def _life(mirror: Mirror, target: _Target, role: str, run: RunCommand) -> None:
+def _life(mirror: Mirror, target: _MaliciousTables, role: str, run: RunCommand) -> None:
     """Registers, copies, streams, alters, sheds, reads, verifies and unregisters."""
     orders, events = (
         ".".join(map(printed_identifier, (table.schema, table.name))) for table in (target.orders, target.events)
