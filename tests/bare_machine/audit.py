@@ -18,11 +18,11 @@ _VERSION = "2.10.1"
 _SERVICES = ("pypi", "osv")
 _SECONDS = 120
 
-Run = Callable[[Sequence[str]], str]
+RunPipAudit = Callable[[Sequence[str]], str]
 """Runs a command and returns its stdout, empty if it could not be run or did not end in time."""
 
 
-def audit(run: Run, uv: str, requirements: Path) -> tuple[bool, str]:
+def audit(run: RunPipAudit, uv: str, requirements: Path) -> tuple[bool, str]:
     """Whether no vulnerability is known, and what to print."""
     unknown: set[str] = set()
     for service in _SERVICES:
